@@ -1,0 +1,1 @@
+"""Adapter revisions inside the engine: inspection, packing, tiers, slots, step plans."""

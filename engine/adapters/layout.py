@@ -1,0 +1,162 @@
+"""Where each row of an adapter lies: the packed row stream over whole pool blocks.
+
+An adapter is a stream of rows.  Module by module, in order of layer and then of `MODULES`, come
+its A rows (`rank` rows of d_in) and its B rows, rank-major (`rank` rows of d_out: row j is column
+j of PEFT's lora_B).  A row starts on a 256-byte border and never straddles two blocks; a row that
+does not fit in what is left of a block starts the next one.  The packer writes the stream, the
+engine copies it block by block, and both find rows with `place`: offsets are computed, never stored.
+
+Torch-free.  Sizes in bytes unless a name says otherwise.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from engine.errors import AdapterInvalid
+from engine.messages import PackedModule
+
+#: Fused groups, in the order in which a layer computes them; a module's place in MODULES is its id.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+MODULES: tuple[str, ...] = tuple(m for group in GROUPS.values() for m in group)
+MODULE_ID: dict[str, int] = {name: i for i, name in enumerate(MODULES)}
+
+#: 256-byte borders keep every row aligned for 16-byte loads and whole 32-byte sectors.
+ROW_ALIGN = 256
+#: Raise it when the meaning of the stream changes: packed files of another version are repacked.
+VERSION = 1
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """(d_in, d_out) of each module in MODULES; every layer is alike in the dense families."""
+
+    num_layers: int
+    dims: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Everything that decides the bytes of a packed file.  `dtype` is the arena's."""
+
+    shapes: Shapes
+    dtype: str
+    block_bytes: int
+
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits that name the layout; part of the packed file's name."""
+        text = f"{VERSION}|{self.shapes}|{self.dtype}|{self.block_bytes}|{ROW_ALIGN}|{MODULES}"
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `first..first+rows` of a run, back to back in one block of the adapter."""
+
+    block: int  # index into the adapter's own block list
+    offset: int  # bytes from the start of that block
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowRun:
+    """`rows` rows of `width` elements; consecutive rows are `stride` bytes apart within a block."""
+
+    rows: int
+    width: int
+    stride: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModule:
+    """One LoRA pair with its place.  `a` rows have width d_in, `b` rows width d_out."""
+
+    layer: int
+    module: str
+    rank: int
+    scaling: float
+    a: RowRun
+    b: RowRun
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The whole stream: `num_blocks` blocks hold `modules`."""
+
+    modules: tuple[PlacedModule, ...]
+    num_blocks: int
+    true_bytes: int
+
+
+def kv_block_bytes(
+    *, block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str
+) -> int:
+    """Bytes of one pool block: K and V of `block_size` tokens in all layers."""
+    return block_size * num_layers * 2 * num_kv_heads * head_dim * ITEMSIZE[dtype]
+
+
+def stream_order(modules: Iterable[PackedModule]) -> tuple[PackedModule, ...]:
+    """Sort into the order in which rows are laid."""
+    return tuple(sorted(modules, key=lambda m: (m.layer, MODULE_ID[m.module])))
+
+
+def place(modules: Sequence[PackedModule], layout: BlockLayout) -> Placement:
+    """Lay out `modules` (in stream order).  AdapterInvalid if a single row exceeds a block."""
+    cursor = _Cursor(layout.block_bytes)
+    placed = []
+    true_bytes = 0
+    for m in modules:
+        d_in, d_out = layout.shapes.dims[MODULE_ID[m.module]]
+        a = cursor.take(m.rank, d_in, layout.itemsize)
+        b = cursor.take(m.rank, d_out, layout.itemsize)
+        placed.append(PlacedModule(m.layer, m.module, m.rank, m.scaling, a, b))
+        true_bytes += m.rank * (d_in + d_out) * layout.itemsize
+    return Placement(tuple(placed), cursor.num_blocks, true_bytes)
+
+
+class _Cursor:
+    """Walks the stream; dies with the pass."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self.block = 0
+        self.offset = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self.block + (self.offset > 0)
+
+    def take(self, rows: int, width: int, itemsize: int) -> RowRun:
+        stride = -(-width * itemsize // ROW_ALIGN) * ROW_ALIGN
+        if stride > self.block_bytes:
+            raise AdapterInvalid(
+                "E_ROW_TOO_LARGE",
+                f"a row of {width} elements ({stride} bytes) exceeds the block of {self.block_bytes} bytes",
+                hint="raise block_size",
+            )
+        pieces = []
+        first = 0
+        while first < rows:
+            room = (self.block_bytes - self.offset) // stride
+            if room == 0:
+                self.block, self.offset = self.block + 1, 0
+                continue
+            count = min(room, rows - first)
+            pieces.append(Piece(self.block, self.offset, first, count))
+            self.offset += count * stride
+            first += count
+        return RowRun(rows, width, stride, tuple(pieces))

@@ -1,0 +1,72 @@
+"""EngineConfig: every setting of one engine, frozen, checked at birth.
+
+`auto` values stay `auto` here; `process.py` resolves them into a new object once the device and
+the model are known.  Torch-free.
+"""
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from engine.errors import ConfigError
+
+Device = Literal["auto", "cpu", "cuda"]
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+EvictionPolicy = Literal["cost", "lru", "fifo", "lfu"]
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one engine process.  Zero means `auto` for sizes.  Raises ConfigError."""
+
+    model: str  # folder with config.json, *.safetensors
+    device: Device = "auto"
+    dtype: DTypeName = "auto"  # auto: fp32 on CPU, the checkpoint's own on CUDA
+    block_size: int = 16  # tokens a block
+    max_model_len: int = 0  # 0 = the model's max_position_embeddings
+    max_num_seqs: int = 64
+    max_batch_tokens: int = 0  # rows a step; 0 = 512 on CPU, 2048 on CUDA
+    gpu_memory_utilization: float = 0.9
+    cpu_pool: int = 2 * GIB  # arena bytes on CPU
+    num_blocks: int = 0  # overrides both of the above (tests, exact plans)
+    slots: int = 1024
+    max_rank: int = 512
+    ram_cache: int = 1 * GIB  # bytes of packed adapters in host memory
+    kv_floor: int = 0  # bytes of the arena that adapters never take; 0 = one full-length sequence or 10%
+    adapter_floor: int = 0  # bytes of the arena that KV never takes from adapters; 0 = none
+    eviction: EvictionPolicy = "cost"
+    starve_after: float = 2.0  # seconds
+    thrash_window: float = 60.0  # seconds
+    load_bytes_in_flight: int = 256 * MIB
+    deterministic: bool = False
+    threads: int = 0  # CPU threads for torch; 0 = its default
+    fail_reads_slowly: float = field(default=0.0)  # fault injection: seconds slept in the RAM-tier reader
+
+    def __post_init__(self) -> None:
+        def need(ok: bool, name: str, rule: str) -> None:
+            if not ok:
+                raise ConfigError(f"{name} = {getattr(self, name)!r}: must be {rule}")
+
+        need(bool(self.model), "model", "a folder")
+        need(self.block_size in (8, 16, 32, 64), "block_size", "8, 16, 32 or 64")
+        need(self.max_model_len >= 0, "max_model_len", "0 (the model's) or more")
+        need(self.max_num_seqs >= 1, "max_num_seqs", "1 or more")
+        need(self.max_batch_tokens >= 0, "max_batch_tokens", "0 (auto) or more")
+        need(0.05 <= self.gpu_memory_utilization <= 0.98, "gpu_memory_utilization", "0.05 to 0.98")
+        need(self.cpu_pool >= MIB, "cpu_pool", "1 MiB or more")
+        need(self.num_blocks >= 0, "num_blocks", "0 (auto) or more")
+        need(1 <= self.slots <= 65536, "slots", "1 to 65536")
+        need(1 <= self.max_rank <= 4096, "max_rank", "1 to 4096")
+        need(self.ram_cache >= 0, "ram_cache", "0 or more bytes")
+        need(self.kv_floor >= 0, "kv_floor", "0 (auto) or more bytes")
+        need(self.adapter_floor >= 0, "adapter_floor", "0 or more bytes")
+        need(self.starve_after > 0, "starve_after", "above 0 seconds")
+        need(self.thrash_window > 0, "thrash_window", "above 0 seconds")
+        need(self.load_bytes_in_flight > 0, "load_bytes_in_flight", "above 0 bytes")
+        need(self.threads >= 0, "threads", "0 (auto) or more")
+        if self.max_batch_tokens and self.max_batch_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_batch_tokens = {self.max_batch_tokens} is below max_num_seqs = {self.max_num_seqs}",
+                hint="each running sequence needs a row in every step",
+            )

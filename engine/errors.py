@@ -1,0 +1,78 @@
+"""The engine's exceptions.
+
+    EngineError                 code                     the caller's fault?
+    ├── ConfigError             invalid_config           yes, at start
+    ├── ModelUnsupported        model_unsupported        yes, at start
+    ├── AdapterInvalid          adapter_invalid          yes: carries one of the E_ codes of adapters/peft.py
+    ├── RequestInvalid          invalid_value            yes
+    ├── UnknownRevision         model_not_found          yes
+    ├── NoRoom                  no_room                  no: the pool cannot hold it
+    ├── LoadFailed              load_failed              no: the packed file could not be read
+    └── EngineDied              engine_restarting        no: the process is gone
+
+Goes in: nothing.  Comes out: exception classes with a stable `code`.  Knows no HTTP status: the
+border that does is `lorad/errors.py`.
+"""
+
+
+class EngineError(Exception):
+    """Base of every error that the engine raises on purpose; `code` is stable and snake_case."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(EngineError):
+    """A setting is unknown, out of range or contradicts another."""
+
+    code = "invalid_config"
+
+
+class ModelUnsupported(EngineError):
+    """The base model uses a feature that the engine does not compute exactly."""
+
+    code = "model_unsupported"
+
+
+class AdapterInvalid(EngineError):
+    """An adapter folder is refused; `reason` is one of the E_ codes of `adapters/peft.py`."""
+
+    code = "adapter_invalid"
+
+    def __init__(self, reason: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class RequestInvalid(EngineError):
+    """A request asks for something impossible, for example more tokens than the context holds."""
+
+    code = "invalid_value"
+
+
+class UnknownRevision(EngineError):
+    """A command names a revision that was never added, or was removed."""
+
+    code = "model_not_found"
+
+
+class NoRoom(EngineError):
+    """The pool cannot hold what is asked, even with everything evictable gone."""
+
+    code = "no_room"
+
+
+class LoadFailed(EngineError):
+    """A packed file is missing, short, or of another layout."""
+
+    code = "load_failed"
+
+
+class EngineDied(EngineError):
+    """The engine process ended while an answer was still owed."""
+
+    code = "engine_restarting"

@@ -1,0 +1,359 @@
+"""What the daemon and the engine say to each other: commands in, events out.
+
+Frozen msgspec Structs, encoded as msgpack frames with a four-byte big-endian length in front
+(`encode_frame`, `FrameReader`).  Every command with a `command_id` gets exactly one `Answer`;
+every `Submit` gets deltas of which exactly one, the last, carries a `finish_reason`.
+
+Torch-free and free of names: adapters appear as revisions, text as token ids.
+"""
+
+from collections.abc import Iterator
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+Tier = Literal["gpu", "ram", "disk"]
+
+#: Frames above this are a broken peer, not a message (a 128k-token prompt is under 1 MiB).
+MAX_FRAME_BYTES = 256 << 20
+
+
+# ----------------------------------------------------------------- shared values
+class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn.  `temperature` 0 is greedy.  Ranges are checked by the daemon."""
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    logprobs: int | None = None  # alternatives beside the chosen token; 0 = the chosen one alone
+    prompt_logprobs: int | None = None  # the same for prompt tokens (echo); disables cached prefix
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()  # besides the model's own end tokens
+    ignore_eos: bool = False
+
+
+class PackedModule(Struct, frozen=True):
+    """One LoRA pair of a revision.  `module` is a name such as `q_proj`; scaling is alpha/r or alpha/sqrt(r)."""
+
+    layer: int
+    module: str
+    rank: int
+    scaling: float
+
+
+class PackedManifest(Struct, frozen=True, kw_only=True):
+    """All that the engine knows of a revision: where its packed file lies and what is in it.
+
+    `modules` are in stream order (layer, then module order of `layout.MODULES`); row offsets are
+    not stored, both sides compute them with `layout.place`.
+    """
+
+    rev: str
+    path: str  # packed-<layout>.bin: exactly num_blocks * block_bytes bytes
+    layout: str
+    num_blocks: int
+    true_bytes: int  # rank * (d_in + d_out) * itemsize, summed: what padding is measured against
+    max_rank: int
+    changes_kv: bool  # False: its KV equals the base's, and the base's prefix cache is shared
+    modules: tuple[PackedModule, ...]
+
+
+class TokenLogprobs(Struct, frozen=True):
+    """`top` holds (token id, logprob), best first; the chosen token is in `token`/`logprob`."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+# ----------------------------------------------------------------- commands
+class Submit(Struct, frozen=True, kw_only=True, tag="submit"):
+    """Run one sequence.  `rev` None is the base model.  Takes a lease on `rev` until its last delta."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    rev: str | None = None
+    priority: int = 50
+    cache_salt: str = ""
+    deadline_seconds: float | None = None  # from receipt; past it: finish "error", deadline_exceeded
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """End a sequence within two steps.  Unknown ids are ignored: it may have finished meanwhile."""
+
+    request_id: str
+
+
+class AddRevision(Struct, frozen=True, kw_only=True, tag="add_revision"):
+    """Make a packed revision known (tier `disk`).  Repeating it is harmless."""
+
+    command_id: int
+    manifest: PackedManifest
+    priority: int = 50
+    pinned: bool = False
+
+
+class RemoveRevision(Struct, frozen=True, tag="remove_revision"):
+    """Take no more leases; answered when the last lease has ended and slot, host copy and KV are gone."""
+
+    command_id: int
+    rev: str
+
+
+class Load(Struct, frozen=True, kw_only=True, tag="load"):
+    """Bring a revision to `tier`; answered when it is there, or with no_room / load_failed."""
+
+    command_id: int
+    rev: str
+    tier: Literal["gpu", "ram"] = "gpu"
+
+
+class Evict(Struct, frozen=True, kw_only=True, tag="evict"):
+    """Drain and leave the slot.  `abort_running` ends its requests now; a pinned one needs `force`."""
+
+    command_id: int
+    rev: str
+    to: Literal["ram", "disk"] = "ram"
+    drain_timeout: float = 30.0  # seconds; past it running requests are aborted
+    abort_running: bool = False
+    force: bool = False
+
+
+class SetRevision(Struct, frozen=True, kw_only=True, tag="set_revision"):
+    """Change pin and priority of a revision (already the maximum over its names)."""
+
+    command_id: int
+    rev: str
+    pinned: bool
+    priority: int
+
+
+class GetSnapshot(Struct, frozen=True, tag="get_snapshot"):
+    """Answered by `Answer.snapshot`."""
+
+    command_id: int
+
+
+class Shutdown(Struct, frozen=True, tag="shutdown"):
+    """End the process.  Running sequences finish with reason "abort" first."""
+
+    command_id: int
+
+
+Command = (
+    Submit
+    | Abort
+    | AddRevision
+    | RemoveRevision
+    | Load
+    | Evict
+    | SetRevision
+    | GetSnapshot
+    | Shutdown
+)
+
+
+# ----------------------------------------------------------------- snapshot
+class RevisionStatus(Struct, frozen=True, kw_only=True):
+    """One revision as the engine sees it.  Seconds are ages at the snapshot; None = never."""
+
+    rev: str
+    state: str  # a value of adapters.states.State
+    slot: int | None = None
+    pinned: bool = False
+    priority: int = 50
+    max_rank: int = 0
+    gpu_bytes: int = 0  # whole blocks
+    ram_bytes: int = 0
+    num_blocks: int = 0
+    leases: int = 0
+    running: int = 0
+    waiting: int = 0
+    loads: int = 0
+    evictions: int = 0
+    idle_seconds: float | None = None
+    loaded_seconds: float | None = None
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    generated_tokens: int = 0
+    error: str = ""  # last load failure
+
+
+class PoolStatus(Struct, frozen=True, kw_only=True):
+    """Blocks of the one arena by use; they add up to `total`."""
+
+    total: int
+    free: int
+    kv_active: int
+    kv_cached: int
+    adapter_active: int
+    adapter_idle: int
+    block_bytes: int
+    block_size: int  # tokens
+
+
+class EngineSnapshot(Struct, frozen=True, kw_only=True):
+    """One consistent picture, taken between two steps."""
+
+    step: int
+    running: int
+    waiting: int
+    pool: PoolStatus
+    slots_total: int
+    slots_used: int
+    ram_used_bytes: int
+    ram_limit_bytes: int
+    revisions: tuple[RevisionStatus, ...]
+    base: RevisionStatus  # rev "" : traffic on the base model itself
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    preemptions: int = 0
+    forward_passes: int = 0
+
+
+# ----------------------------------------------------------------- events
+class EngineInfo(Struct, frozen=True, kw_only=True):
+    """What the engine became after `auto` was resolved; sent once, inside EngineReady."""
+
+    device: str
+    device_name: str
+    dtype: str
+    layout: str
+    block_bytes: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_batch_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    weight_bytes: int
+    arena_bytes: int
+    ram_cache_bytes: int
+    pid: int
+
+
+class Starting(Struct, frozen=True, tag="starting"):
+    """Progress of the start: a phase word and 0..1."""
+
+    phase: str
+    fraction: float
+
+
+class EngineReady(Struct, frozen=True, tag="ready"):
+    info: EngineInfo
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """Sent twice a second; `stalled_seconds` is how long the step loop has been inside one step."""
+
+    step: int
+    stalled_seconds: float
+
+
+class Answer(Struct, frozen=True, kw_only=True, tag="answer"):
+    """The one answer to a command; `code` "" is success, else an EngineError code."""
+
+    command_id: int
+    code: str = ""
+    message: str = ""
+    reason: str = ""
+    snapshot: EngineSnapshot | None = None
+
+
+class SequenceDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
+    """New tokens of one sequence.  The first delta of a sequence carries `cached_tokens`."""
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # first entry None: nothing precedes it
+    cached_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+    code: str = ""  # with "error" (and "abort" by the engine): an EngineError code
+    message: str = ""
+
+
+class AdapterEvent(Struct, frozen=True, kw_only=True, tag="adapter"):
+    """A transition of adapters/states.py with its cause; `seconds` is what the state before took."""
+
+    rev: str
+    before: str
+    after: str
+    cause: str  # request, load, pin, lru, cost, manual, replace, remove, drain, error, ...
+    slot: int | None = None
+    seconds: float = 0.0
+    num_bytes: int = 0
+    message: str = ""
+
+
+class StepFrame(Struct, frozen=True, kw_only=True, tag="frame"):
+    """All that one step has to say, in one message."""
+
+    step: int
+    deltas: tuple[SequenceDelta, ...] = ()
+    adapters: tuple[AdapterEvent, ...] = ()
+    answers: tuple[Answer, ...] = ()
+
+
+class Fatal(Struct, frozen=True, tag="fatal"):
+    """Last words of a dying engine; the process ends after it."""
+
+    code: str
+    message: str
+
+
+Event = Starting | EngineReady | Heartbeat | StepFrame | Fatal
+
+
+# ----------------------------------------------------------------- framing
+T = TypeVar("T", Command, Event)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(message: Command | Event) -> bytes:
+    """One message as a length-prefixed msgpack frame."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+class FrameReader(Generic[T]):
+    """Cuts a byte stream into messages.  Feed it what `recv` returned, in any pieces."""
+
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[T]") -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[T]:
+        """Yield every message that `data` completes; raises ValueError on an oversized frame."""
+        self._buffer += data
+        while len(self._buffer) >= 4:
+            size = int.from_bytes(self._buffer[:4], "big")
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"frame of {size} bytes exceeds {MAX_FRAME_BYTES}")
+            if len(self._buffer) < 4 + size:
+                return
+            body = bytes(self._buffer[4 : 4 + size])
+            del self._buffer[: 4 + size]
+            yield self._decoder.decode(body)
+
+
+def command_reader() -> "FrameReader[Command]":
+    """The engine's side of the socket."""
+    return FrameReader(msgspec.msgpack.Decoder(Command))
+
+
+def event_reader() -> "FrameReader[Event]":
+    """The daemon's side of the socket."""
+    return FrameReader(msgspec.msgpack.Decoder(Event))

@@ -1,0 +1,1 @@
+"""The two HTTP applications, and the sockets they listen on."""

@@ -1,0 +1,1 @@
+"""loractl and lorad on the command line."""

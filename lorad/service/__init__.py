@@ -1,0 +1,1 @@
+"""What the daemon does, apart from HTTP: adapters, requests, events, snapshots."""

@@ -1,0 +1,1 @@
+"""Where adapter files come from."""

@@ -1,0 +1,1 @@
+"""Folders that turn into adapters: observing, and deciding when one is whole."""

@@ -1,0 +1,281 @@
+"""Every JSON body of the admin API, as msgspec Structs: what `loractl`, the TUI and tests share.
+
+Torch-free, SQLAlchemy-free.  Times are RFC 3339 strings in UTC, sizes are bytes, ages are seconds.
+Fields are only ever added within v1.  The OpenAI bodies of the inference socket are in
+`wire_openai.py`.
+"""
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+#: `schema` of each JSON document that `-o json` prints; bumped only when a field changes meaning.
+ADAPTERS_SCHEMA = "lorad/adapters.v1"
+SLOTS_SCHEMA = "lorad/slots.v1"
+STATUS_SCHEMA = "lorad/status.v1"
+EVENTS_SCHEMA = "lorad/events.v1"
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    """Inside `{"error": ...}` on every route of both sockets."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str
+    details: dict[str, str] = {}  # reason = E_..., hint = the next command
+
+
+class ErrorEnvelope(Struct, frozen=True):
+    error: ErrorBody
+
+
+# ----------------------------------------------------------------- what is shown
+class Revision(Struct, frozen=True, kw_only=True):
+    """One immutable content, as `loractl show` prints it."""
+
+    rev: str
+    rank: int  # the largest of its modules
+    ranks: dict[str, int]  # module -> largest rank
+    alpha: float
+    rslora: bool
+    targets: tuple[str, ...]
+    num_layers: int  # layers that carry tensors
+    dtype: str
+    file_bytes: int
+    packed_bytes: int  # whole blocks
+    num_blocks: int
+    changes_kv: bool
+    warnings: tuple[str, ...] = ()
+    created_at: str = ""
+
+
+class Adapter(Struct, frozen=True, kw_only=True):
+    """One name.  Live numbers are the engine's, summed over the name's serving revision."""
+
+    name: str
+    tenant: str | None
+    model: str
+    state: str
+    pinned: bool
+    priority: int
+    rev: str | None  # serving
+    candidate_rev: str | None
+    rank: int | None
+    num_bytes: int | None  # packed
+    source: str
+    labels: dict[str, str]
+    reason: str | None  # E_... when quarantined, or of the candidate that failed
+    reason_message: str | None
+    created_at: str
+    last_used_at: str | None
+    slot: int | None = None
+    running: int = 0
+    waiting: int = 0
+    loads: int = 0
+    evictions: int = 0
+    idle_seconds: float | None = None
+    loaded_seconds: float | None = None
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    generated_tokens: int = 0
+    targets: tuple[str, ...] = ()
+    display_name: str | None = None  # the original text of an illegal folder name, escaped
+
+
+class AdapterDetail(Struct, frozen=True, kw_only=True):
+    """`loractl show NAME`."""
+
+    schema: str = ADAPTERS_SCHEMA
+    adapter: Adapter
+    serving: Revision | None
+    candidate: Revision | None
+    history: tuple[str, ...] = ()  # earlier revisions, newest first
+    events: tuple["EventItem", ...] = ()
+
+
+class AdapterPage(Struct, frozen=True, kw_only=True):
+    """`GET /admin/v1/adapters`; `cursor` is None on the last page."""
+
+    schema: str = ADAPTERS_SCHEMA
+    items: tuple[Adapter, ...]
+    total: int
+    cursor: str | None = None
+
+
+class SlotPage(Struct, frozen=True, kw_only=True):
+    """`GET /admin/v1/slots`: resident or loading, in slot order."""
+
+    schema: str = SLOTS_SCHEMA
+    items: tuple[Adapter, ...]
+    slots_total: int
+    slots_used: int
+
+
+class PoolPicture(Struct, frozen=True, kw_only=True):
+    """Blocks of the arena by use."""
+
+    total: int = 0
+    free: int = 0
+    kv_active: int = 0
+    kv_cached: int = 0
+    adapter_active: int = 0
+    adapter_idle: int = 0
+    block_bytes: int = 0
+    block_size: int = 0
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """`GET /admin/v1/status`."""
+
+    schema: str = STATUS_SCHEMA
+    version: str
+    instance_id: str  # new at every daemon start
+    pid: int
+    state: str  # starting loading_base ready draining engine_restarting engine_stalled stopped
+    reason: str
+    uptime_seconds: float
+    base: str
+    model: str
+    device: str
+    device_name: str
+    dtype: str
+    max_model_len: int
+    inference_socket: str
+    admin_socket: str
+    inbox: str | None
+    state_dir: str
+    adapters: dict[str, int]  # state -> how many
+    slots_total: int
+    slots_used: int
+    pinned: int
+    running: int
+    waiting: int
+    ram_used_bytes: int
+    ram_limit_bytes: int
+    pool: PoolPicture
+    generated_tokens: int
+    prompt_tokens: int
+    forward_passes: int
+    preemptions: int
+    engine_pid: int | None = None
+    engine_restarts: int = 0
+
+
+class EventItem(Struct, frozen=True, kw_only=True):
+    """One line of `loractl events`; `id` rises within an instance."""
+
+    id: int
+    time: str
+    level: Literal["info", "warn", "error"] = "info"
+    type: str  # adapter.added adapter.rejected slot.load slot.evict pin.set drain.start gap ...
+    name: str = ""
+    rev: str = ""
+    cause: str = ""
+    message: str = ""
+    details: dict[str, str] = {}
+
+
+class EventPage(Struct, frozen=True, kw_only=True):
+    schema: str = EVENTS_SCHEMA
+    items: tuple[EventItem, ...]
+    instance_id: str
+
+
+# ----------------------------------------------------------------- what is asked
+class Names(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of load, evict, pin, unpin.  Names travel in bodies so that `/` needs no escaping."""
+
+    names: tuple[str, ...] = ()
+    all: bool = False  # evict only
+    wait: bool = True
+    timeout_s: float = 60.0
+    tier: Literal["gpu", "ram"] = "gpu"  # load
+    pin: bool = False  # load
+    no_load: bool = False  # pin
+    to: Literal["ram", "disk"] = "ram"  # evict
+    drain_timeout_s: float = 30.0  # evict
+    now: bool = False  # evict: abort running requests
+    force: bool = False  # evict: even if pinned
+    dry_run: bool = False
+
+
+class ItemResult(Struct, frozen=True, kw_only=True):
+    """What became of one name; `code` "" is success."""
+
+    name: str
+    ok: bool
+    state: str = ""
+    rev: str = ""
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+    details: dict[str, str] = {}
+
+
+class Results(Struct, frozen=True, kw_only=True):
+    schema: str = "lorad/results.v1"
+    items: tuple[ItemResult, ...]
+
+
+class UploadStart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/uploads`: opens a staging folder; files follow as `PUT uploads/{id}/files/{file}`."""
+
+    name: str
+    replace: bool = False
+    pin: bool = False
+    load: bool = False
+    priority: int | None = None
+    labels: dict[str, str] = {}
+    dry_run: bool = False
+    source: str = "upload"
+
+
+class UploadOpen(Struct, frozen=True, kw_only=True):
+    upload_id: str
+    max_bytes: int
+
+
+class UploadCommit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/uploads/{id}/commit`."""
+
+    wait: bool = True
+    timeout_s: float = 60.0
+
+
+class Added(Struct, frozen=True, kw_only=True):
+    """Answer to a commit."""
+
+    schema: str = "lorad/added.v1"
+    name: str
+    rev: str
+    state: str
+    unchanged: bool = False  # the same content was serving already
+    replaced_rev: str | None = None
+    warnings: tuple[str, ...] = ()
+    dry_run: bool = False
+
+
+class AdapterPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`PATCH /admin/v1/adapters/{name}`; None leaves a field alone, a None label removes it."""
+
+    priority: int | None = None
+    pinned: bool | None = None
+    labels: dict[str, str | None] = field(default_factory=dict)
+
+
+class Removed(Struct, frozen=True, kw_only=True):
+    """Answer to `DELETE /admin/v1/adapters/{name}?keep_files=`."""
+
+    schema: str = "lorad/removed.v1"
+    name: str
+    rev: str | None
+
+
+class Version(Struct, frozen=True, kw_only=True):
+    """`GET /version` on both sockets."""
+
+    version: str
+    api: str = "v1"
+    model: str = ""
+    base: str = ""
