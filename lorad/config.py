@@ -1,0 +1,360 @@
+"""Settings: every key of lorad.toml, frozen and checked at birth.
+
+    Settings
+    ├── models      [[models]]   the base model and its engine
+    ├── lora        [lora]       slots, tiers, eviction
+    ├── watch       [watch]      the inbox
+    ├── inference   [inference]  the socket for applications
+    ├── admin       [admin]      the socket for operators
+    ├── tcp limits shutdown metrics hf store registry log
+
+Goes in: plain nested dicts, already merged (`config_sources`).  Comes out: frozen Structs, sizes in
+bytes, durations in seconds, or BadConfig.  Reads no file and no environment.  `resolved` fills in
+what depends on the machine's directories.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct
+
+from engine.config import GIB, KIB, MIB, Device, DTypeName, EngineConfig, EvictionPolicy
+from engine.errors import ConfigError
+from lorad.errors import BadConfig
+from lorad.paths import Paths
+
+Size = Annotated[int, "size"]
+AutoSize = Annotated[int, "size", "auto"]  # 0 = auto
+Seconds = Annotated[float, "duration"]
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+
+
+class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: a key that is not a field never gets this far."""
+
+
+class Model(_Section, frozen=True, kw_only=True):
+    """One base model and the engine that serves it.  0 = auto."""
+
+    base: str = ""  # a folder with config.json and *.safetensors
+    name: str = ""  # how requests call it; "" = the folder's name
+    tasks: tuple[str, ...] = ("generate",)
+    dtype: DTypeName = "auto"
+    device: Device = "auto"
+    block_size: int = 16
+    max_model_len: int = 0
+    max_num_seqs: int = 64
+    max_batch_tokens: int = 0
+    gpu_memory_utilization: float = 0.9
+    cpu_pool: Size = 2 * GIB
+    num_blocks: int = 0
+    threads: int = 0
+    deterministic: bool = False
+
+
+class Lora(_Section, frozen=True, kw_only=True):
+    """The tiers of adapters."""
+
+    slots: int = 1024
+    max_rank: int = 512
+    ram_cache: Size = GIB
+    kv_floor: AutoSize = 0
+    adapter_floor: AutoSize = 0
+    pin_limit: AutoSize = 0  # bytes that pinned adapters may hold together
+    eviction: EvictionPolicy = "cost"
+    starve_after: Seconds = 2.0
+    thrash_window: Seconds = 60.0
+    allowed_roots: tuple[str, ...] = ()  # besides the inbox: folders that an operator may name
+
+
+class Watch(_Section, frozen=True, kw_only=True):
+    """The inbox.  `mode` off: no folder is watched."""
+
+    dir: str = ""  # "" = <state>/inbox
+    mode: Literal["auto", "inotify", "polling", "off"] = "auto"
+    settle: Seconds = 2.0
+    rescan: Seconds = 60.0
+    on_delete: Literal["keep", "remove"] = "keep"
+    max_adapter_bytes: Size = 4 * GIB
+
+
+class Inference(_Section, frozen=True, kw_only=True):
+    socket: str = ""  # "" = <runtime>/inference.sock
+    mode: str = "0660"
+    group: str = ""  # "" = lorad where it exists, as root
+    auth: Literal["peer", "key", "peer+key"] = "peer"
+
+
+class Admin(_Section, frozen=True, kw_only=True):
+    socket: str = ""  # "" = <runtime>/admin.sock
+    mode: str = "0660"
+    group: str = ""  # "" = lorad-admin where it exists, as root
+    allow_uids: tuple[int, ...] = (0,)  # the daemon's own is always allowed
+    audit_log: Literal["journal", "registry", "both", "off"] = "both"
+
+
+class Tcp(_Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    bind: str = "127.0.0.1:8411"
+    api_keys_file: str = ""
+    allow_hosts: tuple[str, ...] = ("localhost",)
+
+
+class Limits(_Section, frozen=True, kw_only=True):
+    """What one request, one client and all of them together may take."""
+
+    body: Size = 4 * MIB
+    headers: Size = 16 * KIB
+    request_receipt: Seconds = 20.0
+    idle: Seconds = 75.0
+    connections: int = 1024
+    queue: int = 512
+    queue_per_tenant: int = 128
+    n: int = 16
+    max_tokens: int = 8192
+    stop: int = 16
+    logit_bias: int = 1024
+    json_depth: int = 64
+    schema_bytes: Size = 64 * KIB
+    stall_write: Seconds = 30.0
+    deadline: Seconds = 600.0
+
+
+class Shutdown(_Section, frozen=True, kw_only=True):
+    drain_timeout: Seconds = 30.0
+
+
+class Metrics(_Section, frozen=True, kw_only=True):
+    tcp: str = ""
+    adapter_labels: int = 200
+    tenant_label: bool = False
+
+
+class HuggingFace(_Section, frozen=True, kw_only=True):
+    offline: bool = False
+    token_file: str = ""
+
+
+class StoreSection(_Section, frozen=True, kw_only=True):
+    dir: str = ""  # "" = <data>/store
+    budget: AutoSize = 0  # bytes of adapter files; 0 = what the disk holds
+
+
+class RegistrySection(_Section, frozen=True, kw_only=True):
+    dir: str = ""  # "" = <state>
+
+
+class Log(_Section, frozen=True, kw_only=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Everything that the daemon was told.  `origins`: dotted key -> where its value came from."""
+
+    models: tuple[Model, ...] = ()
+    lora: Lora = Lora()
+    watch: Watch = Watch()
+    inference: Inference = Inference()
+    admin: Admin = Admin()
+    tcp: Tcp = Tcp()
+    limits: Limits = Limits()
+    shutdown: Shutdown = Shutdown()
+    metrics: Metrics = Metrics()
+    hf: HuggingFace = HuggingFace()
+    store: StoreSection = StoreSection()
+    registry: RegistrySection = RegistrySection()
+    log: Log = Log()
+    origins: dict[str, str] = {}
+
+    @property
+    def model(self) -> Model:
+        return self.models[0]
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's share, under the engine's names.  BadConfig if the engine refuses it."""
+        m, lora = self.model, self.lora
+        try:
+            return EngineConfig(
+                model=m.base,
+                device=m.device,
+                dtype=m.dtype,
+                block_size=m.block_size,
+                max_model_len=m.max_model_len,
+                max_num_seqs=m.max_num_seqs,
+                max_batch_tokens=m.max_batch_tokens,
+                gpu_memory_utilization=m.gpu_memory_utilization,
+                cpu_pool=m.cpu_pool,
+                num_blocks=m.num_blocks,
+                threads=m.threads,
+                deterministic=m.deterministic,
+                slots=lora.slots,
+                max_rank=lora.max_rank,
+                ram_cache=lora.ram_cache,
+                kv_floor=lora.kv_floor,
+                adapter_floor=lora.adapter_floor,
+                eviction=lora.eviction,
+                starve_after=lora.starve_after,
+                thrash_window=lora.thrash_window,
+            )
+        except ConfigError as error:
+            raise BadConfig(error.message, hint=error.hint) from error
+
+
+SECTIONS: dict[str, type[_Section]] = {
+    "lora": Lora,
+    "watch": Watch,
+    "inference": Inference,
+    "admin": Admin,
+    "tcp": Tcp,
+    "limits": Limits,
+    "shutdown": Shutdown,
+    "metrics": Metrics,
+    "hf": HuggingFace,
+    "store": StoreSection,
+    "registry": RegistrySection,
+    "log": Log,
+}
+
+
+# ----------------------------------------------------------------- values
+_SIZES = {"": 1, "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1 << 40}
+_SIZES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_DURATIONS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_size(text: str) -> int:
+    """`"16GiB"` in bytes; ValueError otherwise."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in _SIZES:
+        raise ValueError('a size such as "16GiB", "500MB" or a number of bytes')
+    return int(float(match[1]) * _SIZES[match[2].upper()])
+
+
+def parse_duration(text: str) -> float:
+    """`"2s"`, `"10m"`, `"250ms"` in seconds; ValueError otherwise."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", text)
+    if not match:
+        raise ValueError('a duration such as "2s", "10m" or a number of seconds')
+    return float(match[1]) * _DURATIONS[match[2]]
+
+
+def hints(section: type[Struct]) -> dict[str, object]:
+    """Field -> annotated type of a section."""
+    return get_type_hints(section, include_extras=True)
+
+
+def convert(hint: object, raw: object) -> object:
+    """One TOML value, or one text of an environment variable or flag, as the field's type."""
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    if isinstance(raw, str):
+        if "auto" in marks and raw == "auto":
+            return 0
+        if "size" in marks:
+            return parse_size(raw)
+        if "duration" in marks:
+            return parse_duration(raw)
+    if isinstance(raw, bool) and marks:
+        raise ValueError("a number")
+    try:
+        value: object = msgspec.convert(raw, hint)
+    except msgspec.ValidationError as error:
+        raise ValueError(_expected(error)) from error
+    if marks and isinstance(value, int | float) and value < 0:
+        raise ValueError("0 or more")
+    return value
+
+
+def convert_text(hint: object, text: str) -> object:
+    """The same for text that has no type of its own: `true`, `8`, `a,b`."""
+    plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if get_origin(plain) is tuple:
+        item = get_args(plain)[0]
+        return tuple(convert_text(item, part.strip()) for part in text.split(",") if part.strip())
+    if plain is bool:
+        if text.lower() in ("1", "true", "yes", "on"):
+            return True
+        if text.lower() in ("0", "false", "no", "off"):
+            return False
+        raise ValueError("true or false")
+    if plain in (int, float):
+        try:
+            number: object = plain(text)
+        except ValueError:
+            return convert(hint, text)
+        return convert(hint, number)
+    return convert(hint, text)
+
+
+def _expected(error: msgspec.ValidationError) -> str:
+    """msgspec's sentence without its prefix and path."""
+    return str(error).split(" - at")[0].removeprefix("Expected ")
+
+
+# ----------------------------------------------------------------- the whole
+def check(settings: Settings) -> Settings:
+    """Refuse what contradicts itself or belongs to a later version; raises BadConfig."""
+
+    def need(ok: bool, key: str, rule: str, hint: str = "") -> None:
+        if not ok:
+            where = settings.origins.get(key)
+            raise BadConfig(f"{key}: {rule}" + (f" ({where})" if where else ""), hint=hint)
+
+    need(
+        len(settings.models) == 1,
+        "models",
+        "exactly one [[models]] table with a base is needed"
+        if not settings.models
+        else "one model a daemon for now",
+        '[[models]]\n       base = "/path/to/model"',
+    )
+    model, admin = settings.model, settings.admin
+    need(bool(model.base), "models.base", "a model needs a base: the folder of its files")
+    folder = Path(model.base)
+    need((folder / "config.json").is_file(), "models.base", f"no config.json in {folder}")
+    need(bool(MODEL_NAME.fullmatch(model.name)), "models.name", "letters, digits, dot, dash")
+    need(model.tasks == ("generate",), "models.tasks", 'only ["generate"] is served so far')
+    need(not settings.tcp.enabled, "tcp.enabled", "TCP is not available yet; use the sockets")
+    need(settings.inference.auth == "peer", "inference.auth", 'only "peer" is available so far')
+    need(not settings.metrics.tcp, "metrics.tcp", "metrics over TCP are not available yet")
+    for key, mode in (("inference.mode", settings.inference.mode), ("admin.mode", admin.mode)):
+        need(bool(re.fullmatch(r"0?[0-7]{3}", mode)), key, 'an octal mode such as "0660"')
+        need(not int(mode, 8) & 0o002, key, "a socket that everybody may write to is refused")
+    limits = settings.limits
+    for name in ("connections", "queue", "queue_per_tenant", "n", "max_tokens", "json_depth"):
+        need(getattr(limits, name) >= 1, f"limits.{name}", "1 or more")
+    need(settings.watch.rescan > 0, "watch.rescan", "above 0 seconds")
+    settings.engine_config()
+    return settings
+
+
+def resolved(settings: Settings, paths: Paths) -> Settings:
+    """Fill in the directories.  Without a runtime directory the sockets stay "" until `placed`."""
+    replace = msgspec.structs.replace
+    models = tuple(
+        replace(m, base=base, name=m.name or Path(base).name)
+        for m in settings.models
+        for base in [str(Path(m.base).expanduser().absolute()) if m.base else ""]
+    )
+    settings = replace(
+        settings,
+        models=models,
+        watch=replace(settings.watch, dir=settings.watch.dir or str(paths.state / "inbox")),
+        store=replace(settings.store, dir=settings.store.dir or str(paths.data / "store")),
+        registry=replace(settings.registry, dir=settings.registry.dir or str(paths.state)),
+    )
+    return placed(settings, paths.runtime) if paths.runtime else settings
+
+
+def placed(settings: Settings, runtime: Path) -> Settings:
+    """Put the sockets that have no path of their own into `runtime`."""
+    replace = msgspec.structs.replace
+    inference, admin = settings.inference, settings.admin
+    return replace(
+        settings,
+        inference=replace(inference, socket=inference.socket or str(runtime / "inference.sock")),
+        admin=replace(admin, socket=admin.socket or str(runtime / "admin.sock")),
+    )

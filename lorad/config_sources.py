@@ -1,0 +1,195 @@
+"""Where settings come from, in order: flags, environment, files, defaults; and which of them won.
+
+Goes in: a config path or none, an environment, flags.  Comes out: Settings with the origin of each
+value, or BadConfig that names the key, its nearest neighbour and the file and line.  Later layers
+win: main file, `conf.d/*.toml` by name, `--config` (or LORAD_CONFIG), `LORAD_SECTION__KEY`, flags.
+"""
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lorad.config import SECTIONS, Model, Settings, check, convert, convert_text, hints, resolved
+from lorad.errors import BadConfig
+from lorad.paths import Paths, find
+
+ENV_PREFIX = "LORAD_"
+_MODEL_HINTS = hints(Model)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One source.  `text` is the file's, to find line numbers in; "" for environment and flags."""
+
+    origin: str
+    values: Mapping[str, Any]
+    text: str = ""
+
+    def at(self, section: str, key: str = "") -> str:
+        """`lorad.toml:12`, as close as a scan for the section and the key gets."""
+        inside = not section
+        for number, line in enumerate(self.text.splitlines(), 1):
+            header = re.match(r"\s*\[\[?\s*([\w.-]+)\s*\]\]?", line)
+            if header:
+                inside = header[1] == section
+                if inside and not key:
+                    return f"{self.origin}:{number}"
+            elif inside and key and re.match(rf"\s*{re.escape(key)}\s*=", line):
+                return f"{self.origin}:{number}"
+        return self.origin
+
+
+def load(
+    config: Path | None, env: Mapping[str, str], flags: Mapping[str, str] | None = None
+) -> tuple[Settings, Paths]:
+    """Read every layer, check the whole, fill in the directories.  Raises BadConfig."""
+    paths = find(env)
+    layers = [*_files(config, env, paths), *_environment(env)]
+    if flags:
+        layers.append(Layer("flag", _nest(flags)))
+    merged: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
+    models: list[dict[str, object]] = []
+    origins: dict[str, str] = {}
+    for layer in layers:
+        _merge(layer, merged, models, origins)
+    settings = Settings(
+        models=tuple(Model(**m) for m in models),  # type: ignore[arg-type]
+        origins=origins,
+        **{name: SECTIONS[name](**values) for name, values in merged.items()},  # type: ignore[arg-type]
+    )
+    return check(resolved(settings, paths)), paths
+
+
+def dump(settings: Settings) -> str:
+    """The effective configuration as TOML, each value with its origin as a comment."""
+    lines = []
+    for model in settings.models:
+        lines += ["[[models]]", *_rows("models", model, settings.origins), ""]
+    for name in SECTIONS:
+        lines += [f"[{name}]", *_rows(name, getattr(settings, name), settings.origins), ""]
+    return "\n".join(lines)
+
+
+def _rows(section: str, values: msgspec.Struct, origins: Mapping[str, str]) -> list[str]:
+    rows = []
+    for key, value in msgspec.structs.asdict(values).items():
+        shown = json.dumps(list(value) if isinstance(value, tuple) else value)
+        rows.append(f"{key} = {shown}  # {origins.get(f'{section}.{key}', 'default')}")
+    return rows
+
+
+# ----------------------------------------------------------------- layers
+def _files(config: Path | None, env: Mapping[str, str], paths: Paths) -> list[Layer]:
+    """The main file and its conf.d, then the explicit file.  A file that was named must exist."""
+    main = paths.config / "lorad.toml"
+    found = [main] if main.is_file() else []
+    found += sorted((paths.config / "conf.d").glob("*.toml"))
+    named = config or (Path(env["LORAD_CONFIG"]) if env.get("LORAD_CONFIG") else None)
+    return [_file(path) for path in [*found, *([named] if named else [])]]
+
+
+def _file(path: Path) -> Layer:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return Layer(str(path), tomllib.loads(text), text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadConfig(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{path}: not UTF-8 text") from error
+    except OSError as error:
+        raise BadConfig(f"{path}: {error.strerror or error}") from error
+
+
+def _environment(env: Mapping[str, str]) -> list[Layer]:
+    """One layer a variable, so that an error names the variable."""
+    layers = []
+    for name in sorted(env):
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            key = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+            layers.append(Layer(name, _nest({key: env[name]})))
+    return layers
+
+
+def _nest(flat: Mapping[str, str]) -> dict[str, Any]:
+    """`lora.slots` -> section and key; `models.0.base` is the first model's."""
+    nested: dict[str, Any] = {}
+    for dotted, text in flat.items():
+        section, _, key = dotted.partition(".")
+        nested.setdefault(section, {})[key] = _Text(text)
+    return nested
+
+
+class _Text(str):
+    """A value without a type: it is read as the field wants it."""
+
+
+# ----------------------------------------------------------------- merging
+def _merge(
+    layer: Layer,
+    merged: dict[str, dict[str, object]],
+    models: list[dict[str, object]],
+    origins: dict[str, str],
+) -> None:
+    for section, values in layer.values.items():
+        if section == "models":
+            _merge_models(layer, values, models, origins)
+            continue
+        if section not in SECTIONS:
+            raise _unknown(
+                f"section [{section}]", section, [*SECTIONS, "models"], layer.at(section)
+            )
+        if not isinstance(values, dict):
+            raise BadConfig(f"{layer.at('', section)}: {section} must be a table")
+        known = hints(SECTIONS[section])
+        for key, raw in values.items():
+            merged[section][key] = _read(layer, section, key, raw, known)
+            origins[f"{section}.{key}"] = layer.at(section, key)
+
+
+def _merge_models(
+    layer: Layer, values: Any, models: list[dict[str, object]], origins: dict[str, str]
+) -> None:
+    """A file's [[models]] replace the list; `models.0.base` or `models.base` changes the first."""
+    if isinstance(values, dict) and all(isinstance(v, _Text) for v in values.values()):
+        for dotted, raw in values.items():
+            index, _, key = dotted.rpartition(".")
+            if index not in ("", "0"):
+                raise BadConfig(f"{layer.origin}: one model a daemon for now")
+            if not models:
+                models.append({})
+            models[0][key] = _read(layer, "models", key, raw, _MODEL_HINTS)
+            origins[f"models.{key}"] = layer.origin
+        return
+    if not isinstance(values, list) or not all(isinstance(m, dict) for m in values):
+        raise BadConfig(f"{layer.at('models')}: write [[models]], with two brackets")
+    models.clear()
+    for table in values:
+        entry = {k: _read(layer, "models", k, raw, _MODEL_HINTS) for k, raw in table.items()}
+        origins.update({f"models.{k}": layer.at("models", k) for k in entry})
+        models.append(entry)
+
+
+def _read(layer: Layer, section: str, key: str, raw: object, known: Mapping[str, object]) -> object:
+    if key not in known:
+        raise _unknown(f"key {section}.{key}", key, list(known), layer.at(section, key))
+    try:
+        if isinstance(raw, _Text):
+            return convert_text(known[key], str(raw))
+        return convert(known[key], raw)
+    except ValueError as error:
+        shown = str(raw) if isinstance(raw, str) else json.dumps(raw, default=str)
+        where = layer.at(section, key)
+        raise BadConfig(f"{where}: {section}.{key} = {shown!s}: expected {error}") from error
+
+
+def _unknown(what: str, name: str, known: list[str], where: str) -> BadConfig:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+    return BadConfig(f"{where}: unknown {what}", hint=hint)

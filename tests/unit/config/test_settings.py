@@ -1,0 +1,164 @@
+"""What the configuration accepts, where each value came from, and how it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from lorad.config import parse_duration, parse_size
+from lorad.config_sources import dump, load
+from lorad.errors import BadConfig
+from lorad.paths import find
+
+
+@pytest.fixture
+def base(tmp_path):
+    folder = tmp_path / "tiny-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def env(tmp_path):
+    return {"CONFIGURATION_DIRECTORY": str(tmp_path / "etc"), "STATE_DIRECTORY": str(tmp_path)} | {
+        "RUNTIME_DIRECTORY": str(tmp_path / "run"),
+        "CACHE_DIRECTORY": str(tmp_path / "cache"),
+    }
+
+
+@pytest.fixture
+def write(tmp_path, base):
+    def write(text, name="lorad.toml", models=True):
+        path = tmp_path / "etc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((f'[[models]]\nbase = "{base}"\n' if models else "") + text)
+        return path
+
+    return write
+
+
+def test_defaults_need_nothing_but_a_base(write, env, base, tmp_path):
+    write("")
+    settings, _ = load(None, env)
+    assert settings.model.name == "tiny-llama"
+    assert settings.watch.dir == str(tmp_path / "inbox")
+    assert settings.inference.socket == str(tmp_path / "run" / "inference.sock")
+    assert settings.engine_config().model == str(base)
+    assert settings.origins == {"models.base": f"{tmp_path}/etc/lorad.toml:2"}
+
+
+def test_sizes_and_durations_are_read_in_their_units(write, env):
+    write('[lora]\nram_cache = "16GiB"\nstarve_after = "1500ms"\nkv_floor = "auto"\n')
+    settings, _ = load(None, env)
+    assert settings.lora.ram_cache == 16 << 30
+    assert settings.lora.starve_after == 1.5
+    assert settings.lora.kv_floor == 0
+    assert parse_size("4 MB") == 4_000_000
+    assert parse_duration("10m") == 600
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_conf_d_beats_main(write, env, tmp_path):
+    write("[lora]\nslots = 1\n[limits]\nn = 1\nstop = 1\nqueue = 1\n[log]\nlevel = 'error'\n")
+    write("[lora]\nslots = 2\n[limits]\nn = 2\nstop = 2\nqueue = 2\n", "conf.d/10.toml", False)
+    named = write("[lora]\nslots = 3\n[limits]\nn = 3\nstop = 3\n", "named.toml", False)
+    env |= {"LORAD_LORA__SLOTS": "4", "LORAD_LIMITS__N": "4", "LORAD_CONFIG": str(named)}
+    settings, _ = load(None, env, {"lora.slots": "5"})
+    assert settings.lora.slots == 5
+    assert settings.limits.n == 4
+    assert settings.limits.stop == 3
+    assert settings.limits.queue == 2
+    assert settings.log.level == "error"
+    assert settings.origins["lora.slots"] == "flag"
+    assert settings.origins["limits.n"] == "LORAD_LIMITS__N"
+    assert settings.origins["limits.stop"] == f"{named}:5"
+    assert "slots = 5  # flag" in dump(settings)
+
+
+def test_the_environment_changes_the_first_model(write, env):
+    write("")
+    env |= {"LORAD_MODELS__0__NAME": "other", "LORAD_MODELS__DETERMINISTIC": "yes"}
+    model = load(None, env)[0].model
+    assert (model.name, model.deterministic) == ("other", True)
+
+
+def test_lists_in_the_environment_are_split_at_commas(write, env):
+    write("")
+    settings, _ = load(None, env | {"LORAD_ADMIN__ALLOW_UIDS": "0, 1000"})
+    assert settings.admin.allow_uids == (0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("[lora]\nslotz = 3\n", "lorad.toml:4: unknown key lora.slotz", "did you mean slots?"),
+        ("[lorra]\nslots = 3\n", "lorad.toml:3: unknown section [lorra]", "did you mean lora?"),
+        ("[lora]\nslots = 'many'\n", "lora.slots = many: expected `int`, got `str`", ""),
+        ("[watch]\nsettle = 'soon'\n", 'expected a duration such as "2s"', ""),
+        ("[lora]\nram_cache = '1 parsec'\n", 'expected a size such as "16GiB"', ""),
+        ("[lora]\nram_cache = -1\n", "expected 0 or more", ""),
+        ("[lora]\nram_cache = 'auto'\n", "expected a size", ""),
+        ("[lora]\nslots = 0\n", "slots = 0: must be 1 to 65536", ""),
+        ("[tcp]\nenabled = true\n", "tcp.enabled: TCP is not available yet", ""),
+        ("[inference]\nauth = 'key'\n", "inference.auth", ""),
+        ("[admin]\nmode = '0666'\n", "admin.mode: a socket that everybody", ""),
+        ("[admin]\nmode = 'rw'\n", "admin.mode: an octal mode", ""),
+        ("[[models]]\nbase = '/x'\n", "models: one model a daemon", ""),
+        ("not toml", "lorad.toml", ""),
+    ],
+)
+def test_a_bad_setting_is_refused_with_its_place_and_the_nearest_name(
+    write, env, text, message, hint
+):
+    write(text)
+    with pytest.raises(BadConfig) as caught:
+        load(None, env)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.exit == 2
+
+
+def test_an_unknown_variable_is_refused_by_its_name(write, env):
+    write("")
+    with pytest.raises(BadConfig, match=r"LORAD_LORA__SLOTZ: unknown key lora\.slotz"):
+        load(None, env | {"LORAD_LORA__SLOTZ": "1"})
+
+
+def test_variables_without_a_section_are_not_settings(write, env):
+    write("")
+    load(None, env | {"LORAD_HOST": "unix:///x", "LORAD_CACHE": "/y"})
+
+
+def test_a_named_file_must_exist(write, env):
+    write("")
+    with pytest.raises(BadConfig, match="No such file"):
+        load(Path("/nowhere/lorad.toml"), env)
+
+
+def test_without_a_model_the_message_shows_what_to_write(env):
+    with pytest.raises(BadConfig) as caught:
+        load(None, env)
+    assert "[[models]]" in caught.value.hint
+
+
+def test_a_base_without_config_json_is_refused(write, env, base):
+    (base / "config.json").unlink()
+    write("")
+    with pytest.raises(BadConfig, match=r"no config\.json"):
+        load(None, env)
+
+
+def test_a_user_has_xdg_directories_and_maybe_no_runtime_directory():
+    paths = find({"HOME": "/home/ada"}, uid=1000)
+    assert paths.config == Path("/home/ada/.config/lorad")
+    assert paths.state == Path("/home/ada/.local/state/lorad")
+    assert paths.runtime is None
+    assert find({"XDG_RUNTIME_DIR": "/run/user/1000"}, uid=1000).runtime == Path(
+        "/run/user/1000/lorad"
+    )
+
+
+def test_root_and_system_units_have_the_machines_directories():
+    assert find({}, uid=0).state == Path("/var/lib/lorad")
+    unit = find({"RUNTIME_DIRECTORY": "/run/lorad", "STATE_DIRECTORY": "/var/lib/a:/b"}, uid=980)
+    assert unit.system
+    assert unit.state == Path("/var/lib/a")
