@@ -2,6 +2,7 @@
 
     EngineError                 code                     the caller's fault?
     ├── ConfigError             invalid_config           yes, at start
+    │   └── NoDevice            no_device                yes: `device = "cuda"` without a card that works
     ├── ModelUnsupported        model_unsupported        yes, at start
     ├── AdapterInvalid          adapter_invalid          yes: carries one of the E_ codes of adapters/peft.py
     ├── RequestInvalid          invalid_value            yes
@@ -30,6 +31,12 @@ class ConfigError(EngineError):
     """A setting is unknown, out of range or contradicts another."""
 
     code = "invalid_config"
+
+
+class NoDevice(ConfigError):
+    """The configured device is not there."""
+
+    code = "no_device"
 
 
 class ModelUnsupported(EngineError):
