@@ -1,0 +1,281 @@
+"""EngineClient: the daemon's end of one engine process.  asyncio, torch-free.
+
+Goes in: an EngineConfig, then commands.  Comes out: events in order on `events`, and one answer for
+every `call`.  The last event of a process is always a `Fatal` unless it was stopped on purpose, and
+answers that are still owed then raise EngineDied.  Restarting is the caller's: a client serves one
+process.  Also here, for callers that may not import torch: the layout of packed files, and packing.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+import engine
+from engine.adapters.layout import BlockLayout
+from engine.config import DTypeName, EngineConfig
+from engine.errors import AdapterInvalid, EngineDied, EngineError
+from engine.messages import (
+    Abort,
+    Answer,
+    Command,
+    EngineInfo,
+    EngineReady,
+    Event,
+    Fatal,
+    Heartbeat,
+    PackedManifest,
+    Shutdown,
+    StepFrame,
+    Submit,
+    encode_frame,
+    event_reader,
+)
+from engine.models.spec import ModelSpec, read_spec
+
+__all__ = ["EngineClient", "ModelSpec", "pack", "packed_layout", "read_spec"]
+
+ClientState = Literal["new", "starting", "ready", "stalled", "dead"]
+
+#: Without a heartbeat, or inside one step, for this long: stalled.
+STALL_SECONDS = 10.0
+#: How long a process that has closed its socket may take to go.
+REAP_SECONDS = 5.0
+READ_BYTES = 1 << 18
+#: What `pack` treats as "the folder is refused", with a JSON object on stdout.
+EXIT_INVALID = 8
+
+
+class EngineClient:
+    """One engine process, from `start` to `stop`.  Use it from one event loop."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.info: EngineInfo | None = None
+        self.last_heartbeat: Heartbeat | None = None
+        self.fatal: Fatal | None = None
+        self.pid: int | None = None
+        self._state: Literal["new", "starting", "ready", "dead"] = "new"
+        self._heard = time.monotonic()
+        self._stopping = False
+        self._ids = itertools.count(1)
+        self._owed: dict[int, asyncio.Future[Answer]] = {}
+        self._ready = asyncio.Event()  # set when the engine is ready, or never will be
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> ClientState:
+        """`stalled` is `ready` without a sign of life for STALL_SECONDS."""
+        if self._state == "ready" and self._stalled_seconds() > STALL_SECONDS:
+            return "stalled"
+        return self._state
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status of the process; negative for a signal, None while it runs."""
+        return self._process.returncode if self._process else None
+
+    async def start(self, config: EngineConfig) -> None:
+        """Spawn the process.  It is not ready yet: see `wait_ready`, or EngineReady on `events`."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "engine.process",
+                str(theirs.fileno()),
+                msgspec.json.encode(config).decode(),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=_child_environment(),
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._state = "starting"
+        self.pid = self._process.pid
+        self._listener = asyncio.create_task(self._listen(reader))
+
+    async def wait_ready(self) -> EngineInfo:
+        """What the engine became.  Raises EngineError with the engine's own last words."""
+        await self._ready.wait()
+        if self.info is None:
+            raise self._death()
+        return self.info
+
+    def next_id(self) -> int:
+        """A fresh command id."""
+        return next(self._ids)
+
+    def submit(self, submit: Submit) -> None:
+        """Send a sequence; its deltas come on `events`.  Raises EngineDied."""
+        self._send(submit)
+
+    def abort(self, request_id: str) -> None:
+        """End a sequence; harmless when it has ended, or the engine has."""
+        with contextlib.suppress(EngineDied):
+            self._send(Abort(request_id))
+
+    async def call(self, command: Command) -> Answer:
+        """Send a command that has a `command_id` and wait for its one answer.  Raises EngineDied."""
+        assert not isinstance(command, Submit | Abort), "submit and abort have no answer"
+        future = asyncio.get_running_loop().create_future()
+        self._owed[command.command_id] = future
+        try:
+            self._send(command)
+            return await future
+        finally:
+            self._owed.pop(command.command_id, None)
+
+    async def stop(self, timeout: float = 10.0) -> None:
+        """Shut down in order; past `timeout` seconds, kill.  Returns when the process is gone."""
+        if self._process is None:
+            return
+        self._stopping = True
+        try:
+            async with asyncio.timeout(timeout):
+                with contextlib.suppress(EngineDied):
+                    await self.call(Shutdown(self.next_id()))
+                await self._process.wait()
+        except TimeoutError:
+            self._kill()
+        await self._process.wait()
+        if self._listener is not None:
+            await self._listener
+
+    # ------------------------------------------------------------- inside
+    def _send(self, command: Command) -> None:
+        if self._writer is None or self._state == "dead":
+            raise self._death()
+        self._writer.write(encode_frame(command))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        frames = event_reader()
+        try:
+            while data := await reader.read(READ_BYTES):
+                for event in frames.feed(data):
+                    self._take(event)
+        except (OSError, ValueError) as error:  # msgspec's own errors are ValueErrors
+            self.fatal = self.fatal or Fatal("internal_error", f"broken engine socket: {error}")
+            self._kill()
+        finally:
+            await self._bury()
+
+    def _take(self, event: Event) -> None:
+        self._heard = time.monotonic()
+        match event:
+            case EngineReady(info):
+                self.info, self._state = info, "ready"
+                self._ready.set()
+            case Heartbeat():
+                self.last_heartbeat = event
+            case StepFrame():
+                for answer in event.answers:
+                    future = self._owed.pop(answer.command_id, None)
+                    if future is not None and not future.done():
+                        future.set_result(answer)
+            case Fatal():
+                self.fatal = event
+                return  # told once, by _bury, when the process is known to be gone
+        self.events.put_nowait(event)
+
+    async def _bury(self) -> None:
+        """The socket has ended: reap the process and tell everybody who waits."""
+        assert self._process is not None and self._writer is not None
+        self._writer.close()
+        try:
+            async with asyncio.timeout(REAP_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            self._kill()
+            code = await self._process.wait()
+        self._state = "dead"
+        if not self._stopping:
+            self.fatal = self.fatal or Fatal("internal_error", _how_it_ended(code))
+            self.events.put_nowait(self.fatal)
+        for future in self._owed.values():
+            if not future.done():
+                future.set_exception(EngineDied(_how_it_ended(code)))
+        self._owed.clear()
+        self._ready.set()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._process is not None:
+                self._process.kill()
+
+    def _death(self) -> EngineError:
+        """Before it was ready, the engine's own reason; afterwards that it died."""
+        if self.fatal is not None and self.info is None:
+            error = EngineError(self.fatal.message)
+            error.code = self.fatal.code
+            return error
+        return EngineDied(self.fatal.message if self.fatal else "the engine process is not running")
+
+    def _stalled_seconds(self) -> float:
+        inside = self.last_heartbeat.stalled_seconds if self.last_heartbeat else 0.0
+        return max(inside, time.monotonic() - self._heard)
+
+
+def packed_layout(spec: ModelSpec, *, block_size: int, dtype: str) -> BlockLayout:
+    """The layout of packed adapters; `dtype` is the resolved one of EngineInfo, never `auto`."""
+    return spec.block_layout(block_size=block_size, dtype=dtype)
+
+
+async def pack(
+    folder: Path, *, model: Path, block_size: int, dtype: DTypeName, out_dir: Path
+) -> PackedManifest:
+    """Pack `folder` for the engine of `model` into `out_dir`, in a process of its own.
+
+    Raises AdapterInvalid with its E_ code when the folder is refused, EngineError when the packer
+    itself fails (no space, killed).  Cancelling kills the packer.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "engine.adapters.pack", "--folder", str(folder), "--model", str(model)),
+        *("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=_child_environment(),
+    )
+    try:
+        stdout, stderr = await process.communicate()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    if process.returncode == 0:
+        return msgspec.json.decode(stdout, type=PackedManifest)
+    if process.returncode == EXIT_INVALID:
+        refusal = msgspec.json.decode(stdout, type=dict[str, str])
+        raise AdapterInvalid(refusal["reason"], refusal["message"], hint=refusal.get("hint", ""))
+    words = stderr.decode(errors="replace").strip().splitlines()
+    why = words[-1] if words else f"exit status {process.returncode}"
+    raise EngineError(f"packing {folder} failed: {why}")
+
+
+def _child_environment() -> dict[str, str]:
+    """Ours, with the folder that holds this package first on the path: an uninstalled tree works."""
+    root = str(Path(engine.__file__).parent.parent)
+    rest = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{rest}" if rest else root}
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"the engine process was ended by signal {-code}"
+    return f"the engine process ended with status {code}"

@@ -1,0 +1,98 @@
+"""The arena: the one tensor that holds cached keys and values and adapters alike.
+
+Goes in: a layout, a number of blocks, a device.  Comes out: strided views, one a layer for
+attention and one a row run for LoRA.  Knows nothing of who owns which block (`memory/pool.py`).
+"""
+
+import torch
+from torch import Tensor
+
+from engine.adapters.layout import BlockLayout, RowRun
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.models.spec import ModelSpec
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class Arena:
+    """`num_blocks` blocks of `layout.block_bytes` on `device`, zeroed.
+
+    A block is the K and V of `block_size` tokens in all layers, layer after layer, or a piece of
+    one adapter.  Zeroed because attention may read, and mask, rows that nobody has written yet.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: BlockLayout,
+        *,
+        block_size: int,
+        num_blocks: int,
+        device: torch.device,
+    ) -> None:
+        self.layout = layout
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.block_bytes = layout.block_bytes
+        self.bytes = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8, device=device)
+        self._flat = self.bytes.view(-1).view(DTYPES[layout.dtype])
+        self._spec = spec
+
+    @property
+    def device(self) -> torch.device:
+        return self.bytes.device
+
+    def kv(self, layer: int) -> Tensor:
+        """(num_blocks, 2, block_size, kv_heads, head_dim): keys at index 0, values at 1."""
+        heads, dim = self._spec.num_kv_heads, self._spec.head_dim
+        half = self.block_size * heads * dim
+        block = self.block_bytes // self.layout.itemsize
+        return self._flat.as_strided(
+            (self.num_blocks, 2, self.block_size, heads, dim),
+            (block, half, heads * dim, dim, 1),
+            layer * 2 * half,
+        )
+
+    def rows(self, block: int, offset: int, rows: int, width: int, stride: int) -> Tensor:
+        """(rows, width) inside `block`; `offset` and `stride` are bytes."""
+        start = (block * self.block_bytes + offset) // self.layout.itemsize
+        return self._flat.as_strided((rows, width), (stride // self.layout.itemsize, 1), start)
+
+    def pieces(self, run: RowRun, blocks: list[int] | tuple[int, ...]) -> tuple[Tensor, ...]:
+        """The views of a whole run, in rank order; `blocks` is the adapter's own block list."""
+        return tuple(
+            self.rows(blocks[p.block], p.offset, p.rows, run.width, run.stride) for p in run.pieces
+        )
+
+
+def plan_blocks(
+    config: EngineConfig, layout: BlockLayout, spec: ModelSpec, *, room: int | None = None
+) -> int:
+    """How many blocks the arena gets.
+
+    `config.num_blocks` if set; otherwise what fits in `room` bytes (`cpu_pool` when None), but
+    never more than all sequences at full length plus every slot at the highest rank could use.
+    Raises ConfigError if that does not hold one sequence of two blocks beside a spare.
+    """
+    length = config.max_model_len or spec.max_position
+    if config.num_blocks:
+        blocks = config.num_blocks
+    else:
+        size = config.cpu_pool if room is None else room
+        adapter = sum(a + b for a, b in layout.shapes.dims) * layout.shapes.num_layers
+        adapter_blocks = -(-adapter * config.max_rank * layout.itemsize // layout.block_bytes)
+        useful = (
+            config.max_num_seqs * -(-length // config.block_size) + config.slots * adapter_blocks
+        )
+        blocks = min(size // layout.block_bytes, useful)
+    if blocks < 3:
+        raise ConfigError(
+            f"the arena would hold {blocks} blocks of {layout.block_bytes} bytes",
+            hint="raise cpu_pool or gpu_memory_utilization, or lower block_size",
+        )
+    return blocks
