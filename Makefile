@@ -1,0 +1,52 @@
+# lorad: `make demo` and `make test` are all a newcomer needs.
+#
+#   PYTHON=python3.12 make demo     another interpreter (3.11 or newer)
+#   TORCH_INDEX=URL make demo       a package index to take torch from, for the small CPU build
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+
+# The installation is done again only when what it is made from changes.
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow check gpu bench docs clean
+
+demo: $(STAMP)
+	@$(BIN)/lorad demo
+
+test: $(STAMP)
+	@$(BIN)/python -m lorad.demo_model > /dev/null
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+test-slow: $(STAMP)
+	@$(BIN)/python -m lorad.demo_model > /dev/null
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/engine_steps.py
+
+docs: $(STAMP)
+	$(BIN)/python -m docs.generate
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lorad needs Python 3.11 or newer; set PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): the CUDA build of torch is about 3 GB, the CPU build about 200 MB"
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --index-url $(TORCH_INDEX) -c constraints.txt torch)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
