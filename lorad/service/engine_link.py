@@ -1,0 +1,378 @@
+"""EngineLink: the one owner of the engine process, from first start to last stop.
+
+Goes in: sequences with a callback, and commands.  Comes out: deltas to the callback of their
+sequence, adapter transitions to one listener, answers.  A dead engine is replaced: sequences in
+flight end with an `engine_restarting` delta, and `bring_up` gives the new process what the old one
+held.  A few crashes within minutes end the daemon through `failed`.  Knows no names and no HTTP.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Literal, Protocol
+
+from engine.config import EngineConfig
+from engine.errors import EngineDied, EngineError
+from engine.messages import (
+    AdapterEvent,
+    Answer,
+    Command,
+    EngineInfo,
+    Event,
+    Fatal,
+    SamplingParams,
+    SequenceDelta,
+    Starting,
+    StepFrame,
+    Submit,
+)
+from lorad.errors import TABLE, BadConfig, LoradError, NoUsableDevice, StartError, from_engine
+from lorad.service.events import EventRing
+
+log = logging.getLogger("lorad.engine")
+
+LinkState = Literal[
+    "starting", "loading_base", "ready", "engine_stalled", "engine_restarting", "stopped"
+]
+OnDelta = Callable[[SequenceDelta], None]
+
+#: This many crashes within this many seconds, and the daemon gives up.
+MAX_CRASHES, CRASH_WINDOW = 5, 600.0
+#: A step that has not ended for this long never will: the process is replaced.
+REPLACE_AFTER = 60.0
+WARM_UP_ID = "warm-up"
+
+#: Last words of an engine that never became ready -> how the daemon ends.
+_START_ERRORS: dict[str, type[StartError]] = {
+    "invalid_config": BadConfig,
+    "model_unsupported": BadConfig,
+    "no_device": NoUsableDevice,
+}
+
+
+class Client(Protocol):
+    """The face of `engine.client.EngineClient` that is used here."""
+
+    events: asyncio.Queue[Event]
+    info: EngineInfo | None
+    pid: int | None
+
+    @property
+    def state(self) -> str: ...
+    async def start(self, config: EngineConfig) -> None: ...
+    def next_id(self) -> int: ...
+    def submit(self, submit: Submit) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    async def call(self, command: Command) -> Answer: ...
+    async def stop(self, timeout: float = 10.0) -> None: ...
+
+
+async def _nothing(_: object) -> None:
+    return None
+
+
+class EngineLink:
+    """Use it from the daemon's loop.  `start`, then wait for `ready` or `failed`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        events: EventRing,
+        *,
+        new_client: Callable[[], Client],
+        clock: Callable[[], float] = time.monotonic,
+        first_pause: float = 0.5,
+    ) -> None:
+        self.config = config
+        self.events = events
+        self.state: LinkState = "starting"
+        self.progress = "starting the engine"  # for people: why it is not ready
+        self.fraction = 0.0
+        self.info: EngineInfo | None = None
+        self.restarts = 0
+        #: Revisions that the present engine process knows; kept by whoever sends AddRevision.
+        self.known: set[str] = set()
+        self.bring_up: Callable[[EngineInfo], Awaitable[None]] = _nothing
+        self.prepare: Callable[[str], Awaitable[None]] = _nothing
+        self.on_adapter: Callable[[AdapterEvent], None] = lambda event: None
+        self.on_progress: Callable[[str, float], None] = lambda phase, fraction: None
+        self.ready = asyncio.Event()  # set while the state is `ready`
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._new_client = new_client
+        self._clock = clock
+        self._pause = first_pause
+        self._client: Client | None = None
+        self._sinks: dict[str, OnDelta] = {}
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._crashes: deque[float] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    # ------------------------------------------------------------- for the services
+    def check(self) -> None:
+        """Raise what a request is told while the engine cannot take it."""
+        if self.state == "ready":
+            return
+        if self.state == "stopped":
+            raise LoradError("draining", "lorad is stopping")
+        code = "loading_base" if self.state == "starting" else self.state
+        raise LoradError(code, f"the engine is not ready: {self.progress}")
+
+    def submit(self, submit: Submit, on_delta: OnDelta) -> None:
+        """Run a sequence; `on_delta` gets every delta, the last one with a finish_reason.
+
+        A revision that the engine does not know yet is prepared first (packed, added); if that
+        fails, the one delta is an error.  Raises LoradError while the engine is not ready.
+        """
+        self.check()
+        self._sinks[submit.request_id] = on_delta
+        if submit.rev is None or submit.rev in self.known:
+            self._send(submit)
+            return
+        task = self._spawn(self._prepare_and_send(submit.rev, submit))
+        self._preparing[submit.request_id] = task
+        task.add_done_callback(lambda _: self._preparing.pop(submit.request_id, None))
+
+    def abort(self, request_id: str) -> None:
+        """End a sequence; its last delta follows.  Unknown ids are ignored."""
+        if request_id in self._preparing:
+            self._preparing.pop(request_id).cancel()
+            self._deliver(SequenceDelta(request_id=request_id, finish_reason="abort"))
+        elif request_id in self._sinks and self._client is not None:
+            self._client.abort(request_id)
+
+    def next_id(self) -> int:
+        """A fresh id for a command of the present engine process."""
+        return self._live().next_id()
+
+    async def call(self, command: Command) -> Answer:
+        """The successful answer to a command; LoradError with the engine's code otherwise."""
+        try:
+            answer = await self._live().call(command)
+        except EngineError as error:
+            raise from_engine(error) from error
+        if answer.code:
+            details = {"reason": answer.reason} if answer.reason else {}
+            code = answer.code if answer.code in TABLE else "internal_error"
+            raise LoradError(code, answer.message, details=details)
+        return answer
+
+    @property
+    def running(self) -> int:
+        """Sequences in flight, as the daemon counts them."""
+        return len(self._sinks)
+
+    def abort_all(self) -> None:
+        for request_id in list(self._sinks):
+            self.abort(request_id)
+
+    # ------------------------------------------------------------- for the daemon
+    def start(self) -> None:
+        self.state = "loading_base"
+        self._spawn(self._supervise())
+        self._spawn(self._watch_heartbeat())
+
+    async def stop(self, timeout: float = 10.0) -> None:
+        """End the engine in order; what still runs ends with `abort` deltas."""
+        self._stopping = True
+        self._set("stopped", "stopped")
+        if self._client is not None:
+            await self._client.stop(timeout)
+            self._drain_events(self._client)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._end_all("draining", "lorad is stopping")
+
+    # ------------------------------------------------------------- supervision
+    async def _supervise(self) -> None:
+        while not self._stopping:
+            client = self._client = self._new_client()
+            fatal = await self._serve(client)
+            if self._stopping:
+                return
+            died_young = self.info is None
+            self._bury(fatal)
+            if died_young:
+                wrong = _START_ERRORS.get(fatal.code, StartError)
+                self._fail(wrong(f"the engine did not start: {fatal.message}"))
+                return
+            if len(self._crashes) >= MAX_CRASHES:
+                self._fail(
+                    StartError(
+                        f"the engine crashed {MAX_CRASHES} times in {CRASH_WINDOW / 60:.0f} minutes"
+                        f": {fatal.message}",
+                        hint="the log above holds each crash",
+                    )
+                )
+                return
+            await asyncio.sleep(self._pause * 2 ** (len(self._crashes) - 1))
+
+    async def _serve(self, client: Client) -> Fatal:
+        """One process from spawn to death."""
+        try:
+            await client.start(self.config)
+        except OSError as error:
+            return Fatal("internal_error", f"cannot start the engine process: {error}")
+        rising: asyncio.Task[None] | None = None
+        try:
+            while True:
+                event = await client.events.get()
+                if isinstance(event, Fatal):
+                    return event
+                if client.info is not None and rising is None:
+                    rising = self._spawn(self._rise(client.info))
+                self._take(event)
+        finally:
+            if rising is not None:
+                rising.cancel()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Starting(phase, fraction):
+                self.progress, self.fraction = f"{phase} {fraction:.0%}", fraction
+                self.on_progress(phase, fraction)
+            case StepFrame():
+                for transition in event.adapters:
+                    self.on_adapter(transition)
+                for delta in event.deltas:
+                    self._deliver(delta)
+
+    async def _rise(self, info: EngineInfo) -> None:
+        """From EngineReady to `ready`: one forward pass, then the adapters that belong there."""
+        self.info = info
+        self.progress = "warming up"
+        try:
+            await self._warm_up()
+            self.progress = "loading pinned adapters"
+            await self.bring_up(info)
+        except (LoradError, EngineDied) as error:
+            log.warning("the engine did not come up: %s", error)
+            return  # its death is on the way through the events
+        self._set("ready", "ready")
+        self.events.publish("engine.ready", message=f"{info.device_name}, {info.dtype}")
+
+    async def _warm_up(self) -> None:
+        done = asyncio.get_running_loop().create_future()
+
+        def ended(delta: SequenceDelta) -> None:
+            if delta.finish_reason and not done.done():
+                done.set_result(delta)
+
+        self._sinks[WARM_UP_ID] = ended
+        one_token = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        self._send(Submit(request_id=WARM_UP_ID, prompt=[0], sampling=one_token))
+        delta = await done
+        if delta.finish_reason == "error":
+            raise LoradError("internal_error", f"the first forward pass failed: {delta.message}")
+
+    def _bury(self, fatal: Fatal) -> None:
+        """Count the crash and end what was in flight."""
+        self.known.clear()
+        now = self._clock()
+        self._crashes.append(now)
+        while self._crashes[0] < now - CRASH_WINDOW:
+            self._crashes.popleft()
+        self.restarts += 1
+        self._set("engine_restarting", f"the engine is restarting: {fatal.message}")
+        self.events.publish("engine.died", level="error", cause=fatal.code, message=fatal.message)
+        self._end_all("engine_restarting", f"the engine ended: {fatal.message}")
+
+    def _fail(self, error: StartError) -> None:
+        self._set("stopped", error.message)
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def _watch_heartbeat(self) -> None:
+        """A stalled engine is announced at once and replaced after REPLACE_AFTER."""
+        since: float | None = None
+        while True:
+            await asyncio.sleep(0.5)
+            client = self._client
+            stalled = client is not None and client.state == "stalled"
+            if stalled and since is None:
+                since = self._clock()
+                self._set("engine_stalled", "the step loop has not moved")
+                self.events.publish("engine.stalled", level="error", message=self.progress)
+            elif stalled and since is not None and self._clock() - since > REPLACE_AFTER:
+                since = None
+                assert client is not None and client.pid is not None
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(client.pid, signal.SIGKILL)
+            elif not stalled and since is not None:
+                since = None
+                if self.state == "engine_stalled":
+                    self._set("ready", "ready")
+                    self.events.publish("engine.ready", cause="moving again")
+
+    # ------------------------------------------------------------- inside
+    def _set(self, state: LinkState, progress: str) -> None:
+        self.state, self.progress = state, progress
+        if state == "ready":
+            self.ready.set()
+        else:
+            self.ready.clear()
+
+    def _live(self) -> Client:
+        if self._client is None:
+            raise LoradError("loading_base", f"the engine is not ready: {self.progress}")
+        return self._client
+
+    def _send(self, submit: Submit) -> None:
+        try:
+            self._live().submit(submit)
+        except EngineError as error:
+            self._refuse(submit.request_id, from_engine(error))
+
+    async def _prepare_and_send(self, rev: str, submit: Submit) -> None:
+        try:
+            await self.prepare(rev)
+        except LoradError as error:
+            self._refuse(submit.request_id, error)
+            return
+        self._send(submit)
+
+    def _refuse(self, request_id: str, error: LoradError) -> None:
+        self._deliver(
+            SequenceDelta(
+                request_id=request_id,
+                finish_reason="error",
+                code=error.code,
+                message=error.message,
+            )
+        )
+
+    def _deliver(self, delta: SequenceDelta) -> None:
+        sink = self._sinks.get(delta.request_id)
+        if delta.finish_reason is not None:
+            self._sinks.pop(delta.request_id, None)
+        if sink is not None:
+            sink(delta)
+
+    def _end_all(self, code: str, message: str) -> None:
+        for task in list(self._preparing.values()):
+            task.cancel()
+        for request_id in list(self._sinks):
+            self._refuse(request_id, LoradError(code, message))
+
+    def _drain_events(self, client: Client) -> None:
+        while not client.events.empty():
+            self._take(client.events.get_nowait())
+
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """A supervisor that fails is the daemon's end, never a silence."""
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("engine supervision failed", exc_info=task.exception())
+            self._fail(StartError(f"engine supervision failed: {task.exception()}"))
