@@ -1,0 +1,188 @@
+"""Token ids to text as they come: whole characters, and nothing that may begin a stop string.
+
+Goes in: the ids of one sequence, a few at a time.  Comes out: `Piece`s whose concatenation is the
+text of all ids, cut where the first stop string begins.  Amortised constant work per token, and
+per character when there are stop strings.  Knows nothing of requests or of the engine: whoever
+sees `Piece.stopped` aborts the sequence.
+"""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lorad.text.tokenizer import Bytes, Tokenizer
+
+#: A UTF-8 character is at most four bytes, so at most four tokens of a byte-wise vocabulary.
+_CONTEXT_TOKENS = 4
+#: Text that ends in U+FFFD may be half a character.  After this many tokens it is not.
+_MAX_HALF_TOKENS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a push made certain.  `consumed_tokens` of the pushed ids count as generated: all of
+    them, or those up to the one that completed a stop string."""
+
+    text: str
+    stopped: bool
+    consumed_tokens: int
+
+
+class Detokenizer:
+    """One sequence.  `prompt_ids` are its context: a first token's leading space is kept when
+    text precedes it.  A string of `stop` is left out of the text, or ends it if `include_stop`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        *,
+        skip_special: bool = True,
+        include_stop: bool = False,
+    ) -> None:
+        self._skip = tokenizer.special_ids if skip_special else frozenset()
+        context = [i for i in prompt_ids[-8 * _CONTEXT_TOKENS :] if i not in self._skip]
+        self._stream = _stream(tokenizer, context[-_CONTEXT_TOKENS:])
+        self._stops = StopStrings(stop, include=include_stop)
+        self.num_tokens = 0  # consumed so far
+        self.stopped = False
+
+    def push(self, ids: Sequence[int]) -> Piece:
+        """Take more ids.  After a stop nothing is consumed any more."""
+        out = []
+        consumed = 0
+        for token in ids:
+            if self.stopped:
+                break
+            consumed += 1
+            if token not in self._skip:
+                out.append(self._take(self._stream.push(token)))
+        self.num_tokens += consumed
+        return Piece("".join(out), self.stopped, consumed)
+
+    def finish(self) -> str:
+        """What was held back: the start of a stop string that never came, half a character."""
+        if self.stopped:
+            return ""
+        last = self._take(self._stream.finish())
+        return last if self.stopped else last + self._stops.flush()
+
+    def _take(self, text: str) -> str:
+        certain, self.stopped = self._stops.push(text)
+        return certain
+
+
+class StopStrings:
+    """Finds the stop string that ends first, across any borders (Knuth-Morris-Pratt per string)."""
+
+    def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
+        # The longest first: of two that end on the same character it began earlier.
+        self._words = sorted({s for s in stop if s}, key=lambda s: (-len(s), s))
+        self._borders = [_borders(word) for word in self._words]
+        self._matched = [0] * len(self._words)
+        self._include = include
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """(text that is certain, whether a stop string was completed)."""
+        if not self._words:
+            return text, False
+        seen = self._held + text
+        for at in range(len(self._held), len(seen)):
+            for n, word in enumerate(self._words):
+                length = self._advance(n, seen[at])
+                if length == len(word):
+                    return seen[: at + 1 if self._include else at + 1 - length], True
+        keep = max(self._matched)
+        self._held = seen[len(seen) - keep :]
+        return seen[: len(seen) - keep], False
+
+    def flush(self) -> str:
+        """What is still held, certain now that nothing follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, n: int, character: str) -> int:
+        word, borders, length = self._words[n], self._borders[n], self._matched[n]
+        while length and word[length] != character:
+            length = borders[length - 1]
+        self._matched[n] = length + (word[length] == character)
+        return self._matched[n]
+
+
+def _borders(word: str) -> list[int]:
+    """For each prefix the length of its longest proper prefix that is also its suffix."""
+    borders = [0] * len(word)
+    length = 0
+    for at in range(1, len(word)):
+        while length and word[length] != word[at]:
+            length = borders[length - 1]
+        length += word[length] == word[at]
+        borders[at] = length
+    return borders
+
+
+class _Stream(Protocol):
+    def push(self, token: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+def _stream(tokenizer: Tokenizer, context: Sequence[int]) -> _Stream:
+    if tokenizer.spelling is Bytes.OTHER:
+        return _WindowStream(tokenizer, context)
+    return _ByteStream(tokenizer, context)
+
+
+class _ByteStream:
+    """For vocabularies whose tokens are bytes: exact, and free of any window."""
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
+        self._bytes = tokenizer.token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        # The prompt may end in half a character; its other half belongs to the answer.
+        for token in context:
+            self._utf8.decode(self._bytes(token))
+        self._strip = tokenizer.strips_first_space and not context
+
+    def push(self, token: int) -> str:
+        spelled = self._bytes(token)
+        if self._strip and spelled:
+            self._strip = False
+            spelled = spelled.removeprefix(b" ")
+        return self._utf8.decode(spelled)
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowStream:
+    """For every other vocabulary: decode a few tokens with and without the newest ones."""
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
+        self._decode = tokenizer.decode
+        self._window = list(context)  # tokens whose text is out, then those whose text is not
+        self._done = len(self._window)
+        # As above: a half character at the prompt's end is not out yet.
+        self._before = self._text(self._window).rstrip("\ufffd")
+
+    def push(self, token: int) -> str:
+        self._window.append(token)
+        text = self._text(self._window)
+        half = text.endswith("\ufffd") and len(self._window) - self._done < _MAX_HALF_TOKENS
+        return "" if half else self._advance(text)
+
+    def finish(self) -> str:
+        return self._advance(self._text(self._window))
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._before) :]
+        self._window = self._window[self._done :] or self._window
+        self._done = len(self._window)
+        self._before = self._text(self._window)
+        return new
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._decode(ids, skip_special=False) if ids else ""

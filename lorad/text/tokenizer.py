@@ -1,0 +1,235 @@
+"""Text to token ids and back, on the `tokenizers` library alone.
+
+Goes in: a model or adapter folder with tokenizer.json, and beside it, where they exist,
+tokenizer_config.json, special_tokens_map.json, config.json and generation_config.json.  Comes out:
+ids, text, and the bytes of single tokens.  Knows no torch, no transformers and no chat format.
+
+One Tokenizer serves a whole worker pool: after `load` it is never changed, and the library takes
+no lock that a reader could hold for long.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+#: Ends of a turn in the common chat formats.  A chat request stops on those that the vocabulary
+#: knows as special tokens, besides the model's own end tokens.
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>")
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE_MARK = "\u2581"  # sentencepiece writes a space as a low block
+
+
+class TextError(Exception):
+    """A tokenizer, template or text cannot be used; the message is one line with the next step."""
+
+
+class Bytes(Enum):
+    """How a vocabulary writes the bytes of a token."""
+
+    BYTE_LEVEL = "byte-level"  # each byte is one of 256 printable characters
+    SPACE_MARK = "space-mark"  # sentencepiece: U+2581 for a space, <0xE4> for a lone byte
+    OTHER = "other"  # only the library's decoder knows
+
+
+class Tokenizer:
+    """A loaded vocabulary.  `vocab_size` is the largest id plus one, holes included."""
+
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        specials: Mapping[str, str],
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        # A tokenizer.json may carry the truncation of its training run; a server must not cut.
+        inner.no_truncation()
+        inner.no_padding()
+        added = inner.get_added_tokens_decoder()
+        self._inner = inner
+        self.specials = dict(specials)  # "bos_token" -> "<s>", as chat templates know them
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size = 1 + max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.bos_id = self._id_of("bos_token")
+        own_end = self._id_of("eos_token")
+        self.eos_ids = eos_ids | ({own_end} if own_end is not None else frozenset())
+        ends = (inner.token_to_id(text) for text in TURN_ENDS)
+        self.chat_stop_ids = self.eos_ids | {i for i in ends if i in self.special_ids}
+        self.spelling = _spelling(json.loads(inner.to_str())["decoder"])
+        self._bytes: dict[int, bytes] = {}
+        self.strips_first_space = self._strips_first_space()
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Read a folder.  TextError when tokenizer.json is missing or is not one."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise TextError(
+                f"no tokenizer.json in {folder}: save the model with a fast tokenizer "
+                "(AutoTokenizer.from_pretrained(...).save_pretrained(...))"
+            )
+        try:
+            inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise TextError(f"{path} is not a tokenizer: {_line(error)}") from None
+        config = read_json(folder / "tokenizer_config.json")
+        _add_missing(inner, config.get("added_tokens_decoder"), path)
+        return cls(
+            inner,
+            specials=read_specials(folder),
+            eos_ids=_end_ids(folder),
+        )
+
+    def encode(self, text: str, add_special: bool) -> list[int]:
+        """Ids of `text`.  `add_special` lets the vocabulary put its bos in front, as for a plain
+        completion; a rendered chat template brings its own."""
+        try:
+            return list(self._inner.encode(text, add_special_tokens=add_special).ids)
+        except TypeError:  # a lone surrogate cannot become UTF-8
+            raise TextError("the text holds a lone surrogate and is not valid Unicode") from None
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of `ids`.  Ids that the vocabulary lacks (padding rows of the head) are nothing."""
+        known = [i for i in ids if 0 <= i < self.vocab_size]
+        return str(self._inner.decode(known, skip_special_tokens=skip_special))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, halves of characters included; b"" if unknown."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._spell(token_id)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """The same as text; a half character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_id(self, text: str) -> int | None:
+        """The id of one token written as in the vocabulary."""
+        found: int | None = self._inner.token_to_id(text)
+        return found
+
+    def _id_of(self, role: str) -> int | None:
+        text = self.specials.get(role)
+        return None if text is None else self.token_id(text)
+
+    def _strips_first_space(self) -> bool:
+        """Whether decoding drops the space that sentencepiece put before the first word."""
+        if self.spelling is not Bytes.SPACE_MARK:
+            return False
+        words = (i for text, i in self._inner.get_vocab().items() if text[:1] == _SPACE_MARK)
+        word = next(words, None)
+        return word is not None and not self.decode([word], skip_special=False).startswith(" ")
+
+    def _spell(self, token_id: int) -> bytes:
+        token = self._inner.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        if token is None:
+            return b""
+        if self.spelling is Bytes.BYTE_LEVEL:
+            # As the library's own decoder: one foreign character makes the whole token literal.
+            spelled = [_BYTE_OF.get(character) for character in token]
+            return token.encode() if None in spelled else bytes(b for b in spelled if b is not None)
+        if self.spelling is Bytes.SPACE_MARK:
+            lone = _BYTE_TOKEN.fullmatch(token)
+            return (
+                bytes([int(lone[1], 16)]) if lone else str(token).replace(_SPACE_MARK, " ").encode()
+            )
+        return self.decode([token_id], skip_special=False).encode()
+
+
+def read_specials(folder: Path) -> dict[str, str]:
+    """`bos_token`, `eos_token`, `pad_token` and the like, as text; absent ones left out."""
+    found: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for role, value in read_json(folder / name).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if role.endswith("_token") and isinstance(text, str):
+                found[role] = text
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, {} when the file is absent.  TextError when it is there and broken."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise TextError(f"{path} cannot be read: {_line(error)}") from None
+    if not isinstance(value, dict):
+        raise TextError(f"{path} is not a JSON object")
+    return value
+
+
+def _end_ids(folder: Path) -> frozenset[int]:
+    """The union of what config.json and generation_config.json call end tokens."""
+    ids: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        value = read_json(folder / name).get("eos_token_id")
+        ids.update(i for i in (value if isinstance(value, list) else [value]) if type(i) is int)
+    return frozenset(ids)
+
+
+def _add_missing(inner: tokenizers.Tokenizer, listed: object, path: Path) -> None:
+    """Old folders list added tokens in tokenizer_config.json only.  They must land on their ids."""
+    if not isinstance(listed, dict):
+        return
+    for key, entry in sorted(listed.items(), key=lambda item: (len(item[0]), item[0])):
+        if not key.isdecimal() or not isinstance(entry, dict):
+            continue
+        content = entry.get("content")
+        if not isinstance(content, str) or inner.token_to_id(content) is not None:
+            continue
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        token = tokenizers.AddedToken(content, **{f: bool(entry.get(f)) for f in flags})
+        (inner.add_special_tokens if token.special else inner.add_tokens)([token])
+        if inner.token_to_id(content) != int(key):
+            raise TextError(
+                f"{path} lacks the token {content!r} that tokenizer_config.json places at "
+                f"id {key}: save the tokenizer again"
+            )
+
+
+def _spelling(decoder: Any) -> Bytes:
+    """Which of the spellings a decoder of tokenizer.json undoes."""
+    kinds = set(_decoder_kinds(decoder))
+    if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}:
+        return Bytes.BYTE_LEVEL
+    if kinds & {"ByteFallback", "Metaspace"} and kinds <= {
+        "Replace",
+        "ByteFallback",
+        "Metaspace",
+        "Fuse",
+        "Strip",
+    }:
+        return Bytes.SPACE_MARK
+    return Bytes.OTHER
+
+
+def _decoder_kinds(decoder: Any) -> list[str]:
+    if not isinstance(decoder, dict):
+        return []
+    if decoder.get("type") == "Sequence":
+        return [kind for part in decoder["decoders"] for kind in _decoder_kinds(part)]
+    return [str(decoder.get("type"))]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's table: printable Latin-1 stands for itself, the other 68 bytes follow from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(b): b for b in printable}
+    rest = (b for b in range(256) if chr(b) not in table)
+    return table | {chr(0x100 + n): b for n, b in enumerate(rest)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _line(error: BaseException) -> str:
+    """The first line of what a library says."""
+    return (str(error) or type(error).__name__).splitlines()[0]
