@@ -1,0 +1,166 @@
+"""A Hugging Face config.json as fields that somebody has to ask for.  Torch-free.
+
+Goes in: a folder.  Comes out: `Fields`, which hands out values by name and type, and refuses in
+the end whatever nobody asked for unless it cannot change the maths.  Knows no model family: that
+is `models/spec.py`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError, ModelUnsupported
+
+# fmt: off
+#: Fields of config.json that say nothing about the forward pass of a dense decoder.
+HARMLESS = frozenset({
+    "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
+    "initializer_range", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
+    "attention_probs_dropout_prob", "bos_token_id", "eos_token_id", "pad_token_id",
+    "unk_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id",
+    "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id", "num_labels",
+    "problem_type", "output_hidden_states", "output_attentions", "output_scores", "return_dict",
+    "return_dict_in_generate", "chunk_size_feed_forward", "tokenizer_class",
+    "task_specific_params", "prefix", "finetuning_task", "pretraining_tp", "is_llama_config",
+    "transformers.js_config", "unsloth_fixed", "unsloth_version", "name_or_path",
+    "attn_implementation",
+})
+# fmt: on
+#: Values beside null, false, 0 and empty at which a field of another architecture changes nothing.
+NEUTRAL = {
+    "embedding_multiplier": 1,
+    "residual_multiplier": 1,
+    "logits_scaling": 1,
+    "logit_scale": 1,
+    "partial_rotary_factor": 1,
+    "factor": 1,
+    "attn_factor": 1,
+    "attention_factor": 1,
+}
+_MISSING: Any = object()
+#: A safetensors header is a few MB at most; more is a broken file.
+_MAX_HEADER_BYTES = 100 << 20
+
+
+class Fields:
+    """A JSON object that remembers which of its fields were asked for.
+
+    Every getter raises ModelUnsupported, naming the field, if the value has the wrong type or is
+    missing without a default.
+    """
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+        self._asked: set[str] = set()
+
+    def take(self, name: str, default: Any = _MISSING) -> Any:
+        """The raw value; `default` only if the field is absent (null is a value)."""
+        self._asked.add(name)
+        value = self.values.get(name, default)
+        if value is _MISSING:
+            raise ModelUnsupported(f"{self.where} lacks {name}")
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number of 1 or more; `default` replaces absent and null."""
+        value = self._given(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.refusal(name, "expected a whole number of 1 or more")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number above 0; `default` replaces absent and null."""
+        value = self._given(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.refusal(name, "expected a number above 0")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """A number above 0, or None for absent and null."""
+        return None if self.take(name, None) is None else self.number(name)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """true or false; `default` replaces absent and null."""
+        value = self._given(name, default)
+        if not isinstance(value, bool):
+            raise self.refusal(name, "expected true or false")
+        return value
+
+    def refusal(self, name: str, why: str) -> ModelUnsupported:
+        """The error that names a field with its value; the caller raises it."""
+        shown = json.dumps(self.values.get(name))
+        return ModelUnsupported(f"{self.where} has {name} = {_short(shown)}: {why}")
+
+    def refuse_rest(self) -> None:
+        """Raise ModelUnsupported for the first field that nobody asked for and that may matter."""
+        for name, value in self.values.items():
+            if name in self._asked or name in HARMLESS or name.startswith("_"):
+                continue
+            if value and not (name in NEUTRAL and value == NEUTRAL[name]):
+                raise self.refusal(name, "the engine does not know this field and cannot ignore it")
+
+    def _given(self, name: str, default: Any) -> Any:
+        value = self.take(name, _MISSING if default is None else default)
+        if value is None:
+            if default is None:
+                raise ModelUnsupported(f"{self.where} lacks {name}")
+            return default
+        return value
+
+
+def read_json(path: Path, *, required: bool) -> dict[str, Any]:
+    """The JSON object in `path`; {} if it is absent and not required.  ConfigError otherwise."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise ConfigError(
+            f"{path.parent} has no {path.name}", hint="give the folder of a Hugging Face model"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is not a JSON object")
+    return value
+
+
+def weights_dtype(folder: Path) -> str:
+    """The dtype of the first weights file's embedding or first tensor, as safetensors spells it.
+
+    Only the header is read.  ConfigError if there is no weights file or its header is broken.
+    """
+    path = first_weights_file(folder)
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size)) if size <= _MAX_HEADER_BYTES else {}
+        tensors = {k: v["dtype"] for k, v in header.items() if k != "__metadata__"}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
+    if not tensors:
+        raise ConfigError(f"{path} holds no tensors")
+    embedding = [d for name, d in tensors.items() if name.endswith("embed_tokens.weight")]
+    return str((embedding or list(tensors.values()))[0])
+
+
+def first_weights_file(folder: Path) -> Path:
+    """`model.safetensors`, or the first shard of the index.  ConfigError if there is neither."""
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return single
+    index = read_json(folder / "model.safetensors.index.json", required=False)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(
+            f"{folder} has neither model.safetensors nor model.safetensors.index.json",
+            hint="only safetensors weights are read; convert .bin checkpoints first",
+        )
+    return folder / str(min(weight_map.values()))
+
+
+def _short(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
