@@ -37,6 +37,7 @@ NEUTRAL = {
     "attn_factor": 1,
     "attention_factor": 1,
 }
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MISSING: Any = object()
 #: A safetensors header is a few MB at most; more is a broken file.
 _MAX_HEADER_BYTES = 100 << 20
@@ -133,7 +134,7 @@ def weights_dtype(folder: Path) -> str:
 
     Only the header is read.  ConfigError if there is no weights file or its header is broken.
     """
-    path = first_weights_file(folder)
+    path = weight_files(folder)[0]
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -147,19 +148,24 @@ def weights_dtype(folder: Path) -> str:
     return str((embedding or list(tensors.values()))[0])
 
 
-def first_weights_file(folder: Path) -> Path:
-    """`model.safetensors`, or the first shard of the index.  ConfigError if there is neither."""
-    single = folder / "model.safetensors"
-    if single.is_file():
-        return single
-    index = read_json(folder / "model.safetensors.index.json", required=False)
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+def weight_files(folder: Path) -> list[Path]:
+    """The single safetensors file, or every shard that the index names.  ConfigError if absent."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    weight_map = read_json(folder / INDEX, required=False).get("weight_map") or {}
+    if not weight_map:
         raise ConfigError(
-            f"{folder} has neither model.safetensors nor model.safetensors.index.json",
+            f"{folder} has neither {SINGLE} nor {INDEX}",
             hint="only safetensors weights are read; convert .bin checkpoints first",
         )
-    return folder / str(min(weight_map.values()))
+    paths = [folder / str(name) for name in sorted(set(weight_map.values()))]
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(
+                f"{INDEX} names {path.name}, which is not in {folder}",
+                hint="the download is incomplete; fetch the missing shards",
+            )
+    return paths
 
 
 def _short(text: str, limit: int = 80) -> str:

@@ -1,0 +1,53 @@
+"""What is done to each row by itself: norm, rotation, gate.
+
+Goes in and comes out: activations, one row a token.  All arithmetic is in fp32.  Knows nothing of
+layers and of other rows.
+
+`deterministic` concerns cos, sin and exp alone: torch computes them with vector code in the body
+of a tensor and with scalar code in its tail, so a value's bits depend on where it lies.  Applied
+to one row at a time they lie alike.  Sums, products, divisions and roots are exactly rounded in
+both, and a norm's sum runs within its row.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x (..., width) by its root mean square, cast back to x's dtype *before* the weight."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype)
+
+
+def angles(
+    positions: Tensor, inv_freq: Tensor, magnitude: float, *, deterministic: bool
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of positions (T,) x inv_freq (half,), times `magnitude`: (T, 1, half) fp32."""
+    turns = positions.float().unsqueeze(1) * inv_freq  # (T, half)
+    cos, sin = (_map(fn, turns, deterministic) for fn in (torch.cos, torch.sin))
+    if magnitude != 1.0:
+        cos, sin = cos * magnitude, sin * magnitude
+    return cos.unsqueeze(1), sin.unsqueeze(1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x (T, heads, head_dim): the first half against the second, not pairs."""
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.to(x.dtype)
+
+
+def silu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
+    """silu(gate) * up of gate_up (T, 2 * ffn), where gate comes first -> (T, ffn)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return _map(F.silu, gate, deterministic) * up
+
+
+def _map(fn: Callable[[Tensor], Tensor], x: Tensor, by_row: bool) -> Tensor:
+    if not by_row:
+        return fn(x)
+    return torch.stack([fn(row) for row in x.unbind(0)])

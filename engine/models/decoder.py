@@ -1,0 +1,141 @@
+"""One decoder for the dense families, driven by its ModelSpec.
+
+Goes in: token ids and positions of a step's rows, the arena's views, and the step's metadata.
+Comes out: hidden states (T, hidden), and logits for the rows that are asked for.  The forward
+takes everything as plain arguments and knows no requests.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.kernels.attention import AttentionMeta
+from engine.kernels.elementwise import silu_mul
+from engine.kernels.gemm import linear
+from engine.kernels.lora import LoraMeta
+from engine.models import weights
+from engine.models.attention import Attention
+from engine.models.layers import Build, LoraLinear, RMSNorm, Rotary
+from engine.models.spec import ModelSpec, read_spec
+
+
+class Layer(nn.Module):
+    """Attention and gated MLP, each after a norm and added to the residual stream."""
+
+    def __init__(self, spec: ModelSpec, layer: int, build: Build) -> None:
+        super().__init__()
+        hidden, ffn = spec.hidden_size, spec.ffn_size
+        self.deterministic = build.deterministic
+        self.attention_norm = RMSNorm(hidden, spec.rms_eps, build)
+        self.attention = Attention(spec, layer, build)
+        self.ffn_norm = RMSNorm(hidden, spec.rms_eps, build)
+        self.gate_up = LoraLinear("gate_up", layer, hidden, (ffn, ffn), build, bias=spec.mlp_bias)
+        self.down = LoraLinear("down", layer, ffn, (hidden,), build, bias=spec.mlp_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        kv: Tensor,
+        attn: AttentionMeta,
+        lora: LoraMeta | None,
+    ) -> Tensor:
+        """x (T, hidden) -> (T, hidden)."""
+        x = x + self.attention(self.attention_norm(x), angles, kv, attn, lora)
+        gate_up = self.gate_up(self.ffn_norm(x), lora)
+        gated = silu_mul(gate_up, deterministic=self.deterministic)
+        out: Tensor = x + self.down(gated, lora)
+        return out
+
+    def places(self) -> dict[str, Tensor]:
+        """Published name -> tensor to fill, for this layer."""
+        norms = {"input_layernorm": self.attention_norm, "post_attention_layernorm": self.ffn_norm}
+        if self.attention.q_norm is not None and self.attention.k_norm is not None:
+            norms["self_attn.q_norm"] = self.attention.q_norm
+            norms["self_attn.k_norm"] = self.attention.k_norm
+        found = {f"{name}.weight": norm.weight.data for name, norm in norms.items()}
+        for prefix, fused in (
+            ("self_attn", self.attention.qkv),
+            ("self_attn", self.attention.o),
+            ("mlp", self.gate_up),
+            ("mlp", self.down),
+        ):
+            found |= {f"{prefix}.{name}": part for name, part in fused.parts().items()}
+        return found
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm and head.  Weights are empty until `load_model` fills them."""
+
+    def __init__(self, spec: ModelSpec, build: Build) -> None:
+        super().__init__()
+        self.spec = spec
+        self.deterministic = build.deterministic
+        self.embedding = build.empty(spec.vocab_size, spec.hidden_size)
+        self.rotary = Rotary(spec.rope, spec.head_dim, build)
+        self.layers = nn.ModuleList(Layer(spec, i, build) for i in range(spec.num_layers))
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_eps, build)
+        self.head = self.embedding
+        if not spec.tied:
+            self.head = build.empty(spec.vocab_size, spec.hidden_size)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv: Sequence[Tensor],
+        attn: AttentionMeta,
+        lora: LoraMeta | None,
+    ) -> Tensor:
+        """tokens and positions (T,) int64 -> normed hidden states (T, hidden).
+
+        kv has one (num_blocks, 2, block_size, kv_heads, head_dim) view a layer; K and V of every
+        row are written to it.  `lora` None: base rows only.
+        """
+        x = F.embedding(tokens, self.embedding)
+        angles = self.rotary(positions)
+        for layer, frame in zip(self.layers, kv, strict=True):
+            x = layer(x, angles, frame, attn, lora)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Normed hidden states (N, hidden) -> (N, vocab) in fp32."""
+        return linear(hidden, self.head, None, deterministic=self.deterministic).float()
+
+    def places(self) -> dict[str, Tensor]:
+        """Published name, without a leading `model.` -> tensor to fill."""
+        found = {"embed_tokens.weight": self.embedding.data, "norm.weight": self.norm.weight.data}
+        if not self.spec.tied:
+            found["lm_head.weight"] = self.head.data
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            found |= {f"layers.{i}.{name}": place for name, place in layer.places().items()}
+        return found
+
+    def ignores(self, name: str) -> bool:
+        """Buffers of older checkpoints, and a tied head that was saved all the same."""
+        return name.endswith("rotary_emb.inv_freq") or (self.spec.tied and name == "lm_head.weight")
+
+
+def load_model(
+    folder: Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    deterministic: bool,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> Decoder:
+    """The model in a Hugging Face folder, in `dtype` on `device`; `progress` gets 0..1.
+
+    Raises ConfigError for files that are missing or broken, ModelUnsupported for what the engine
+    would not compute exactly.
+    """
+    decoder = Decoder(read_spec(folder), Build(torch.device(device), dtype, deterministic))
+    weights.load(decoder.places(), folder, ignored=decoder.ignores, progress=progress)
+    return decoder.eval()
