@@ -1,0 +1,228 @@
+"""Inspection of an adapter folder: folder -> AdapterManifest, or AdapterInvalid with its reason.
+
+Goes in: a folder with adapter_config.json and adapter_model.safetensors, and the base's spec.
+Comes out: everything that registry and packer need to know, or a refusal that says what was found,
+what is allowed and what to do next.  Torch-free; runs no code from the folder, opens nothing
+outside it, and never looks at the base model's name.
+
+The order is from cheap to dear: names in the folder, config, header, tensor names, shapes, scaling,
+and only then every byte.
+"""
+
+import os
+from pathlib import Path
+
+from engine.adapters.adapter_folder import AdapterFolder
+from engine.adapters.adapter_text import check_text_files
+from engine.adapters.digest import revision_digest
+from engine.adapters.layout import MODULE_ID, MODULES
+from engine.adapters.manifest import (
+    CONFIG_FILE,
+    FLOAT_DTYPES,
+    TEXT_FILES,
+    WEIGHTS_FILE,
+    AdapterManifest,
+    Limits,
+    TensorRef,
+)
+from engine.adapters.patterns import MAX_TARGET_CHARS, Pattern, PatternRefused
+from engine.adapters.peft_config import LoraSettings, Scaling, parse_config, rank_too_large
+from engine.adapters.peft_keys import Pair, find_pairs
+from engine.adapters.reasons import REASONS, refuse, shown, shown_list
+from engine.adapters.safetensors_header import read_header
+from engine.adapters.value_scan import Scanner
+from engine.errors import AdapterInvalid
+from engine.messages import PackedModule
+from engine.models.spec import ModelSpec
+
+__all__ = [
+    "CONFIG_FILE",
+    "REASONS",
+    "TEXT_FILES",
+    "WEIGHTS_FILE",
+    "AdapterInvalid",
+    "AdapterManifest",
+    "Limits",
+    "TensorRef",
+    "inspect",
+    "revision_digest",
+]
+
+_DEFAULT_LIMITS = Limits()
+
+
+def inspect(
+    folder: Path,
+    spec: ModelSpec,
+    limits: Limits = _DEFAULT_LIMITS,
+    *,
+    served_dtype: str = "auto",
+) -> AdapterManifest:
+    """Read and check a whole adapter.  `served_dtype` is the arena's, to find values that overflow
+    in it; "auto" leaves that check out.  Raises AdapterInvalid."""
+    with AdapterFolder(folder) as opened:
+        opened.need_both_files()
+        config = opened.read(CONFIG_FILE, limits.max_config, too_large="E_CONFIG_TOO_LARGE")
+        settings = parse_config(config, limits)
+        fd = opened.open(WEIGHTS_FILE)
+        try:
+            pairs = find_pairs(read_header(fd, limits), spec)
+            _check_shapes(pairs, spec, limits)
+            modules, warnings = _scale(pairs, settings)
+            text_files = check_text_files(opened, spec.vocab_size, limits)
+            warnings += _scan(fd, pairs, modules, served_dtype)
+            file_bytes = os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+    warnings += _target_warnings(pairs, settings)
+    dtypes = {FLOAT_DTYPES[ref.dtype] for pair in pairs for ref in (pair.a, pair.b)}
+    ranks = _largest_ranks(modules)
+    return AdapterManifest(
+        rank=max(ranks.values()),
+        ranks=ranks,
+        alpha=settings.alpha,
+        rslora=settings.rslora,
+        targets=tuple(ranks),
+        dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
+        num_layers=len({pair.layer for pair in pairs}),
+        file_bytes=file_bytes,
+        modules=modules,
+        tensors=tuple((pair.a, pair.b) for pair in pairs),
+        changes_kv=any(_changes_kv(module, spec) for module in modules),
+        warnings=tuple(warnings),
+        semantic=settings.semantic,
+        text_files=text_files,
+    )
+
+
+def _check_shapes(pairs: tuple[Pair, ...], spec: ModelSpec, limits: Limits) -> None:
+    """A is [r, d_in], B is [d_out, r], both of a float dtype."""
+    _refuse_shards(pairs)
+    wrong = []
+    for pair in pairs:
+        d_in, d_out = spec.shapes.dims[MODULE_ID[pair.module]]
+        for ref in (pair.a, pair.b):
+            if ref.dtype not in FLOAT_DTYPES:
+                raise refuse(
+                    "E_DTYPE",
+                    f"{shown(ref.name)} has dtype {ref.dtype}",
+                    "save the adapter as float32, bfloat16 or float16",
+                )
+        if len(pair.a.shape) != 2 or pair.a.shape[1] != d_in:
+            wrong.append((pair.a, f"[r, {d_in}]"))
+        elif len(pair.b.shape) != 2 or pair.b.shape[0] != d_out:
+            wrong.append((pair.b, f"[{d_out}, r]"))
+        elif pair.b.shape[1] != pair.a.shape[0]:
+            wrong.append((pair.b, f"[{d_out}, {pair.a.shape[0]}] as lora_A has that rank"))
+    if wrong:
+        ref, wanted = wrong[0]
+        raise refuse(
+            "E_SHAPE",
+            f"{shown(ref.name)} is {list(ref.shape)}, wanted {wanted};"
+            f" {len(wrong)} of {len(pairs)} pairs do not fit the base",
+            "it was probably made for another model: serve it on that one",
+        )
+    for pair in pairs:
+        rank = pair.a.shape[0]
+        if rank > limits.max_rank:
+            raise rank_too_large(f"{shown(pair.a.name)} has rank {rank}", limits)
+
+
+def _refuse_shards(pairs: tuple[Pair, ...]) -> None:
+    found = [
+        f"{ref.name} {list(ref.shape)}"
+        for pair in pairs
+        for ref in (pair.a, pair.b)
+        if len(ref.shape) < 2 or 0 in ref.shape
+    ]
+    if found:
+        raise refuse(
+            "E_ZERO_SHARD",
+            f"saved from a sharded run: {shown_list(found)}",
+            "gather the parameters before saving (ZeRO-3: zero_to_fp32.py; FSDP: full state dict)",
+        )
+
+
+def _scale(
+    pairs: tuple[Pair, ...], settings: LoraSettings
+) -> tuple[tuple[PackedModule, ...], list[str]]:
+    """Rank and scaling of every module, and what is to be said about them."""
+    rule = Scaling(settings)
+    modules, unsaid = [], set()
+    for pair in pairs:
+        rank, said = pair.a.shape[0], rule.rank(pair.name)
+        if said is None:
+            unsaid.add(rank)
+        elif said != rank:
+            raise refuse(
+                "E_RANK_MISMATCH",
+                f"{shown(pair.name)} has rank {rank}, {CONFIG_FILE} says {said}",
+                "put the config of the same training run beside the weights",
+            )
+        scaling = rule.scaling(pair.name, rank)
+        modules.append(PackedModule(pair.layer, pair.module, rank, scaling))
+    if len(unsaid) > 1:
+        raise refuse(
+            "E_RANK_MISMATCH",
+            f"{CONFIG_FILE} has no r, and the tensors' ranks differ: {shown_list(sorted(unsaid))}",
+            "set r and rank_pattern to the values of training",
+        )
+    warnings = [f"{CONFIG_FILE} has no r: rank {rank} is taken from the tensors" for rank in unsaid]
+    return tuple(modules), warnings
+
+
+def _scan(
+    fd: int, pairs: tuple[Pair, ...], modules: tuple[PackedModule, ...], served_dtype: str
+) -> list[str]:
+    """Look at every byte; warn of an adapter that adds nothing."""
+    scanner = Scanner(fd, served_dtype)
+    idle = True
+    for pair, module in zip(pairs, modules, strict=True):
+        a_zero, b_zero = scanner.is_zero(pair.a), scanner.is_zero(pair.b)
+        idle &= a_zero or b_zero or module.scaling == 0.0
+    return ["this adapter changes nothing: every lora_B (or scaling) is zero"] if idle else []
+
+
+def _target_warnings(pairs: tuple[Pair, ...], settings: LoraSettings) -> list[str]:
+    """Listed targets without any tensor.  The tensors decide what is served, not the list."""
+    targets, names = settings.target_modules, {pair.name for pair in pairs}
+    warnings = []
+    absent: list[str] = []
+    if isinstance(targets, list):
+        absent = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n in names)]
+    elif targets == "all-linear":
+        present = {pair.module for pair in pairs}
+        absent = [module for module in MODULES if module not in present]
+    elif targets is not None:
+        warnings += _regex_warning(targets, names, settings)
+    if absent:
+        warnings.append(f"target_modules lists {shown_list(absent)}, without any tensor")
+    if settings.modules_to_save:
+        saved = shown_list(settings.modules_to_save)
+        warnings.append(f"modules_to_save lists {saved}, but the file holds no such weights")
+    return warnings
+
+
+def _regex_warning(target: str, names: set[str], settings: LoraSettings) -> list[str]:
+    try:
+        if len(target) > MAX_TARGET_CHARS:
+            raise PatternRefused(f"longer than {MAX_TARGET_CHARS} characters")
+        pattern = Pattern(target, settings.budget)
+        if any(pattern.covers(name) for name in sorted(names)):
+            return []
+        return ["the regular expression in target_modules matches no module that has tensors"]
+    except PatternRefused as error:
+        return [f"target_modules was not compared with the tensors: {shown(str(error))}"]
+
+
+def _largest_ranks(modules: tuple[PackedModule, ...]) -> dict[str, int]:
+    ranks: dict[str, int] = {}
+    for module in sorted(modules, key=lambda m: MODULE_ID[m.module]):
+        ranks[module.module] = max(module.rank, ranks.get(module.module, 0))
+    return ranks
+
+
+def _changes_kv(module: PackedModule, spec: ModelSpec) -> bool:
+    """Whether it can change any K or V: those of its own layer, or of a later one through the
+    hidden states."""
+    return module.layer < spec.num_layers - 1 or module.module in ("k_proj", "v_proj")

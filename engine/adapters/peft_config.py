@@ -1,0 +1,313 @@
+"""adapter_config.json: what it says about the arithmetic, or why lorad does not serve it.
+
+Goes in: the file's bytes.  Comes out: LoraSettings, which give rank and scaling of every module by
+PEFT's own rule.  Every field is either used, known not to matter, or refused: PEFT drops unknown
+fields in silence, and a field that changes the arithmetic must not be dropped.  The base model's
+name and all paths in the file are never looked at.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.adapters.adapter_folder import mlx, refuse_pointer
+from engine.adapters.manifest import CONFIG_FILE, Limits
+from engine.adapters.patterns import Budget, PatternRefused, PatternTable
+from engine.adapters.reasons import refuse, shown, shown_list
+from engine.adapters.strict_json import read_object
+
+#: Fields that change nothing about serving one adapter unmerged, whatever their value.
+#: The configs of loftq, eva, corda and lora_ga are among them: init_lora_weights says the rest.
+#: bias and modules_to_save too: if such weights exist, they are tensors, and those are refused.
+_WITHOUT_EFFECT = frozenset(
+    [
+        "peft_type",
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "lora_dropout",
+        "fan_in_fan_out",
+        "bias",
+        "modules_to_save",
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "megatron_core",
+        "loftq_config",
+        "eva_config",
+        "corda_config",
+        "lora_ga_config",
+        "velora_config",
+        "runtime_config",
+        "qalora_group_size",
+        "ensure_weight_tying",
+        "merge_weights",
+        "lora_dtype",
+        "lorap_lr_ratio",
+        "lorap_emb_lr",
+    ]
+)
+#: Fields that `parse_config` reads itself.
+_READ = frozenset(
+    ["r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"]
+)
+
+#: Starting values of A and B that leave the base as it is.
+_PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+
+_RETRAIN = "train or convert it as plain LoRA"
+#: field -> (code, what it means, hint), refused unless the value is neutral.
+_VARIETIES: dict[str, tuple[str, str, str]] = {
+    "use_dora": ("E_DORA", "DoRA", _RETRAIN + ": use_dora=False"),
+    "alora_invocation_tokens": (
+        "E_ALORA",
+        "an activated LoRA, which acts only after its invocation tokens",
+        _RETRAIN + ": without alora_invocation_tokens",
+    ),
+    "use_qalora": ("E_QALORA", "QA-LoRA", _RETRAIN + ": use_qalora=False"),
+    "lora_bias": ("E_LORA_BIAS", "a bias on every lora_B", _RETRAIN + ": lora_bias=False"),
+    "layer_replication": (
+        "E_LAYER_REPLICATION",
+        "a base with replicated layers",
+        "serve the deeper model itself as the base, and train on that",
+    ),
+    "target_parameters": (
+        "E_MOE",
+        "LoRA on the parameters of MoE experts",
+        "serve it on the mixture-of-experts base that it was trained on",
+    ),
+    "use_bdlora": ("E_BDLORA", "block-diagonal LoRA", _RETRAIN + ": without use_bdlora"),
+    "monteclora_config": ("E_MONTECLORA", "MonteCLoRA", _RETRAIN),
+    "arrow_config": ("E_ARROW", "Arrow routing", "add the routed adapters one by one"),
+    "kasa_config": ("E_KASA", "KaSA", _RETRAIN),
+    "trainable_token_indices": (
+        "E_TRAINABLE_TOKENS",
+        "trained rows of the embedding",
+        _RETRAIN + ": without trainable_token_indices",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """The arithmetic of one adapter.  `rank` None: not said, so the tensors must agree."""
+
+    rank: int | None
+    alpha: float
+    rslora: bool
+    rank_pattern: tuple[tuple[str, int], ...]
+    alpha_pattern: tuple[tuple[str, float], ...]
+    target_modules: list[str] | str | None
+    modules_to_save: tuple[str, ...]
+    budget: Budget = field(default_factory=Budget, compare=False)
+
+    @property
+    def semantic(self) -> dict[str, Any]:
+        """What decides the arithmetic, for the digest.  Patterns keep their order: it matters."""
+        return {
+            "peft_type": "LORA",
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "use_rslora": self.rslora,
+            "rank_pattern": [list(pair) for pair in self.rank_pattern],
+            "alpha_pattern": [list(pair) for pair in self.alpha_pattern],
+        }
+
+
+def parse_config(data: bytes, limits: Limits) -> LoraSettings:
+    """Read adapter_config.json.  Raises AdapterInvalid."""
+    refuse_pointer(CONFIG_FILE, data)
+    config = read_object(
+        data,
+        what=CONFIG_FILE,
+        code="E_CONFIG_INVALID",
+        hint="save the adapter again with save_pretrained",
+    )
+    _check_type(config)
+    _check_varieties(config)
+    _check_init(config)
+    _check_unknown(config)
+    settings = LoraSettings(
+        rank=_rank(config.get("r"), "r", limits) if config.get("r") is not None else None,
+        alpha=_alpha(config.get("lora_alpha"), "lora_alpha"),
+        rslora=_flag(config, "use_rslora"),
+        rank_pattern=_pattern(config, "rank_pattern", lambda v, name: _rank(v, name, limits)),
+        alpha_pattern=_pattern(config, "alpha_pattern", _alpha),
+        target_modules=_targets(config.get("target_modules")),
+        modules_to_save=_names(config.get("modules_to_save")),
+    )
+    return settings
+
+
+class Scaling:
+    """The one place where rank and scaling of a module are computed.
+
+    PEFT's rule: r and alpha come from the first pattern key that matches the module's name in the
+    model that was trained, else from the config; scaling is alpha / r, with rsLoRA alpha / sqrt(r).
+    """
+
+    def __init__(self, settings: LoraSettings) -> None:
+        self._settings = settings
+        try:
+            self._ranks = PatternTable(settings.rank_pattern, settings.budget)
+            self._alphas = PatternTable(settings.alpha_pattern, settings.budget)
+        except PatternRefused as error:
+            raise _bad_pattern(error) from None
+
+    def rank(self, name: str) -> int | None:
+        """The rank that the config gives to the module `name`; None if it gives none."""
+        try:
+            own = self._ranks.get(name)
+        except PatternRefused as error:
+            raise _bad_pattern(error) from None
+        return self._settings.rank if own is None else own
+
+    def scaling(self, name: str, rank: int) -> float:
+        """What the pair's product is multiplied by, finite in float32.  Raises AdapterInvalid."""
+        try:
+            own = self._alphas.get(name)
+        except PatternRefused as error:
+            raise _bad_pattern(error) from None
+        alpha = self._settings.alpha if own is None else own
+        return alpha / math.sqrt(rank) if self._settings.rslora else alpha / rank
+
+
+def _check_type(config: dict[str, Any]) -> None:
+    kind = config.get("peft_type")
+    if kind == "LORA":
+        return
+    if kind is None:
+        if "fine_tune_type" in config or "lora_parameters" in config:
+            kind = config.get("fine_tune_type", "lora")
+            raise mlx(f"{CONFIG_FILE} has fine_tune_type {shown(kind)}")
+        raise refuse(
+            "E_NO_PEFT_TYPE",
+            f"{CONFIG_FILE} has no peft_type; its fields are {shown_list(config) or 'none'}",
+            'if it is a PEFT LoRA, add "peft_type": "LORA"; else convert it to one',
+        )
+    raise refuse(
+        "E_PEFT_TYPE", f"peft_type is {shown(kind)}; served is LORA", _RETRAIN + ' ("LORA")'
+    )
+
+
+def _check_varieties(config: dict[str, Any]) -> None:
+    for name, (code, meaning, hint) in _VARIETIES.items():
+        value = config.get(name)
+        # An empty list of invocation tokens still makes PEFT build the aLoRA variant.
+        neutral = value is None if name == "alora_invocation_tokens" else _is_neutral(value)
+        if not neutral:
+            raise refuse(code, f"{name} is {shown(value)}: {meaning}", hint)
+
+
+def _check_init(config: dict[str, Any]) -> None:
+    value = config.get("init_lora_weights")
+    if any(value is plain for plain in _PLAIN_INITS[:3]) or (
+        isinstance(value, str) and value in _PLAIN_INITS
+    ):
+        return
+    raise refuse(
+        "E_INIT",
+        f"init_lora_weights is {shown(value)}: B A is relative to a base changed when training"
+        " began, allowed are true, false, gaussian, eva, orthogonal, mica",
+        "convert it: save_pretrained(folder, path_initial_model_for_weight_conversion=...)",
+    )
+
+
+def _check_unknown(config: dict[str, Any]) -> None:
+    known = _WITHOUT_EFFECT | _READ | _VARIETIES.keys()
+    for name, value in config.items():
+        if name not in known and not _is_neutral(value):
+            version = config.get("peft_version")
+            said = (
+                f"peft_version {shown(version)}" if version else "a peft_version that is not given"
+            )
+            raise refuse(
+                "E_UNKNOWN_FIELD",
+                f"the field {shown(name)} is {shown(value)}, and lorad does not know it ({said})",
+                "if it does not change the arithmetic, remove it; else a newer lorad is needed",
+            )
+
+
+def _is_neutral(value: Any) -> bool:
+    return value is None or value is False or value in ({}, [], "")
+
+
+def _flag(config: dict[str, Any], name: str) -> bool:
+    value = config.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise _bad_value(name, value, "true or false")
+
+
+def _rank(value: Any, name: str, limits: Limits) -> int:
+    if type(value) is not int or value < 1:
+        raise _bad_value(name, value, "a whole number above 0")
+    if value > limits.max_rank:
+        raise rank_too_large(f"{name} is {shown(value)}", limits)
+    return int(value)
+
+
+def rank_too_large(found: str, limits: Limits) -> Exception:
+    """The refusal of a rank above the limit, naming the setting."""
+    return refuse(
+        "E_RANK_TOO_LARGE",
+        f"{found}, allowed are {limits.max_rank}",
+        "raise `[lora] max_rank` and restart, or train with a smaller rank",
+    )
+
+
+def _alpha(value: Any, name: str) -> float:
+    if value is None:
+        raise refuse(
+            "E_ALPHA", f"{name} is absent or null", f"set {name} to the value used in training"
+        )
+    if type(value) not in (int, float):
+        raise _bad_value(name, value, "a number")
+    if not -3e38 < value < 3e38:
+        raise refuse("E_ALPHA", f"{name} is {shown(value)}", f"set {name} to the value of training")
+    return float(value)
+
+
+def _pattern(
+    config: dict[str, Any], name: str, read: Callable[[Any, str], Any]
+) -> tuple[tuple[str, Any], ...]:
+    value = config.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise _bad_value(name, value, "an object of pattern: number")
+    return tuple((key, read(each, f"{name}[{shown(key)}]")) for key, each in value.items())
+
+
+def _targets(value: Any) -> list[str] | str | None:
+    """Only good for a warning, so a strange value is as good as none."""
+    if isinstance(value, list):
+        return [each for each in value if isinstance(each, str)]
+    return value if isinstance(value, str) else None
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        return ()
+    return tuple(dict.fromkeys(each for each in value if isinstance(each, str)))
+
+
+def _bad_value(name: str, value: Any, wanted: str) -> Exception:
+    return refuse(
+        "E_CONFIG_VALUE",
+        f"{name} is {shown(value)}, wanted is {wanted}",
+        f"correct {name} in {CONFIG_FILE}",
+    )
+
+
+def _bad_pattern(error: PatternRefused) -> Exception:
+    return refuse(
+        "E_PATTERN",
+        f"rank_pattern or alpha_pattern: {shown(str(error))}",
+        "write the patterns as plain module names",
+    )

@@ -1,0 +1,271 @@
+"""The names of an adapter's tensors: which pair of which layer each one is.
+
+Names are parsed by structure, segment by segment, never by string replacement.  Many tools write
+them in many ways (prefixes, wrappers, the adapter's own name left in); whatever maps to a module of
+the base without doubt is taken, everything else is refused by the name of what it is.
+
+Goes in: the header's tensors and the base's spec.  Comes out: a Pair for each module, or
+AdapterInvalid.  Knows nothing of ranks, scaling or bytes.
+"""
+
+import re
+from dataclasses import dataclass
+
+from engine.adapters.adapter_folder import mlx
+from engine.adapters.layout import MODULE_ID, MODULES
+from engine.adapters.manifest import TensorRef
+from engine.adapters.reasons import refuse, shown, shown_list
+from engine.models.spec import ModelSpec
+
+#: Segments that training wrappers (DDP, torch.compile, FSDP, checkpointing) put anywhere in a name.
+_WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+_TARGET = re.compile(
+    r"(?:(?:model|language_model|text_model)\.)*layers\.(0|[1-9][0-9]{0,5})"
+    r"\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)"
+)
+_VISION = frozenset(
+    [
+        "visual",
+        "vision_tower",
+        "vision_model",
+        "vision_encoder",
+        "multi_modal_projector",
+        "mm_projector",
+        "embed_vision",
+        "audio_tower",
+        "embed_audio",
+    ]
+)
+_EXPERTS = frozenset(["experts", "block_sparse_moe", "shared_expert", "shared_experts"])
+_HEADS = frozenset(["lm_head", "unembed_tokens", "embed_out"])
+_EMBEDDINGS = frozenset(["embed_tokens", "wte", "word_embeddings", "tok_embeddings"])
+#: Buffers that old checkpoints and converters carry along; they say nothing about the adapter.
+_BUFFERS = frozenset(["inv_freq", "rope_freqs", "position_ids"])
+
+_RETRAIN = "train without it, or merge it into the base"
+#: code -> (what the tensors are, hint), for refusals that need no more than the names.
+_KINDS: dict[str, tuple[str, str]] = {
+    "E_VISION": (
+        "the vision or audio part cannot be applied to a text base",
+        "train with the text layers as the only targets",
+    ),
+    "E_MOE": (
+        "LoRA on MoE experts, the base is dense",
+        "serve it on the mixture-of-experts base that it was trained on",
+    ),
+    "E_DORA": ("DoRA magnitudes", "train or convert it as plain LoRA: use_dora=False"),
+    "E_LORA_BIAS": ("biases on LoRA factors", "train with lora_bias=False"),
+    "E_EMBEDDING_LORA": ("LoRA on the embedding", "train without the embedding as a target"),
+    "E_HEAD_LORA": ("LoRA on the output head", "train without lm_head as a target"),
+    "E_TRAINABLE_TOKENS": ("trained token rows", "train without trainable_token_indices"),
+    "E_KOHYA": ("LoRA for an image model", "serve it with an image pipeline"),
+    "E_LYCORIS": ("LyCORIS factors (LoHa, LoKr)", "train or convert it as plain LoRA"),
+    "E_PEFT_TYPE": ("AdaLoRA factors, not LoRA", "train or convert it as plain LoRA"),
+    "E_KASA": ("KaSA diagonals", "train or convert it as plain LoRA"),
+    "E_MONTECLORA": ("MonteCLoRA samplers", "train or convert it as plain LoRA"),
+    "E_BIAS": ("trained biases", 'train with bias="none"'),
+    "E_BASE_COPY": (
+        "copies of base weights",
+        "remove these tensors if they equal the base's, or save with save_embedding_layers=False",
+    ),
+    "E_MODULES_TO_SAVE": ("whole replacement weights", _RETRAIN),
+    "E_UNKNOWN_TENSOR": ("tensors of an unknown kind", "save the adapter again with PEFT"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One LoRA pair.  `name` is the module's name in the model that was trained, which is what
+    PEFT matches patterns against."""
+
+    layer: int
+    module: str
+    name: str
+    a: TensorRef
+    b: TensorRef
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    ref: TensorRef
+    side: str  # "A" or "B"
+    name: str  # of the module, wrappers and PEFT's prefix stripped
+    adapter: str | None  # the adapter's name, where it was left in
+
+
+def find_pairs(refs: tuple[TensorRef, ...], spec: ModelSpec) -> tuple[Pair, ...]:
+    """Every pair, in stream order.  Raises AdapterInvalid unless all tensors are accounted for."""
+    factors: list[_Factor] = []
+    others: dict[str, list[TensorRef]] = {}
+    for ref in refs:
+        found = _classify(ref)
+        if isinstance(found, _Factor):
+            factors.append(found)
+        elif found is not None:
+            others.setdefault(found, []).append(ref)
+    _refuse_others(others, spec)
+    _refuse_mixture(factors)
+    return _pair_up(factors, spec)
+
+
+def _classify(ref: TensorRef) -> _Factor | str | None:
+    """A factor, or the code to refuse the tensor with, or None for one without meaning."""
+    segments = [s for s in ref.name.split(".") if s not in _WRAPPERS]
+    while segments[:2] == ["base_model", "model"]:
+        del segments[:2]
+    place = next((i for i, s in enumerate(segments) if s in ("lora_A", "lora_B")), None)
+    if place is None:
+        return _kind_without_factor(ref.name, segments)
+    path, tail = segments[:place], segments[place + 1 :]
+    if not _VISION.isdisjoint(path):
+        return "E_VISION"
+    if not _EXPERTS.isdisjoint(path):
+        return "E_MOE"
+    if path and path[-1] in _HEADS:
+        return "E_HEAD_LORA"
+    if path and path[-1] in _EMBEDDINGS:
+        return "E_EMBEDDING_LORA"
+    if tail[-1:] == ["bias"]:
+        return "E_LORA_BIAS"
+    if tail[-1:] != ["weight"] or len(tail) > 2:
+        return "E_UNKNOWN_TENSOR"
+    adapter = tail[0] if len(tail) == 2 else None
+    return _Factor(ref, segments[place][-1], ".".join(path), adapter)
+
+
+def _kind_without_factor(name: str, segments: list[str]) -> str | None:
+    """The code for a tensor that is neither lora_A nor lora_B; None if it may be ignored."""
+    last = segments[-1] if segments else ""
+    there = set(segments)
+    if not there.isdisjoint(_BUFFERS):
+        return None
+    for code, marks in _MARKS:
+        if not there.isdisjoint(marks):
+            return code
+    if name.startswith(("lora_unet_", "lora_te")) or last == "alpha":
+        return "E_KOHYA"
+    if any(s.startswith(("hada_", "lokr_")) for s in segments):
+        return "E_LYCORIS"
+    if "base_layer" in there:
+        return "E_BIAS" if last == "bias" else "E_BASE_COPY"
+    if "modules_to_save" in there or {"classifier", "score", "v_head"} & there:
+        return "E_MODULES_TO_SAVE"
+    return {"bias": "E_BIAS", "weight": "E_MODULES_TO_SAVE"}.get(last, "E_UNKNOWN_TENSOR")
+
+
+#: code -> segments of which one is enough; looked through in this order.
+_MARKS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("E_VISION", _VISION),
+    ("E_MOE", _EXPERTS),
+    ("E_DORA", frozenset(("lora_magnitude_vector", "dora_scale"))),
+    ("E_EMBEDDING_LORA", frozenset(("lora_embedding_A", "lora_embedding_B"))),
+    ("E_TRAINABLE_TOKENS", frozenset(("trainable_tokens_delta", "token_adapter"))),
+    ("E_MLX", frozenset(("lora_a", "lora_b"))),
+    ("E_KOHYA", frozenset(("lora_down", "lora_up"))),
+    ("E_PEFT_TYPE", frozenset(("lora_E", "ranknum"))),
+    ("E_KASA", frozenset(("lora_diag",))),
+    ("E_MONTECLORA", frozenset(("lora_monteclora_sampler",))),
+)
+
+
+def _refuse_others(others: dict[str, list[TensorRef]], spec: ModelSpec) -> None:
+    if "E_MLX" in others:
+        raise mlx(f"tensors {shown_list(ref.name for ref in others['E_MLX'])}")
+    if "E_MODULES_TO_SAVE" in others:
+        for ref in others["E_MODULES_TO_SAVE"]:
+            _refuse_resized(ref, spec)
+    for code, (meaning, hint) in _KINDS.items():
+        if code in others:
+            named = (f"{ref.name} {list(ref.shape)}" for ref in others[code])
+            raise refuse(code, f"{meaning}: {shown_list(named)}", hint)
+
+
+def _refuse_resized(ref: TensorRef, spec: ModelSpec) -> None:
+    name = ref.name.split(".")[-2] if "." in ref.name else ""
+    if name in _HEADS | _EMBEDDINGS and ref.shape and ref.shape[0] != spec.vocab_size:
+        raise refuse(
+            "E_VOCAB_RESIZED",
+            f"{shown(ref.name)} has {ref.shape[0]} rows, the base has {spec.vocab_size}",
+            "train without added tokens, or serve the resized model itself as the base",
+        )
+
+
+def _refuse_mixture(factors: list[_Factor]) -> None:
+    names = sorted({factor.adapter or "(none)" for factor in factors})
+    if len(names) > 1:
+        raise refuse(
+            "E_MIXED_ADAPTERS",
+            f"the tensors belong to {len(names)} adapters: {shown_list(names)}",
+            "save each adapter into a folder of its own",
+        )
+
+
+def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
+    halves: dict[tuple[int, str], dict[str, _Factor]] = {}
+    unknown: list[str] = []
+    beyond: list[str] = []
+    for factor in factors:
+        match = _TARGET.fullmatch(factor.name)
+        if match is None:
+            unknown.append(factor.ref.name)
+            continue
+        layer, module = int(match[1]), match[2].rpartition(".")[2]
+        if layer >= spec.num_layers:
+            beyond.append(factor.ref.name)
+            continue
+        sides = halves.setdefault((layer, module), {})
+        if factor.side in sides:
+            raise refuse(
+                "E_DUPLICATE_MODULE",
+                f"{shown(sides[factor.side].ref.name)} and {shown(factor.ref.name)} are both"
+                f" lora_{factor.side} of {module} in layer {layer}",
+                "keep the one of the two that was trained",
+            )
+        sides[factor.side] = factor
+    _refuse_unmatched(unknown, beyond, bool(halves), spec)
+    broken = [
+        f"{next(iter(sides.values())).ref.name} has no lora_{'B' if 'A' in sides else 'A'}"
+        for sides in halves.values()
+        if len(sides) == 1
+    ]
+    if broken:
+        raise refuse(
+            "E_HALF_PAIR",
+            f"half a pair: {shown_list(broken)}",
+            "the file is incomplete: save the adapter again",
+        )
+    order = sorted(halves, key=lambda key: (key[0], MODULE_ID[key[1]]))
+    return tuple(
+        Pair(layer, module, sides["A"].name, sides["A"].ref, sides["B"].ref)
+        for layer, module in order
+        for sides in (halves[layer, module],)
+    )
+
+
+def _refuse_unmatched(
+    unknown: list[str], beyond: list[str], any_match: bool, spec: ModelSpec
+) -> None:
+    has = f"the base has {', '.join(MODULES)} in layers 0 to {spec.num_layers - 1}"
+    if not any_match and not beyond:
+        hidden, out = spec.shapes.dims[0]
+        found = f"such as {shown(unknown[0])}" if unknown else "the file holds no LoRA tensor"
+        raise refuse(
+            "E_NO_MATCH",
+            f"none of {len(unknown)} LoRA tensors belongs to the base, {found}; {has},"
+            f" q_proj is [{out}, {hidden}]",
+            "it was made for another model: serve it on that one",
+        )
+    if unknown:
+        raise refuse(
+            "E_UNKNOWN_MODULE",
+            f"{len(unknown)} LoRA tensors are for modules that the base lacks:"
+            f" {shown_list(unknown)}; {has}",
+            "train with the base's own modules as targets",
+        )
+    if beyond:
+        raise refuse(
+            "E_LAYER_RANGE",
+            f"{len(beyond)} LoRA tensors are for layers that the base lacks:"
+            f" {shown_list(beyond)}; {has}",
+            "it was made for a deeper model: serve it on that one",
+        )

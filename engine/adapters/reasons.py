@@ -1,0 +1,113 @@
+"""Why an adapter folder is refused: every `E_` code, and the helpers that word a refusal.
+
+Goes in: a code, what was found, what to do next.  Comes out: AdapterInvalid.  Names and values in
+the messages come from foreign files, so they pass through `shown`: one line, printable, bounded.
+Knows nothing of how a fault is found.
+"""
+
+from collections.abc import Iterable
+
+from engine.errors import AdapterInvalid
+
+#: code -> what it means, one line each.  `docs/reference/reason-codes.md` is made from this table.
+REASONS: dict[str, str] = {
+    # the folder
+    "E_NOT_A_FOLDER": "there is no folder of that name, or it is something else",
+    "E_UNREADABLE": "a file cannot be opened or read: permission, or a failing disk",
+    "E_NOT_REGULAR": "a file is a symlink, FIFO, socket or device instead of a regular file",
+    "E_NO_CONFIG": "adapter_config.json is missing",
+    "E_NO_WEIGHTS": "adapter_model.safetensors is missing",
+    "E_NESTED": "the adapter lies in a subfolder",
+    "E_SHARDED": "the weights are cut into several files",
+    "E_PICKLE": "the weights are a pickle (.bin, .pt), which can run code when it is opened",
+    "E_GGUF": "a GGUF adapter, whose rows are permuted for another engine",
+    "E_MLX": "an MLX adapter: other names, transposed factors, another scaling rule",
+    "E_KOHYA": "a LoRA for an image model (kohya or diffusers layout)",
+    "E_LYCORIS": "LoHa or LoKr factors (LyCORIS) instead of LoRA pairs",
+    "E_LFS_POINTER": "a Git LFS pointer stands where the file should be",
+    "E_FILE_TOO_LARGE": "a file exceeds the size allowed for it",
+    # adapter_config.json
+    "E_CONFIG_TOO_LARGE": "adapter_config.json exceeds the size allowed for it",
+    "E_CONFIG_INVALID": "adapter_config.json is not a JSON object",
+    "E_CONFIG_VALUE": "a field of adapter_config.json has a value of the wrong kind",
+    "E_DUPLICATE_KEY": "a JSON object names the same key twice",
+    "E_NO_PEFT_TYPE": "adapter_config.json does not say its peft_type",
+    "E_PEFT_TYPE": "a PEFT method other than LoRA",
+    "E_UNKNOWN_FIELD": "a field that lorad does not know is set, and may change the arithmetic",
+    "E_ALPHA": "lora_alpha is absent, null, or gives no finite scaling",
+    "E_RANK_TOO_LARGE": "a rank exceeds `[lora] max_rank`",
+    "E_PATTERN": "a pattern in rank_pattern or alpha_pattern cannot be matched safely",
+    "E_INIT": "trained against a base whose weights were changed when training began",
+    "E_DORA": "DoRA (weight-decomposed LoRA) is not served",
+    "E_ALORA": "activated LoRA (aLoRA) is not served",
+    "E_QALORA": "QA-LoRA takes pooled inputs and is not served",
+    "E_LORA_BIAS": "biases on lora_B are not served",
+    "E_BIAS": "trained biases of the base's layers are not served",
+    "E_LAYER_REPLICATION": "layer replication changes the depth of the base",
+    "E_MOE": "LoRA on mixture-of-experts weights; the base is dense",
+    "E_BDLORA": "block-diagonal LoRA is not served",
+    "E_MONTECLORA": "MonteCLoRA keeps sampler tensors beside its pairs and is not served",
+    "E_ARROW": "Arrow routes between several adapters and is not served",
+    "E_KASA": "KaSA changes the base's weights and is not served",
+    "E_TRAINABLE_TOKENS": "trained token rows replace rows of the embedding and are not served",
+    # the header of the weights
+    "E_TRUNCATED": "the file ends before its header says it does",
+    "E_HEADER_TOO_LARGE": "the safetensors header exceeds the size allowed for it",
+    "E_HEADER": "the file is not safetensors, or its header contradicts itself",
+    "E_TOO_MANY_TENSORS": "the header lists more tensors than allowed",
+    "E_OFFSETS": "tensor bytes overlap, leave a gap, or end before the file does",
+    "E_SPAN": "a tensor's bytes are not shape x dtype",
+    "E_DTYPE": "a LoRA factor is neither float32, bfloat16 nor float16",
+    # the names of the tensors
+    "E_NO_MATCH": "no tensor belongs to a module of the base: made for another model",
+    "E_UNKNOWN_MODULE": "some LoRA pairs are for modules that the base lacks",
+    "E_UNKNOWN_TENSOR": "tensors of a kind that lorad does not know",
+    "E_LAYER_RANGE": "tensors for layers that the base lacks",
+    "E_HALF_PAIR": "lora_A without lora_B, or the reverse",
+    "E_MIXED_ADAPTERS": "two adapters are mixed in one file",
+    "E_DUPLICATE_MODULE": "two tensors stand for the same factor of the same module",
+    "E_VISION": "tensors for a vision or audio part that the text base lacks",
+    "E_HEAD_LORA": "LoRA on the output head is not served",
+    "E_EMBEDDING_LORA": "LoRA on the embedding is not served",
+    "E_MODULES_TO_SAVE": "whole replacement weights (modules_to_save) are not served",
+    "E_VOCAB_RESIZED": "the adapter brings an embedding or head of another vocabulary size",
+    "E_BASE_COPY": "copies of base weights stand beside the LoRA pairs",
+    "E_ZERO_SHARD": "an empty or flattened factor: saved from a sharded (ZeRO-3, FSDP) run",
+    # shapes and values
+    "E_SHAPE": "a factor's shape does not fit the base's module",
+    "E_RANK_MISMATCH": "the tensors' rank is not what adapter_config.json says",
+    "E_NONFINITE": "a factor holds NaN or infinity",
+    "E_OVERFLOW": "a factor holds values that are infinite in the dtype that is served",
+    "E_ROW_TOO_LARGE": "one row of a factor exceeds a pool block",
+    # text files
+    "E_TOKENIZER_INVALID": "a tokenizer file cannot be read",
+    "E_TOKENIZER_TOO_LARGE": "the adapter's tokenizer has ids that the base's embedding lacks",
+    # how it was filed (found by the daemon, not by reading the folder)
+    "E_NAME_TAKEN": "the name belongs to an adapter from another source",
+    "E_NAME_ILLEGAL": "the folder's name cannot be an adapter name",
+}
+
+#: Names listed in one message; the rest are counted.
+MAX_NAMES = 5
+
+
+def refuse(code: str, message: str, hint: str) -> AdapterInvalid:
+    """The exception for `code`, to be raised by the caller."""
+    assert code in REASONS, code
+    return AdapterInvalid(code, message, hint=hint)
+
+
+def shown(value: object, limit: int = 120) -> str:
+    """`value` as one printable line: control and bidi characters escaped, cut after `limit`."""
+    text = value if isinstance(value, str) else repr(value)
+    text = text[: limit + 1]
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return safe if len(text) <= limit else safe[:limit] + "..."
+
+
+def shown_list(names: Iterable[object]) -> str:
+    """Up to five names, and how many more there are."""
+    every = list(names)
+    rest = len(every) - MAX_NAMES
+    text = ", ".join(shown(name) for name in every[:MAX_NAMES])
+    return f"{text} and {rest} more" if rest > 0 else text
