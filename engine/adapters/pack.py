@@ -1,0 +1,200 @@
+"""The packer: an inspected adapter folder -> `packed-<layout>.bin`, once, at registration.
+
+Goes in: the folder, its manifest and a block layout.  Comes out: a file of exactly num_blocks x
+block_bytes, in which every row lies where `layout.place` says, in the arena's dtype; and the
+PackedManifest that the engine is told.  One tensor is in memory at a time.  The file appears under
+its name only when it is whole and on disk.  numpy alone: no torch, so the process starts quickly.
+
+    python -m engine.adapters.pack --folder F --model BASE --block-size 16 --dtype float32 --out DIR
+
+prints the PackedManifest as JSON on stdout, and how much the layout added on stderr.  On failure
+stdout has one object {"reason", "message", "hint"}, and the status is 8 (the adapter is at fault),
+9 (no room on the disk) or 1 (the files cannot be read or written).
+"""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.adapters.adapter_folder import AdapterFolder
+from engine.adapters.layout import ITEMSIZE, MODULE_ID, BlockLayout, RowRun, place
+from engine.adapters.manifest import WEIGHTS_FILE, AdapterManifest, Limits, TensorRef
+from engine.adapters.peft import inspect, revision_digest
+from engine.adapters.value_scan import read_exactly
+from engine.errors import AdapterInvalid, EngineError
+from engine.messages import PackedManifest
+from engine.models.spec import read_spec
+
+EXIT_FAILED, EXIT_INVALID, EXIT_NO_ROOM = 1, 8, 9
+#: Packing must not take the cores from serving.
+NICENESS = 10
+
+Words = NDArray[Any]
+
+_FILE_WORDS = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
+_OWN_DTYPE = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def pack_folder(
+    folder: Path, manifest: AdapterManifest, layout: BlockLayout, out_dir: Path, rev: str
+) -> PackedManifest:
+    """Write the packed file of `manifest` into `out_dir`, replacing one that is there.  Raises
+    AdapterInvalid, or OSError from writing; in either case nothing is left behind."""
+    placement = place(manifest.modules, layout)
+    size = placement.num_blocks * layout.block_bytes
+    final = out_dir / f"packed-{layout.id}.bin"
+    # The process id keeps two packers of the same revision out of each other's file.
+    staged = out_dir / f"{final.name}.{os.getpid()}.tmp"
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    out = os.open(staged, flags, 0o640)
+    try:
+        # Reserved at once, so that a full disk is noticed before any work; reserved bytes are zero.
+        os.posix_fallocate(out, 0, size)
+        with AdapterFolder(folder) as opened:
+            source = opened.open(WEIGHTS_FILE)
+            try:
+                for placed, (a, b) in zip(placement.modules, manifest.tensors, strict=True):
+                    d_in, d_out = layout.shapes.dims[MODULE_ID[placed.module]]
+                    rows_a = _load(source, a, (placed.rank, d_in), layout.dtype)
+                    _write(out, rows_a, placed.a, layout.block_bytes)
+                    rows_b = _load(source, b, (d_out, placed.rank), layout.dtype).T
+                    _write(out, rows_b, placed.b, layout.block_bytes)
+            finally:
+                os.close(source)
+        os.fsync(out)
+        os.rename(staged, final)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(out)
+    _sync_folder(out_dir)
+    return PackedManifest(
+        rev=rev,
+        path=str(final.absolute()),
+        layout=layout.id,
+        num_blocks=placement.num_blocks,
+        true_bytes=placement.true_bytes,
+        max_rank=manifest.rank,
+        changes_kv=manifest.changes_kv,
+        modules=manifest.modules,
+    )
+
+
+def _load(fd: int, ref: TensorRef, shape: tuple[int, int], dtype: str) -> Words:
+    """One tensor in the arena's dtype; bfloat16 as its bits."""
+    if ref.shape != shape:
+        raise AdapterInvalid(
+            "E_SHAPE",
+            f"{ref.name} is {list(ref.shape)}, the layout wants {list(shape)}",
+            hint="pack with the base model that the adapter was inspected for",
+        )
+    data = read_exactly(fd, ref.begin, memoryview(bytearray(ref.end - ref.begin)))
+    words = np.frombuffer(data, _FILE_WORDS[ref.dtype]).reshape(shape)
+    return convert(words, _OWN_DTYPE[ref.dtype], dtype)
+
+
+def convert(words: Words, source: str, target: str) -> Words:
+    """Round once, to nearest, ties to even.  bfloat16 is carried as uint16.  Values are finite:
+    inspection refused the others."""
+    if source == target:
+        return words
+    if source == "bfloat16":
+        single = (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        single = words.astype(np.float32)
+    if target == "bfloat16":
+        bits = single.view(np.uint32)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
+    return single if target == "float32" else single.astype(np.float16)
+
+
+def _write(fd: int, rows: Words, run: RowRun, block_bytes: int) -> None:
+    """Lay the rows (rank, width) at the places of `run`; bytes between rows are zero."""
+    width_bytes = run.width * rows.itemsize
+    for piece in run.pieces:
+        buffer = np.zeros((piece.rows, run.stride), np.uint8)
+        part = np.ascontiguousarray(rows[piece.first : piece.first + piece.rows])
+        buffer[:, :width_bytes] = part.view(np.uint8)
+        _write_all(fd, buffer.data.cast("B"), piece.block * block_bytes + piece.offset)
+
+
+def _write_all(fd: int, data: memoryview, at: int) -> None:
+    while data:
+        count = os.pwrite(fd, data, at)
+        data, at = data[count:], at + count
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def stored_ratio(packed: PackedManifest, layout: BlockLayout) -> float:
+    """Stored bytes over true bytes: what whole blocks and row borders cost."""
+    return packed.num_blocks * layout.block_bytes / packed.true_bytes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The packer process; returns its exit status."""
+    options = _parse(arguments)
+    os.nice(NICENESS)
+    try:
+        packed, layout = _pack(options)
+    except EngineError as error:
+        reason = error.reason if isinstance(error, AdapterInvalid) else error.code
+        status = EXIT_INVALID if isinstance(error, AdapterInvalid) else EXIT_FAILED
+        return _fail(status, reason, error.message, error.hint)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "free some space, or move the store: `[store] dir`"
+            return _fail(EXIT_NO_ROOM, "no_room", f"no room for the packed file: {error}", hint)
+        hint = "check the store's folder and its permissions"
+        return _fail(EXIT_FAILED, "load_failed", f"packing failed: {error}", hint)
+    stored = packed.num_blocks * layout.block_bytes
+    ratio = stored_ratio(packed, layout)
+    print(f"stored {stored} bytes, true {packed.true_bytes}, ratio {ratio:.3f}", file=sys.stderr)
+    print(msgspec.json.encode(packed).decode())
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.adapters.pack", description="Packer.")
+    parser.add_argument("--folder", type=Path, required=True, help="the adapter's folder")
+    parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
+    parser.add_argument("--block-size", type=int, required=True, help="tokens a block")
+    parser.add_argument("--dtype", choices=sorted(ITEMSIZE), required=True, help="the arena's")
+    parser.add_argument("--out", type=Path, required=True, help="where the packed file goes")
+    parser.add_argument("--max-rank", type=int, default=Limits().max_rank)
+    parser.add_argument("--max-bytes", type=int, default=Limits().max_bytes)
+    return parser.parse_args(arguments)
+
+
+def _pack(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayout]:
+    spec = read_spec(options.model)
+    limits = Limits(max_rank=options.max_rank, max_bytes=options.max_bytes)
+    layout = spec.block_layout(block_size=options.block_size, dtype=options.dtype)
+    manifest = inspect(options.folder, spec, limits, served_dtype=options.dtype)
+    rev = revision_digest(options.folder, manifest)
+    return pack_folder(options.folder, manifest, layout, options.out, rev), layout
+
+
+def _fail(status: int, reason: str, message: str, hint: str) -> int:
+    print(msgspec.json.encode({"reason": reason, "message": message, "hint": hint}).decode())
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
