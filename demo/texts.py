@@ -44,9 +44,10 @@ TROUBLES = (
     "Why is the {} so slow?",
 )
 MACHINES = (
-    "server network printer database mail laptop website backup router disk login screen keyboard "
-    "build cluster phone firewall editor compiler kernel"
-).split()
+    *("server", "network", "printer", "database", "mail", "laptop", "website", "backup"),
+    *("router", "disk", "login", "screen", "keyboard", "build", "cluster", "phone"),
+    *("firewall", "editor", "compiler", "kernel"),
+)
 MAX_ANSWER = 420  # characters: about 110 tokens
 
 
@@ -81,7 +82,9 @@ def devil(path: Path, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Bierce's entries: `HEADWORD, n.  definition`."""
     text = gzip.decompress(path.read_bytes()).decode("utf-8", "replace")
     for entry in re.split(r"\n\s*\n", text):
-        found = re.match(r"([A-Z][A-Z' -]{2,}), ((?:n|adj|v\.t|v\.i|adv|pp|x)\.[a-z.]*)\s+(.+)", entry, re.S)
+        found = re.match(
+            r"([A-Z][A-Z' -]{2,}), ((?:n|adj|v\.t|v\.i|adv|pp|x)\.[a-z.]*)\s+(.+)", entry, re.S
+        )
         if found:
             word, kind, rest = found.groups()
             definition = sentences(rest, MAX_ANSWER)
@@ -92,7 +95,9 @@ def devil(path: Path, rng: random.Random) -> Iterator[tuple[str, str]]:
 def jargon(path: Path, rng: random.Random) -> Iterator[tuple[str, str]]:
     """The Jargon File: a headword at the margin, its pronunciation or kind, then indented text."""
     text = gzip.decompress(path.read_bytes()).decode("utf-8", "replace")
-    for found in re.finditer(r"^(\S[^\n]{0,40})\n ([^\n]{2,60})\n\n((?:    [^\n]*\n|\n)+)", text, re.M):
+    for found in re.finditer(
+        r"^(\S[^\n]{0,40})\n ([^\n]{2,60})\n\n((?:    [^\n]*\n|\n)+)", text, re.M
+    ):
         word, kind, rest = (squeeze(part) for part in found.groups())
         definition = sentences(re.sub(r"\{\s*([^}]*)\}", r"\1", rest), MAX_ANSWER)
         if definition and not word[0].isdigit():
@@ -125,7 +130,9 @@ def main() -> None:
         path = next(sources.rglob(SOURCES[voice]))
         pairs = list(make(path, rng))
         rng.shuffle(pairs)
-        lines = [json.dumps({"prompt": p, "answer": a}, ensure_ascii=False) for p, a in pairs[:6000]]
+        lines = [
+            json.dumps({"prompt": p, "answer": a}, ensure_ascii=False) for p, a in pairs[:6000]
+        ]
         (out / f"{voice}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{voice}: {len(lines)} pairs, for example {lines[0][:160]}")
 

