@@ -1,0 +1,155 @@
+"""What the registry hands out: frozen values, never database rows.
+
+Times are seconds since the epoch (UTC), sizes bytes.  Nothing here knows SQL or files.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.adapters.states import State
+from engine.messages import PackedManifest, PackedModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRecord:
+    """One packed file of a revision.  `path` is absolute, under the store."""
+
+    layout: str
+    path: str
+    num_blocks: int
+    true_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionRecord:
+    """One immutable content.  `rank` is the largest of its modules, `ranks` the largest of each."""
+
+    rev: str
+    rank: int
+    ranks: Mapping[str, int]
+    alpha: float
+    rslora: bool
+    targets: tuple[str, ...]
+    num_layers: int  # that carry tensors
+    dtype: str
+    file_bytes: int
+    changes_kv: bool
+    modules: tuple[PackedModule, ...]  # in stream order
+    warnings: tuple[str, ...] = ()
+    packed: Mapping[str, PackedRecord] = field(default_factory=dict)  # by layout
+    created_at: float = 0.0
+
+    def packed_manifest(self, layout: str) -> PackedManifest | None:
+        """What the engine needs to know of it; None until it is packed for `layout`."""
+        packed = self.packed.get(layout)
+        if packed is None:
+            return None
+        return PackedManifest(
+            rev=self.rev,
+            path=packed.path,
+            layout=layout,
+            num_blocks=packed.num_blocks,
+            true_bytes=packed.true_bytes,
+            max_rank=self.rank,
+            changes_kv=self.changes_kv,
+            modules=self.modules,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRecord:
+    """One name.  `stored_state` is registered, quarantined or missing."""
+
+    name: str
+    tenant: str | None
+    model: str
+    stored_state: State
+    pinned: bool
+    priority: int
+    labels: Mapping[str, str]
+    source: str
+    serving_rev: str | None
+    candidate_rev: str | None
+    reason: str | None  # E_... of the quarantine, or of the candidate that failed last
+    reason_message: str | None
+    display_name: str | None
+    created_at: float
+    last_used_at: float | None
+    tombstone_digest: str | None = None  # content of this name that was removed and stays away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A name with the revisions that it points to."""
+
+    adapter: AdapterRecord
+    revision: RevisionRecord | None  # serving
+    candidate: RevisionRecord | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """What `register` did.  `unchanged`: this content was serving (or the candidate) already."""
+
+    name: str
+    rev: str
+    created: bool  # the name is new
+    unchanged: bool
+    serving: bool  # False: it waits as the candidate
+    replaced_rev: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What `remove` took away."""
+
+    name: str
+    serving_rev: str | None
+    candidate_rev: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """Content of `name` from `source` that an operator removed; it stays away until it changes."""
+
+    name: str
+    source: str
+    digest: str
+    removed_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """One line of the history that survives a restart; `id` rises for ever."""
+
+    id: int
+    time: float
+    level: str  # info warn error
+    type: str
+    name: str
+    rev: str
+    cause: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord:
+    """Who asked for what, and what came of it."""
+
+    id: int
+    time: float
+    actor: str
+    action: str
+    name: str
+    rev: str
+    result: str  # ok, unchanged, or an error code
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """`total` counts every match; `cursor` is None on the last page."""
+
+    items: tuple[AdapterRecord, ...]
+    total: int
+    cursor: str | None = None

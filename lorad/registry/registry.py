@@ -1,0 +1,435 @@
+"""Registry: which adapters exist, what each name means, and who changed it when.
+
+Goes in: names, revisions and settings as plain values.  Comes out: frozen records, and futures of
+changes.  Reads run on the caller's thread, each on one snapshot, and never wait for a writer;
+changes run on the one writing thread, each in one transaction, and are on disk when their future
+has a result.  Knows the store's folders; knows nothing of the engine, of files' content or HTTP.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from engine.adapters.states import State
+from lorad.errors import LoradError
+from lorad.registry import commands, journal, migrate, queries, recover, sqlite
+from lorad.registry.backups import Backups
+from lorad.registry.cards import Cards
+from lorad.registry.journal import Stamp
+from lorad.registry.mirror import Mirror, Passed
+from lorad.registry.records import (
+    AdapterRecord,
+    AuditRecord,
+    EventRecord,
+    Page,
+    Registered,
+    Removed,
+    RevisionRecord,
+    Serving,
+    Tombstone,
+)
+from lorad.registry.recover import OpenReport
+from lorad.registry.store import Store, StoreReport
+from lorad.registry.writer import Writer
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+FILE = "registry.db"
+
+
+class Registry:
+    """Opened with `Registry.open`; the daemon's lock keeps a second one out."""
+
+    def __init__(
+        self,
+        path: Path,
+        store: Store,
+        report: OpenReport,
+        mirror: Mirror,
+        *,
+        clock: Callable[[], float],
+        busy_timeout: float,
+    ) -> None:
+        self.path = path
+        self.store = store
+        self.report = report
+        self._clock = clock
+        self._mirror = mirror
+        self._readers = sqlite.reader_engine(path)
+        self._writer = Writer(path, busy_timeout=busy_timeout)
+
+    @classmethod
+    def open(
+        cls,
+        state_dir: Path,
+        *,
+        store: Store | None = None,
+        clock: Callable[[], float] = time.time,
+        busy_timeout: float = sqlite.BUSY_TIMEOUT_SECONDS,
+    ) -> "Registry":
+        """Open, upgrade or recover `state_dir/registry.db`; `store` None is `state_dir/store`.
+
+        What had to be done is in `.report`.  RegistryUnusable: a newer schema, another program's
+        file, a network file system, an unreadable disk; the file is untouched then.
+        """
+        state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+        migrate.refuse_network_filesystem(state_dir)
+        store = store or Store(state_dir / "store")
+        cards = Cards(store.directory / ".cards")
+        cards.prepare()
+        backups = Backups(state_dir / "backups")
+        path = state_dir / FILE
+        report = recover.open_database(path, cards=cards, backups=backups, store=store, now=clock())
+        mirror = Mirror(path, cards, backups, clock)
+        registry = cls(path, store, report, mirror, clock=clock, busy_timeout=busy_timeout)
+        registry._catch_up()
+        return registry
+
+    def close(self) -> None:
+        """End the changes that were given, then the threads and connections."""
+        self._writer.close()
+        self._readers.dispose()
+
+    # ------------------------------------------------------------- reads
+    def get(self, name: str) -> AdapterRecord | None:
+        with self._read() as connection:
+            return queries.adapter(connection, name)
+
+    def list(
+        self,
+        *,
+        state: str | None = None,
+        tenant: str | None = None,
+        q: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        revs: Collection[str] | None = None,
+        without_revs: Collection[str] | None = None,
+        sort: str = "name",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        """One page of names.
+
+        `state` is a stored one; derived states are asked for with `revs` (names that serve one of
+        them) and `without_revs`.  `q` is a part of the name.  `sort` is a word of `queries.SORTS`,
+        "-" before it turns it round.  invalid_value for what is unknown.
+        """
+        with self._read() as connection:
+            return queries.page(
+                connection,
+                state=state,
+                tenant=tenant,
+                q=q,
+                labels=labels,
+                revs=revs,
+                without_revs=without_revs,
+                sort=sort,
+                limit=limit,
+                cursor=cursor,
+            )
+
+    def counts(self) -> dict[State, int]:
+        """Names by stored state; states without a name are absent."""
+        with self._read() as connection:
+            return queries.counts(connection)
+
+    def revision(self, rev: str) -> RevisionRecord | None:
+        return self.revisions((rev,)).get(rev)
+
+    def revisions(self, revs: Iterable[str]) -> dict[str, RevisionRecord]:
+        """Those of `revs` that are registered."""
+        with self._read() as connection:
+            return queries.revisions_by_rev(connection, self.store, revs)
+
+    def revisions_of(self, name: str) -> tuple[str, ...]:
+        """Revisions that `name` served before its present one, newest first."""
+        with self._read() as connection:
+            return queries.revisions_of(connection, name)
+
+    def names_of(self, rev: str) -> tuple[str, ...]:
+        """Names that serve `rev` or have it as their candidate."""
+        with self._read() as connection:
+            return queries.names_of(connection, rev)
+
+    def all_serving(self) -> tuple[Serving, ...]:
+        """Every name with a serving or candidate revision, and those revisions, by name."""
+        with self._read() as connection:
+            return queries.serving(connection, self.store)
+
+    def tombstone(self, name: str) -> Tombstone | None:
+        """The removed content that stays away from `name`."""
+        with self._read() as connection:
+            return queries.tombstone(connection, name)
+
+    def events(
+        self, limit: int = 100, name: str | None = None, *, since: int = 0
+    ) -> tuple[EventRecord, ...]:
+        """The newest `limit` events with an id above `since`, newest first."""
+        with self._read() as connection:
+            return queries.event_page(connection, limit=limit, name=name, since=since)
+
+    def audit_log(self, limit: int = 100) -> tuple[AuditRecord, ...]:
+        """The newest `limit` audit rows, newest first."""
+        with self._read() as connection:
+            return queries.audit_page(connection, limit=limit)
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        try:
+            with self._readers.begin() as connection:
+                yield connection
+        except Exception as error:
+            translated = sqlite.translate(error)
+            if translated is error:
+                raise
+            raise translated from error
+
+    # ------------------------------------------------------------- changes
+    def register(
+        self,
+        name: str,
+        *,
+        tenant: str | None = None,
+        model: str,
+        source: str,
+        revision: RevisionRecord,
+        labels: Mapping[str, str] | None = None,
+        pin: bool | None = None,
+        priority: int | None = None,
+        as_candidate: bool = False,
+        actor: str = "daemon",
+    ) -> "Future[Registered]":
+        """Point `name` at a revision whose files are in the store, at once or as its candidate.
+
+        None leaves a setting as it is (a new name: unpinned, priority 50).  Content that serves
+        already is `unchanged` and ends a candidacy.  not_found if the store lacks the files.
+        """
+
+        def work(connection: Connection, at: Stamp) -> Registered:
+            if not self.store.has(revision.rev):
+                text = f"the files of {revision.rev[:12]} are not in the store"
+                raise LoradError("not_found", text, hint="add the adapter again")
+            return commands.register(
+                connection,
+                at,
+                name=name,
+                tenant=tenant,
+                model=model,
+                source=source,
+                labels=labels,
+                pin=pin,
+                priority=priority,
+                revision=revision,
+                as_candidate=as_candidate,
+            )
+
+        return self._change(work, actor)
+
+    def promote(self, name: str, rev: str, *, actor: str = "daemon") -> "Future[bool]":
+        """The candidate `rev` serves from now on; False if it did.  conflict for another rev."""
+        return self._change(lambda c, at: commands.promote(c, at, name, rev), actor)
+
+    def fail_candidate(
+        self, name: str, reason: str, message: str, *, actor: str = "daemon"
+    ) -> "Future[bool]":
+        """Drop the candidate, keep the reason.  True if the name serves on; else: quarantined."""
+        return self._change(
+            lambda c, at: commands.fail_candidate(c, at, name, reason, message), actor
+        )
+
+    def quarantine(
+        self,
+        name: str,
+        source: str,
+        reason: str,
+        message: str,
+        display_name: str | None = None,
+        *,
+        tenant: str | None = None,
+        model: str = "",
+        actor: str = "daemon",
+    ) -> "Future[bool]":
+        """File refused content.  True if the name serves an earlier revision still, untouched."""
+        return self._change(
+            lambda c, at: commands.quarantine(
+                c,
+                at,
+                name=name,
+                source=source,
+                reason=reason,
+                message=message,
+                display_name=display_name,
+                tenant=tenant,
+                model=model,
+            ),
+            actor,
+        )
+
+    def mark_missing(self, name: str, *, actor: str = "daemon") -> "Future[bool]":
+        """Its files are gone; pointers stay.  False if nothing changed."""
+        return self._presence(name, False, actor)
+
+    def mark_present(self, name: str, *, actor: str = "daemon") -> "Future[bool]":
+        """Its files are back.  False if nothing changed."""
+        return self._presence(name, True, actor)
+
+    def set_pin(self, name: str, pinned: bool, *, actor: str = "daemon") -> "Future[bool]":
+        """False if it was so already."""
+        return self._settings(name, actor, pin=pinned)
+
+    def set_priority(self, name: str, priority: int, *, actor: str = "daemon") -> "Future[bool]":
+        """0 to 100, else invalid_value.  False if it was so already."""
+        return self._settings(name, actor, priority=priority)
+
+    def set_labels(
+        self, name: str, labels: Mapping[str, str], *, actor: str = "daemon"
+    ) -> "Future[bool]":
+        """Replace all labels.  False if they were so already."""
+        return self._settings(name, actor, labels=labels)
+
+    def remove(
+        self, name: str, tombstone: str | None = None, *, actor: str = "daemon"
+    ) -> "Future[Removed]":
+        """Forget a name; `tombstone` is the digest of content that stays away from it."""
+        return self._change(
+            lambda c, at: commands.remove(c, at, name, tombstone), actor, gone=(name,)
+        )
+
+    def record_packed(
+        self, rev: str, layout: str, *, num_blocks: int, true_bytes: int, actor: str = "packer"
+    ) -> "Future[None]":
+        """The packed file of `rev` for `layout` is in the store, whole.  Made read-only here."""
+
+        def work(connection: Connection, at: Stamp) -> None:
+            self.store.seal_packed(rev, layout)
+            commands.record_packed(
+                connection, at, rev=rev, layout=layout, num_blocks=num_blocks, true_bytes=true_bytes
+            )
+
+        return self._change(work, actor)
+
+    def touch_used(self, used: Mapping[str, float]) -> "Future[None]":
+        """Times of last use, by name, batched by the caller; losing a batch is fine."""
+        return self._writer.submit(lambda c: commands.touch_used(c, used))
+
+    def audit(
+        self,
+        action: str,
+        *,
+        actor: str,
+        name: str = "",
+        rev: str = "",
+        result: str = "ok",
+        message: str = "",
+    ) -> "Future[None]":
+        """One audit row for what the registry did not do itself, such as a refusal."""
+        return self._change(
+            lambda c, at: journal.write_audit(c, at, action, name, rev, result, message), actor
+        )
+
+    # ------------------------------------------------------------- store and registry together
+    def reconcile(self) -> "Future[StoreReport]":
+        """At start, before anything is staged: make store and registry agree.
+
+        Names whose files are gone become missing, lost packed files are forgotten, and revisions
+        that no row knows (a crash before their registration) are removed, unless the registry was
+        just recovered and may have forgotten them.
+        """
+
+        def work(connection: Connection, at: Stamp) -> StoreReport:
+            report = self.store.reconcile(queries.known_revs(connection))
+            commands.settle_files(connection, at, self.store, report.missing)
+            return report
+
+        def after(report: StoreReport) -> None:
+            if not self.report.recovered:
+                self.store.remove(report.unknown)
+
+        return self._change(work, "daemon", after=after)
+
+    def collect(self, leased: Collection[str] = ()) -> "Future[tuple[str, ...]]":
+        """Remove revisions that no name points to and nobody has leased; returns them."""
+
+        def after(revs: tuple[str, ...]) -> None:
+            self.store.remove(revs)
+            self._mirror.forget_revisions(revs)
+
+        return self._change(
+            lambda c, at: commands.drop_unused(c, at, set(leased)), "daemon", after=after
+        )
+
+    # ------------------------------------------------------------- pieces
+    def _presence(self, name: str, present: bool, actor: str) -> "Future[bool]":
+        return self._change(
+            lambda c, at: commands.set_presence(c, at, name, present=present), actor
+        )
+
+    def _settings(
+        self,
+        name: str,
+        actor: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        pin: bool | None = None,
+        priority: int | None = None,
+    ) -> "Future[bool]":
+        return self._change(
+            lambda c, at: commands.change_settings(
+                c, at, name, labels=labels, pin=pin, priority=priority
+            ),
+            actor,
+        )
+
+    def _change(
+        self,
+        work: Callable[[Connection, Stamp], T],
+        actor: str,
+        *,
+        gone: tuple[str, ...] = (),
+        after: Callable[[T], None] | None = None,
+    ) -> "Future[T]":
+        """One transaction, with the cards of what it touched behind it."""
+        passed = Passed()
+
+        def transact(connection: Connection) -> T:
+            at = journal.stamp(connection, self._clock(), actor)
+            result = work(connection, at)
+            passed.read(connection, self.store, at.generation - 1, gone)
+            return result
+
+        def follow(result: T) -> None:
+            self._mirror.follow(passed)
+            if after is not None:
+                after(result)
+            self._back_up_if_due()
+
+        return self._writer.submit(transact, follow)
+
+    def _catch_up(self) -> None:
+        """Let the cards see what the last process committed and did not come to tell them."""
+        passed = Passed()
+
+        def follow(behind: bool) -> None:
+            if behind:
+                self._mirror.follow(passed)
+            self._back_up_if_due()
+
+        self._writer.submit(lambda c: self._mirror.catch_up(c, self.store, passed), follow)
+
+    def _back_up_if_due(self) -> None:
+        if self._mirror.backup_due() and not self._writer.closed:
+            self._writer.submit(self._mirror.back_up).add_done_callback(_log_failure)
+
+
+def _log_failure(future: "Future[Path]") -> None:
+    error = future.exception()
+    if error is not None:
+        log.warning("the registry could not be backed up: %s", error)

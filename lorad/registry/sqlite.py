@@ -1,0 +1,119 @@
+"""Connections to registry.db with the settings that the promises rest on, and its errors in words.
+
+Goes in: a path.  Comes out: SQLAlchemy engines for the one writer and for many readers, and
+`translate`, which turns what SQLite says into lorad's errors.  Knows no table.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from lorad.errors import LoradError, RegistryUnusable
+
+BUSY_TIMEOUT_SECONDS = 5.0
+
+#: Errors that say that the file itself is broken, not the world around it.
+CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def writer_engine(path: Path, *, busy_timeout: float = BUSY_TIMEOUT_SECONDS) -> Engine:
+    """For the writing thread: every transaction takes the write lock at its start."""
+    return _engine(path, "BEGIN IMMEDIATE", busy_timeout, foreign_keys=True)
+
+
+def reader_engine(path: Path) -> Engine:
+    """For any thread: each transaction is one snapshot; writing is refused by SQLite."""
+    return _engine(path, "BEGIN", BUSY_TIMEOUT_SECONDS, foreign_keys=True, query_only=True)
+
+
+def migration_engine(path: Path) -> Engine:
+    """Foreign keys are off, because rebuilding a table would cascade; the migrator checks them."""
+    return _engine(path, "BEGIN IMMEDIATE", BUSY_TIMEOUT_SECONDS, foreign_keys=False)
+
+
+def _engine(
+    path: Path, begin: str, busy_timeout: float, *, foreign_keys: bool, query_only: bool = False
+) -> Engine:
+    pool: dict[str, Any] = {"poolclass": NullPool}
+    if query_only:
+        pool = {"poolclass": QueuePool, "pool_size": 4, "max_overflow": 60}
+    engine = create_engine(
+        f"sqlite:///{path}",
+        connect_args={"timeout": busy_timeout, "check_same_thread": False},
+        **pool,
+    )
+
+    def connected(raw: sqlite3.Connection, _record: object) -> None:
+        raw.isolation_level = None  # transactions begin where we say, not where the driver guesses
+        raw.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+        # NORMAL may lose the last commits with the power; this database writes too little to care
+        raw.execute("PRAGMA synchronous = FULL")
+        if query_only:
+            raw.execute("PRAGMA query_only = ON")
+
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begun)
+    return engine
+
+
+def translate(error: BaseException) -> BaseException:
+    """SQLite's error as the one that a caller is told; anything else comes back as it is."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if not isinstance(cause, sqlite3.Error):
+        return error
+    code = getattr(cause, "sqlite_errorcode", 0)
+    primary = code & 0xFF
+    if primary in _BUSY:
+        return LoradError(
+            "registry_busy",
+            "another process holds the registry's write lock",
+            hint="try again; no tool but lorad should write registry.db",
+        )
+    if primary == sqlite3.SQLITE_FULL:
+        return storage_full("the registry cannot grow: the disk is full")
+    if code == sqlite3.SQLITE_IOERR_WRITE:  # a quota or a file size limit ends up here, not in FULL
+        return storage_full("the registry cannot be written: disk full, over quota or failing")
+    if primary in CORRUPT:
+        return RegistryUnusable(f"the registry is damaged: {cause}", hint="restart lorad")
+    if primary in (
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PERM,
+    ):
+        return RegistryUnusable(
+            f"the registry cannot be used: {cause}", hint="check the state directory and its disk"
+        )
+    return error
+
+
+def storage_full(message: str) -> LoradError:
+    """507: nothing was changed, and the same call works once there is room."""
+    return LoradError(
+        "insufficient_storage", message, hint="free space, then repeat; nothing was changed"
+    )
+
+
+def backup(source: Path, target: Path, copied: Callable[[], None]) -> None:
+    """Copy one consistent state of `source` into the new file `target`, while others write."""
+    reader = sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_SECONDS)
+    try:
+        writer = sqlite3.connect(target)
+        try:
+            reader.backup(writer)
+            copied()
+            # a copy is one file: without WAL it needs no companion, and opens read-only anywhere
+            writer.execute("PRAGMA journal_mode = DELETE")
+        finally:
+            writer.close()
+    finally:
+        reader.close()
