@@ -1,0 +1,180 @@
+"""Admin routes: operators' wishes and pictures, as `wire` Structs.
+
+Goes in: requests of peers that the guard let in.  Comes out: what AdapterService and the listing
+answer.  Decides nothing itself.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lorad import wire
+from lorad.api import sse
+from lorad.api.body import decode
+from lorad.api.deps import Deps, deps_of
+from lorad.api.respond import json
+from lorad.errors import LoradError
+
+T = TypeVar("T")
+
+MAX_PAGE = 1000
+
+
+# ----------------------------------------------------------------- pictures
+async def status(request: Request) -> Response:
+    return json(deps_of(request).listing.status())
+
+
+async def slots(request: Request) -> Response:
+    return json(deps_of(request).listing.slots())
+
+
+async def list_adapters(request: Request) -> Response:
+    query = request.query_params
+    page = deps_of(request).listing.page(
+        state=query.get("state"),
+        tenant=query.get("tenant"),
+        q=query.get("q"),
+        sort=query.get("sort", "name"),
+        limit=_number(request, "limit", 100, 1, MAX_PAGE),
+        cursor=query.get("cursor"),
+    )
+    return json(page)
+
+
+# ----------------------------------------------------------------- wishes
+async def adapter(request: Request) -> Response:
+    """GET shows one adapter, PATCH changes it (and shows it), DELETE takes its name away."""
+    deps, name = deps_of(request), request.path_params["name"]
+    if request.method == "DELETE":
+        keep = request.query_params.get("keep_files", "false").lower() in ("1", "true", "yes")
+        return json(await deps.adapters.remove(name, keep_files=keep))
+    if request.method == "PATCH":
+        await deps.adapters.patch(name, await _body(request, wire.AdapterPatch))
+    return json(deps.listing.detail(name))
+
+
+async def load(request: Request) -> Response:
+    return await _wish(request, deps_of(request).adapters.load)
+
+
+async def evict(request: Request) -> Response:
+    return await _wish(request, deps_of(request).adapters.evict)
+
+
+async def pin(request: Request) -> Response:
+    return await _wish(request, deps_of(request).adapters.pin)
+
+
+async def unpin(request: Request) -> Response:
+    return await _wish(request, deps_of(request).adapters.unpin)
+
+
+async def _wish(request: Request, do: Callable[[wire.Names], Awaitable[wire.Results]]) -> Response:
+    """A wish goes on when its client leaves; the client can ask what became of it."""
+    return json(await do(await _body(request, wire.Names)))
+
+
+# ----------------------------------------------------------------- uploads
+async def open_upload(request: Request) -> Response:
+    deps = deps_of(request)
+    start = await _body(request, wire.UploadStart)
+    upload = await deps.uploads.open(start, _uid(request))
+    answer = wire.UploadOpen(upload_id=upload.id, max_bytes=deps.uploads.max_bytes)
+    return json(answer, status=201)
+
+
+async def put_file(request: Request) -> Response:
+    """The body is the file; `/files/{file}` is one of a few names, never a path."""
+    path = request.path_params
+    size = await deps_of(request).uploads.put(
+        path["upload_id"], _uid(request), path["file"], request.stream()
+    )
+    return json({"file": path["file"], "num_bytes": size})
+
+
+async def commit_upload(request: Request) -> Response:
+    deps = deps_of(request)
+    await _body(request, wire.UploadCommit)
+    upload = deps.uploads.take(request.path_params["upload_id"], _uid(request))
+    start = upload.start
+    added = await deps.adapters.add(
+        upload.staging,
+        start.name,
+        source=start.source,
+        replace=start.replace,
+        pin=start.pin or None,
+        priority=start.priority,
+        labels=start.labels or None,
+        load=start.load,
+        dry_run=start.dry_run,
+    )
+    return json(added)
+
+
+async def drop_upload(request: Request) -> Response:
+    await deps_of(request).uploads.drop(request.path_params["upload_id"], _uid(request))
+    return Response(status_code=204)
+
+
+# ----------------------------------------------------------------- events
+async def events(request: Request) -> Response:
+    """A page as JSON, or with `Accept: text/event-stream` all that follow, for ever."""
+    deps = deps_of(request)
+    limit = _number(request, "limit", 100, 1, MAX_PAGE)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return sse.EventStream(
+            _follow(deps, _last_seen(request, deps)),
+            stall_seconds=deps.limits.stall_write,
+        )
+    if "since" in request.query_params:
+        items, _ = deps.events.since(_number(request, "since", 0, 0, 1 << 62), limit)
+    else:
+        items = deps.events.newest(limit)
+    return json(wire.EventPage(items=items, instance_id=deps.events.instance_id))
+
+
+async def _follow(deps: Deps, after: int | None) -> AsyncGenerator[bytes, None]:
+    """Event ids are `instance-number`, so that a reader notices a new daemon as a gap."""
+    instance = deps.events.instance_id
+    async with aclosing(sse.with_pings(deps.events.follow(after), deps.ping_seconds)) as items:
+        async for item in items:
+            if item is None:
+                yield sse.PING
+            else:
+                event_id = "" if item.type == "gap" else f"{instance}-{item.id}"
+                yield sse.event(item, name=item.type, event_id=event_id)
+
+
+def _last_seen(request: Request, deps: Deps) -> int | None:
+    """None: from now on.  Another daemon's id: past every id of ours, which is a gap."""
+    header = request.headers.get("last-event-id", "")
+    if header:
+        instance, _, number = header.rpartition("-")
+        same = instance == deps.events.instance_id and number.isdecimal() and len(number) < 18
+        return int(number) if same else 1 << 62
+    if "since" in request.query_params:
+        return _number(request, "since", 0, 0, 1 << 62)
+    return None
+
+
+# ----------------------------------------------------------------- details
+async def _body(request: Request, kind: type[T]) -> T:
+    return decode(await request.body() or b"{}", kind, max_depth=deps_of(request).limits.json_depth)
+
+
+def _uid(request: Request) -> int | None:
+    peer = request.scope.get("lorad_peer")
+    return peer.uid if peer is not None else None
+
+
+def _number(request: Request, name: str, default: int, low: int, high: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
+        raise LoradError("invalid_value", f"{name} must be {low} to {high}", param=name)
+    return int(text)

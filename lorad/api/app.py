@@ -1,0 +1,97 @@
+"""The two applications, each a table of routes behind its guard.
+
+Goes in: `Deps`.  Comes out: `inference_app` for applications, `admin_app` for operators; nothing
+that manages adapters exists on the first.  A route that is in no table is a 404 in our envelope.
+"""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Scope
+
+from lorad.api import admin, generate, health, models
+from lorad.api.deps import Deps
+from lorad.api.guard import Bounds, Guard, admin_uids
+from lorad.api.respond import failure
+
+HEALTH = [
+    Route("/livez", health.livez),
+    Route("/readyz", health.readyz),
+    Route("/health", health.readyz),
+    Route("/startupz", health.startupz),
+    Route("/version", health.version),
+]
+
+INFERENCE = [
+    *HEALTH,
+    Route("/v1/models", models.list_models),
+    Route("/v1/models/{id:path}", models.get_model),
+    Route("/v1/chat/completions", generate.chat_completions, methods=["POST"]),
+    Route("/v1/completions", generate.completions, methods=["POST"]),
+    Route("/tokenize", models.tokenize, methods=["POST"]),
+    Route("/detokenize", models.detokenize, methods=["POST"]),
+]
+
+_V1 = "/admin/v1"
+_FILES = "/uploads/{upload_id}/files/{file}"
+
+ADMIN = [
+    *HEALTH,
+    Route(f"{_V1}/status", admin.status),
+    Route(f"{_V1}/snapshot", admin.status),
+    Route(f"{_V1}/slots", admin.slots),
+    Route(f"{_V1}/events", admin.events),
+    Route(f"{_V1}/adapters", admin.list_adapters),
+    Route(f"{_V1}/adapters/{{name:path}}", admin.adapter, methods=["GET", "PATCH", "DELETE"]),
+    Route(f"{_V1}/load", admin.load, methods=["POST"]),
+    Route(f"{_V1}/evict", admin.evict, methods=["POST"]),
+    Route(f"{_V1}/pin", admin.pin, methods=["POST"]),
+    Route(f"{_V1}/unpin", admin.unpin, methods=["POST"]),
+    Route(f"{_V1}/uploads", admin.open_upload, methods=["POST"]),
+    Route(f"{_V1}{_FILES}", admin.put_file, methods=["PUT"]),
+    Route(f"{_V1}/uploads/{{upload_id}}/commit", admin.commit_upload, methods=["POST"]),
+    Route(f"{_V1}/uploads/{{upload_id}}", admin.drop_upload, methods=["DELETE"]),
+]
+
+
+def inference_app(deps: Deps) -> Starlette:
+    """For `inference.sock`: anybody whom the socket's mode lets in."""
+    limits = deps.limits
+    return _app(deps, INFERENCE, Bounds(limits.body, limits.headers, limits.request_receipt))
+
+
+def admin_app(deps: Deps) -> Starlette:
+    """For `admin.sock`: root, the daemon's own user, and `admin.allow_uids`."""
+    limits = deps.limits
+    bounds = Bounds(
+        limits.body,
+        limits.headers,
+        limits.request_receipt,
+        uids=admin_uids(deps.settings.admin.allow_uids),
+        streamed=_is_upload,
+    )
+    return _app(deps, ADMIN, bounds)
+
+
+def _app(deps: Deps, routes: list[Route], bounds: Bounds) -> Starlette:
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, bounds=bounds, on_gone=deps.note_aborted)],
+        exception_handlers={HTTPException: _no_route},
+    )
+    app.router.redirect_slashes = False
+    app.state.deps = deps
+    return app
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    return failure(error)
+
+
+def _is_upload(scope: Scope) -> bool:
+    """Files go to disk as they come, under their own limit of bytes."""
+    path: str = scope["path"]
+    return scope["method"] == "PUT" and path.startswith(f"{_V1}/uploads/")

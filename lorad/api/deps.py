@@ -1,0 +1,106 @@
+"""What the routes need, handed to both apps by the composition root.
+
+Goes in: the services.  Comes out: one frozen value that every request finds in its app.  The
+protocols say what the routes use of each service.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.requests import Request
+
+from engine.messages import EngineInfo
+from lorad import wire
+from lorad.api.sse import PING_SECONDS
+from lorad.api.uploads import Stage, Staging, Uploads
+from lorad.config import Limits, Settings
+from lorad.service.requests import RequestService
+
+
+class Wishes(Stage, Protocol):
+    """Of AdapterService: what operators ask for."""
+
+    async def add(
+        self,
+        staging: Staging,
+        name: str,
+        *,
+        source: str,
+        replace: bool,
+        pin: bool | None,
+        priority: int | None,
+        labels: dict[str, str] | None,
+        load: bool,
+        dry_run: bool,
+    ) -> wire.Added: ...
+    async def load(self, names: wire.Names) -> wire.Results: ...
+    async def evict(self, names: wire.Names) -> wire.Results: ...
+    async def pin(self, names: wire.Names) -> wire.Results: ...
+    async def unpin(self, names: wire.Names) -> wire.Results: ...
+    async def patch(self, name: str, patch: wire.AdapterPatch) -> None: ...
+    async def remove(self, name: str, *, keep_files: bool = False) -> wire.Removed: ...
+
+
+class Listing(Protocol):
+    """Read-only pictures.  `ready` is (yes or no, why not)."""
+
+    def ready(self) -> tuple[bool, str]: ...
+    def status(self) -> wire.Status: ...
+    def page(
+        self,
+        *,
+        state: str | None,
+        tenant: str | None,
+        q: str | None,
+        sort: str,
+        limit: int,
+        cursor: str | None,
+    ) -> wire.AdapterPage: ...
+    def detail(self, name: str) -> wire.AdapterDetail: ...
+    def slots(self) -> wire.SlotPage: ...
+
+
+class Events(Protocol):
+    """Of EventRing."""
+
+    instance_id: str
+
+    def since(self, after: int, limit: int = 0) -> tuple[tuple[wire.EventItem, ...], bool]: ...
+    def newest(self, limit: int) -> tuple[wire.EventItem, ...]: ...
+    def follow(self, after: int | None = None) -> AsyncIterator[wire.EventItem]: ...
+
+
+class Engine(Protocol):
+    """Of EngineLink."""
+
+    info: EngineInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """`started` is the daemon's start in seconds since the epoch: the base's `created`."""
+
+    settings: Settings
+    requests: RequestService
+    adapters: Wishes
+    listing: Listing
+    events: Events
+    link: Engine
+    uploads: Uploads
+    version: str
+    started: float
+    ping_seconds: float = field(default=PING_SECONDS)
+
+    @property
+    def limits(self) -> Limits:
+        return self.settings.limits
+
+    def note_aborted(self, reason: str) -> None:
+        """Count a request that ended because of its client."""
+        self.requests.aborted[reason] += 1
+
+
+def deps_of(request: Request) -> Deps:
+    deps: Deps = request.app.state.deps
+    return deps

@@ -1,0 +1,109 @@
+"""`/v1/models`, and what a client may ask about tokens.
+
+Goes in: a model's name.  Comes out: cards without file paths, of what can be asked for now, and
+token ids.  An unknown model answers here exactly as it does on the generating routes.
+"""
+
+from datetime import datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lorad import wire
+from lorad.api.body import decode
+from lorad.api.deps import Deps, deps_of
+from lorad.api.parse import messages
+from lorad.api.respond import json
+from lorad.errors import LoradError
+from lorad.wire_openai import (
+    Detokenized,
+    DetokenizeRequest,
+    ModelCard,
+    ModelFacts,
+    ModelList,
+    TokenizeRequest,
+    Tokens,
+)
+
+_PAGE = 500
+_HIDDEN = ("quarantined", "missing")
+
+
+async def list_models(request: Request) -> Response:
+    deps = deps_of(request)
+    context = deps.requests.engine().max_model_len
+    cards = [_base_card(deps, context)]
+    cursor: str | None = None
+    while True:
+        page = deps.listing.page(
+            state=None, tenant=None, q=None, sort="name", limit=_PAGE, cursor=cursor
+        )
+        cards += [
+            _card(deps, context, item, item.name, item.rev)
+            for item in page.items
+            if item.rev is not None and item.state not in _HIDDEN
+        ]
+        cursor = page.cursor
+        if cursor is None:
+            return json(ModelList(data=cards))
+
+
+async def get_model(request: Request) -> Response:
+    deps = deps_of(request)
+    name = request.path_params["id"]
+    rev = deps.requests.resolve(name)
+    context = deps.requests.engine().max_model_len
+    if rev is None:
+        return json(_base_card(deps, context))
+    adapter = deps.listing.detail(name.partition("@")[0]).adapter
+    return json(_card(deps, context, adapter, name, rev))
+
+
+async def tokenize(request: Request) -> Response:
+    deps = deps_of(request)
+    body = await request.body()
+    asked = decode(body, TokenizeRequest, max_depth=deps.limits.json_depth)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise LoradError("invalid_value", "give prompt or messages, one of them", param="prompt")
+    add_special = asked.add_special_tokens is not False
+    chat = messages(asked.messages) if asked.messages is not None else ()
+    context = deps.requests.engine().max_model_len
+    ids = await deps.requests.tokenize(
+        asked.model, chat or asked.prompt or "", add_special=add_special
+    )
+    return json(Tokens(count=len(ids), max_model_len=context, tokens=ids))
+
+
+async def detokenize(request: Request) -> Response:
+    deps = deps_of(request)
+    body = await request.body()
+    asked = decode(body, DetokenizeRequest, max_depth=deps.limits.json_depth)
+    return json(Detokenized(prompt=await deps.requests.detokenize(asked.model, asked.tokens)))
+
+
+def _base_card(deps: Deps, context: int) -> ModelCard:
+    return ModelCard(
+        id=deps.settings.model.name,
+        created=int(deps.started),
+        root="base",
+        parent=None,
+        max_model_len=context,
+        lorad=ModelFacts(state="active"),
+    )
+
+
+def _card(deps: Deps, context: int, adapter: wire.Adapter, name: str, rev: str) -> ModelCard:
+    """`name` is as it was asked for, which may be `name@digest`."""
+    return ModelCard(
+        id=name,
+        created=int(datetime.fromisoformat(adapter.created_at).timestamp()),
+        root=rev,
+        parent=deps.settings.model.name,
+        max_model_len=context,
+        lorad=ModelFacts(
+            state=adapter.state,
+            rank=adapter.rank,
+            pinned=adapter.pinned,
+            priority=adapter.priority,
+        ),
+    )

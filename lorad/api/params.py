@@ -1,0 +1,90 @@
+"""Parameters that are known and not served: what each may say, and what to do instead.
+
+Goes in: the top level keys of a body.  Comes out: nothing, or LoradError `unsupported_parameter`.
+A refused parameter passes with the values that change nothing (`null` always does), so that
+clients which spell out defaults work; it is never ignored when it means something.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Raw
+
+from lorad.errors import LoradError
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """`neutral`: JSON values that ask for nothing."""
+
+    instead: str
+    neutral: tuple[object, ...] = ()
+
+
+_TOOLS = "tools are not served yet; describe them in a message"
+_GUIDED = "constrained output is not served yet; ask for the format in a message"
+_TEXT_ONLY = "only text is served"
+
+_BOTH: dict[str, Refused] = {
+    "guided_json": Refused(_GUIDED),
+    "guided_regex": Refused(_GUIDED),
+    "guided_choice": Refused(_GUIDED),
+    "guided_grammar": Refused(_GUIDED),
+    "structured_outputs": Refused(_GUIDED),
+    "use_beam_search": Refused("beam search is not served; leave it out", (False,)),
+    "length_penalty": Refused("beam search is not served; leave it out", (1,)),
+    "bad_words": Refused("use logit_bias", ([],)),
+    "allowed_token_ids": Refused("use logit_bias", ([],)),
+    "include_stop_str_in_output": Refused("append the stop string yourself", (False,)),
+    "skip_special_tokens": Refused("leave it out", (True,)),
+    "spaces_between_special_tokens": Refused("leave it out", (True,)),
+    "truncate_prompt_tokens": Refused("shorten the prompt; /tokenize counts tokens"),
+    "prompt_logprobs": Refused("use echo with logprobs on /v1/completions"),
+    "return_token_ids": Refused("use /tokenize", (False,)),
+}
+
+CHAT: dict[str, Refused] = _BOTH | {
+    "tools": Refused(_TOOLS, ([],)),
+    "tool_choice": Refused(_TOOLS, ("none", "auto")),
+    "parallel_tool_calls": Refused(_TOOLS, (True, False)),
+    "functions": Refused(_TOOLS, ([],)),
+    "function_call": Refused(_TOOLS, ("none", "auto")),
+    "response_format": Refused(_GUIDED, ({"type": "text"},)),
+    "modalities": Refused(_TEXT_ONLY, (["text"],)),
+    "audio": Refused(_TEXT_ONLY),
+    "prediction": Refused("leave it out"),
+    "reasoning_effort": Refused("use chat_template_kwargs, if the template knows reasoning"),
+    "verbosity": Refused("ask for it in a message", ("medium",)),
+    "web_search_options": Refused("leave it out"),
+    "service_tier": Refused("use priority", ("auto", "default")),
+    "store": Refused("nothing is stored; leave it out", (False,)),
+    "metadata": Refused("nothing is stored; leave it out", ({},)),
+    "echo": Refused("use /v1/completions", (False,)),
+    "chat_template": Refused("put it into the adapter's folder as chat_template.jinja"),
+    "add_generation_prompt": Refused("leave it out", (True,)),
+    "continue_final_message": Refused("use /v1/completions", (False,)),
+    "documents": Refused("put them into a message", ([],)),
+}
+
+COMPLETION: dict[str, Refused] = _BOTH | {
+    "suffix": Refused("put it into the prompt", ("",)),
+    "best_of": Refused("use n, and choose yourself", (1,)),
+    "response_format": Refused(_GUIDED, ({"type": "text"},)),
+}
+
+
+def check(
+    given: Mapping[str, Raw], refused: Mapping[str, Refused], served: frozenset[str], strict: bool
+) -> None:
+    """`served`: the keys that the request's Struct has; others are ignored unless `strict`."""
+    for key, raw in given.items():
+        if key in refused:
+            value = msgspec.json.decode(raw)
+            if value is not None and value not in refused[key].neutral:
+                message = f"{key} is not supported: {refused[key].instead}"
+                raise LoradError("unsupported_parameter", message, param=key)
+        elif strict and key not in served:
+            message = f"{key} is not a parameter of this route"
+            hint = "limits.strict_params = false ignores unknown ones"
+            raise LoradError("unsupported_parameter", message, param=key, hint=hint)

@@ -1,0 +1,240 @@
+"""Bodies of the generating routes → `Ask`; after this no dict travels.
+
+Goes in: bytes.  Comes out: a checked `Ask` and how to answer it (`Shape`), or a 400 LoradError
+with the JSON path in `param`.  What depends on the model (context, vocabulary) is checked later,
+by `service/plan.py`.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+from msgspec import Struct
+
+from engine.messages import SamplingParams
+from lorad.api import params
+from lorad.api.body import decode, fields
+from lorad.config import Limits
+from lorad.errors import LoradError
+from lorad.service.ask import Ask, Message
+from lorad.wire_openai import ChatMessage, ChatRequest, CompletionRequest, GenerateRequest
+
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_CHARACTERS = 4096
+_SEED = 1 << 63
+_RESERVED_VARS = ("self", "messages", "tools", "add_generation_prompt")
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the client wants it: as a stream, with usage at its end, with log probabilities."""
+
+    stream: bool
+    include_usage: bool
+    top_logprobs: int | None
+
+
+def chat(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
+    """`POST /v1/chat/completions`."""
+    request = decode(body, ChatRequest, max_depth=limits.json_depth)
+    params.check(fields(body), params.CHAT, _served(ChatRequest), limits.strict_params)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise _invalid("top_logprobs", "needs logprobs = true")
+    _within("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
+    top = (request.top_logprobs or 0) if request.logprobs else None
+    asked, param = request.max_tokens, "max_tokens"
+    if request.max_completion_tokens is not None:
+        if asked not in (None, request.max_completion_tokens):
+            raise _invalid("max_completion_tokens", "contradicts max_tokens; give one of them")
+        asked, param = request.max_completion_tokens, "max_completion_tokens"
+    _within(param, asked, 1, limits.max_tokens)
+    ask = Ask(
+        chat=True,
+        model=_model(request),
+        messages=messages(request.messages),
+        n=_n(request, limits),
+        sampling=_sampling(request, limits, top),
+        max_tokens=asked,
+        max_tokens_param=param,
+        stop=_stop(request, limits),
+        priority=_priority(request),
+        cache_salt=request.cache_salt or "",
+        template_vars=_template_vars(request),
+    )
+    return ask, _shape(request, top)
+
+
+def completion(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
+    """`POST /v1/completions`."""
+    request = decode(body, CompletionRequest, max_depth=limits.json_depth)
+    params.check(fields(body), params.COMPLETION, _served(CompletionRequest), limits.strict_params)
+    _within("logprobs", request.logprobs, 0, MAX_TOP_LOGPROBS)
+    echo = bool(request.echo)
+    _within("max_tokens", request.max_tokens, 0 if echo else 1, limits.max_tokens)
+    prompts, n = _prompts(request), _n(request, limits)
+    if len(prompts) * n > limits.queue:
+        message = f"{len(prompts)} prompts with n = {n} are more than limits.queue = {limits.queue}"
+        raise LoradError("invalid_value", message, param="prompt")
+    ask = Ask(
+        model=_model(request),
+        prompts=prompts,
+        n=n,
+        sampling=_sampling(request, limits, request.logprobs, score_prompt=echo),
+        max_tokens=request.max_tokens,
+        stop=_stop(request, limits),
+        echo=echo,
+        priority=_priority(request),
+        cache_salt=request.cache_salt or "",
+    )
+    return ask, _shape(request, request.logprobs)
+
+
+def messages(given: tuple[ChatMessage, ...]) -> tuple[Message, ...]:
+    """Messages as chat templates read them: text parts joined by newlines, developer = system."""
+    if not given:
+        raise _invalid("messages", "must not be empty")
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(given))
+
+
+def _message(message: ChatMessage, path: str) -> Message:
+    if message.role not in _ROLES:
+        text = f"{path}.role: {message.role[:40]!r} is not served; use {', '.join(_ROLES)}"
+        code = "unsupported_parameter" if message.role in ("tool", "function") else "invalid_value"
+        raise LoradError(code, text, param=f"{path}.role")
+    if message.content is None:
+        raise _invalid(f"{path}.content", "is required")
+    content = message.content
+    if not isinstance(content, str):
+        texts = []
+        for i, part in enumerate(content):
+            where = f"{path}.content[{i}]"
+            if part.type != "text":
+                text = f"{where}.type: {part.type[:40]!r} is not supported: only text is served"
+                raise LoradError("unsupported_parameter", text, param=f"{where}.type")
+            if part.text is None:
+                raise _invalid(f"{where}.text", "is required")
+            texts.append(part.text)
+        content = "\n".join(texts)
+    named = {"name": message.name} if message.name is not None else {}
+    return {"role": _ROLES[message.role], "content": content, **named}
+
+
+def _template_vars(request: ChatRequest) -> dict[str, str | int | float | bool | None]:
+    given = request.chat_template_kwargs or {}
+    for name in given:
+        if not name.isidentifier() or name in _RESERVED_VARS:
+            raise _invalid("chat_template_kwargs", f"must not hold {name[:40]!r}")
+    return given
+
+
+# ----------------------------------------------------------------- shared values
+def _model(request: GenerateRequest) -> str:
+    if not request.model:
+        raise _invalid("model", "must not be empty")
+    return request.model
+
+
+def _n(request: GenerateRequest, limits: Limits) -> int:
+    _within("n", request.n, 1, limits.n)
+    return request.n or 1
+
+
+def _priority(request: GenerateRequest) -> int:
+    _within("priority", request.priority, 0, 100)
+    return 50 if request.priority is None else request.priority
+
+
+def _stop(request: GenerateRequest, limits: Limits) -> tuple[str, ...]:
+    stop = (request.stop,) if isinstance(request.stop, str) else request.stop or ()
+    if len(stop) > limits.stop:
+        raise _invalid("stop", f"{len(stop)} strings; at most {limits.stop} are taken")
+    for i, text in enumerate(stop):
+        param = "stop" if isinstance(request.stop, str) else f"stop[{i}]"
+        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            raise _invalid(param, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
+    return tuple(dict.fromkeys(stop))
+
+
+def _sampling(
+    request: GenerateRequest, limits: Limits, logprobs: int | None, *, score_prompt: bool = False
+) -> SamplingParams:
+    _within("temperature", request.temperature, 0, 2)
+    _within("top_p", request.top_p, 0, 1)
+    _within("top_k", request.top_k, -1, 1 << 31)
+    _within("min_p", request.min_p, 0, 1)
+    _within("presence_penalty", request.presence_penalty, -2, 2)
+    _within("frequency_penalty", request.frequency_penalty, -2, 2)
+    _within("repetition_penalty", request.repetition_penalty, 0.01, 10)
+    _within("min_tokens", request.min_tokens, 0, limits.max_tokens)
+    _within("seed", request.seed, -_SEED, _SEED - 1)
+    stop_ids = request.stop_token_ids or ()
+    if len(stop_ids) > limits.stop:
+        raise _invalid("stop_token_ids", f"{len(stop_ids)} ids; at most {limits.stop} are taken")
+    return SamplingParams(
+        temperature=_or(request.temperature, 1.0),
+        top_p=max(_or(request.top_p, 1.0), 1e-6),  # 0 keeps the best token alone
+        top_k=max(request.top_k or 0, 0),
+        min_p=_or(request.min_p, 0.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        min_tokens=request.min_tokens or 0,
+        seed=request.seed,
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if score_prompt else None,
+        logit_bias=_logit_bias(request, limits),
+        stop_token_ids=stop_ids,
+        ignore_eos=bool(request.ignore_eos),
+    )
+
+
+def _logit_bias(request: GenerateRequest, limits: Limits) -> dict[int, float]:
+    bias = request.logit_bias or {}
+    if len(bias) > limits.logit_bias:
+        raise _invalid("logit_bias", f"{len(bias)} tokens; at most {limits.logit_bias} are taken")
+    for token, value in bias.items():
+        _within(f"logit_bias.{token}", value, -100, 100)
+    return bias
+
+
+def _prompts(request: CompletionRequest) -> tuple[str | tuple[int, ...], ...]:
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise _invalid("prompt", "must not be empty")
+    ids = tuple(item for item in prompt if isinstance(item, int))
+    if len(ids) == len(prompt):
+        return (ids,)
+    prompts = tuple(item for item in prompt if not isinstance(item, int))
+    if ids or len({type(item) for item in prompts}) > 1:
+        raise _invalid("prompt", "mixes text and token ids")
+    return prompts
+
+
+def _shape(request: GenerateRequest, top_logprobs: int | None) -> Shape:
+    stream = bool(request.stream)
+    if request.stream_options is not None and not stream:
+        raise _invalid("stream_options", "needs stream = true")
+    wants_usage = request.stream_options is not None and request.stream_options.include_usage
+    return Shape(stream=stream, include_usage=bool(wants_usage), top_logprobs=top_logprobs)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _within(param: str, value: float | None, low: float, high: float) -> None:
+    if value is None or (math.isfinite(value) and low <= value <= high):
+        return
+    raise _invalid(param, f"must be {low:g} to {high:g}")
+
+
+def _invalid(param: str, rule: str) -> LoradError:
+    return LoradError("invalid_value", f"{param} {rule}", param=param)
+
+
+@cache
+def _served(kind: type[Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_fields__)

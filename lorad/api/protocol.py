@@ -1,0 +1,181 @@
+"""One HTTP connection: uvicorn's h11 protocol, bounded in time and size, with the peer's identity.
+
+Goes in: bytes of a connection.  Comes out: ASGI calls whose scope holds `lorad_peer` (who, from
+SO_PEERCRED) and `lorad_connection` (to cut it off).  A head that is not whole within
+`receipt_seconds` ends in 408, a malformed or oversized one in 400 or 431, all in our envelope.
+A full house sheds the connection that is idle longest, and refuses only when all are at work.
+"""
+
+import asyncio
+import socket
+import struct
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, cast
+
+import h11
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.server import ServerState
+
+from lorad.api.respond import envelope, error_headers
+from lorad.errors import LoradError
+
+_UCRED = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process at the other end, as the kernel saw it at connect."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Seconds for a whole request head, and how many connections one listener holds."""
+
+    receipt_seconds: float
+    connections: int
+
+
+def peer_of(connection: socket.socket | None) -> Peer | None:
+    """None for what is not a Unix socket."""
+    if connection is None or connection.family != socket.AF_UNIX:
+        return None
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return Peer(*_UCRED.unpack(raw))
+
+
+class GuardedProtocol(H11Protocol):
+    """Built by `server.HttpServer`, which gives `limits`."""
+
+    limits: ConnectionLimits
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.peer: Peer | None = None
+        self.quiet_since = self.loop.time()
+        self._inner = self.app
+        self.app = self._with_peer
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # ----------------------------------------------------------------- asyncio's side
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.peer = peer_of(transport.get_extra_info("socket"))
+        if len(self.connections) > self.limits.connections and not self._shed_another():
+            message = f"all {self.limits.connections} connections are at work"
+            self.refuse(LoradError("queue_full", message, hint="limits.connections"))
+            return
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._deadline is None and self.conn.their_state is h11.IDLE:
+            self._expect_head()
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._have_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._have_head()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self.quiet_since = self.loop.time()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls this from its handler of h11's error, which knows the status."""
+        if getattr(sys.exception(), "error_status_hint", 400) == 431:
+            self.refuse(LoradError("headers_too_large", "the request's head is too large"))
+        else:
+            self.refuse(LoradError("invalid_value", "this is not a valid HTTP/1.1 request"))
+
+    # ----------------------------------------------------------------- for others
+    @property
+    def at_work(self) -> bool:
+        """Is a request being answered?"""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def abort(self) -> None:
+        """Cut it off, whatever is still unsent."""
+        self.transport.abort()
+
+    def refuse(self, error: LoradError) -> None:
+        """Answer `error` unless an answer has begun, and hang up."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state is h11.IDLE or self.conn.our_state is h11.SEND_RESPONSE:
+            self._answer(error)
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    # ----------------------------------------------------------------- details
+    def _answer(self, error: LoradError) -> None:
+        body = msgspec.json.encode(envelope(error))
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **error_headers(error),
+        }
+        response = h11.Response(
+            status_code=error.status,
+            headers=[(name.encode(), value.encode()) for name, value in headers.items()],
+            reason=STATUS_PHRASES[error.status],
+        )
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+    def _expect_head(self) -> None:
+        self._deadline = self.loop.call_later(self.limits.receipt_seconds, self._too_slow)
+
+    def _have_head(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        seconds = self.limits.receipt_seconds
+        if self.conn.trailing_data[0]:
+            message = f"the request's head did not arrive within {seconds:g} s"
+            self.refuse(LoradError("request_timeout", message))
+        else:  # nothing was asked, so nothing is answered
+            self.transport.close()
+
+    def _shed_another(self) -> bool:
+        """Close an idle connection, of the user who holds the most; False if none is idle."""
+        others = cast("set[GuardedProtocol]", self.connections)
+        held = Counter(other.peer.uid if other.peer else -1 for other in others)
+        idle = [other for other in others if other is not self and not other.at_work]
+        if not idle:
+            return False
+
+        def rank(other: "GuardedProtocol") -> tuple[int, float]:
+            return -held[other.peer.uid if other.peer else -1], other.quiet_since
+
+        victim = min(idle, key=rank)
+        self.connections.discard(victim)
+        victim.abort()
+        return True
+
+    async def _with_peer(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["lorad_peer"] = self.peer
+        scope["lorad_connection"] = self
+        await self._inner(scope, receive, send)

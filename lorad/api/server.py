@@ -1,0 +1,171 @@
+"""Sockets bound by ourselves, and an HTTP server on each that lives in the daemon's event loop.
+
+Goes in: a path with mode and group, an ASGI app.  Comes out: a listening socket that nobody else
+could use for an instant, and `HttpServer` with `start` and `stop`.  No signal handlers, no chmod
+after the fact, no file unlinked that somebody answers on.  CannotBind says why a path is refused.
+"""
+
+import asyncio
+import contextlib
+import errno
+import grp
+import os
+import socket
+import stat
+from pathlib import Path
+
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from lorad.api.protocol import ConnectionLimits, GuardedProtocol
+from lorad.errors import CannotBind, LockHeld
+
+#: sockaddr_un.sun_path less its NUL.
+MAX_PATH_BYTES = 107
+BACKLOG = 1024
+
+
+# ----------------------------------------------------------------- binding
+def bind_unix(path: Path, mode: int, group: str = "") -> socket.socket:
+    """A listening socket at `path`, `mode` from its first instant.  Call it before threads start.
+
+    Raises CannotBind, or LockHeld when a live process answers there.
+    """
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        size = len(os.fsencode(path))
+        raise CannotBind(
+            f"socket path of {size} bytes, {MAX_PATH_BYTES} are possible: {path}",
+            hint="choose a shorter directory, for example under /run",
+        )
+    group_id = _group_id(group, path)
+    _clear_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o777 & ~(mode if group_id is None else mode & 0o700))
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise CannotBind(f"cannot bind {path}: {os.strerror(error.errno or 0)}") from None
+    finally:
+        os.umask(before)
+    try:
+        if group_id is not None:  # the group's bits come after the group
+            os.chown(path, -1, group_id)
+            os.chmod(path, mode)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        path.unlink(missing_ok=True)
+        raise CannotBind(
+            f"cannot give {path} to group {group}: {os.strerror(error.errno or 0)}",
+            hint=f'add the daemon\'s user to {group}, or set group = ""',
+        ) from None
+    return listener
+
+
+def unlink_unix(path: Path) -> None:
+    """Remove the socket file of a server that has stopped; a successor's is left alone."""
+    with contextlib.suppress(CannotBind, LockHeld):
+        _clear_stale(path)
+
+
+def _group_id(group: str, path: Path) -> int | None:
+    if not group:
+        return None
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise CannotBind(
+            f"cannot bind {path}: no group {group}", hint=f"groupadd --system {group}"
+        ) from None
+
+
+def _clear_stale(path: Path) -> None:
+    """Remove a socket file that nobody listens on; refuse everything else that is there."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CannotBind(f"cannot bind {path}: {os.strerror(error.errno or 0)}") from None
+    if not stat.S_ISSOCK(mode):
+        raise CannotBind(f"{path} exists and is not a socket", hint="move it out of the way")
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    probe.setblocking(False)
+    try:
+        code = probe.connect_ex(str(path))
+    finally:
+        probe.close()
+    if code == errno.ECONNREFUSED:
+        path.unlink(missing_ok=True)
+    elif code in (0, errno.EAGAIN, errno.EINPROGRESS):
+        raise LockHeld(f"another process answers on {path}", hint="loractl status")
+    elif code != errno.ENOENT:
+        raise CannotBind(f"cannot tell whether {path} is in use: {os.strerror(code)}")
+
+
+# ----------------------------------------------------------------- serving
+class HttpServer:
+    """One app on one listening socket.  `idle_seconds`: how long a quiet connection is kept."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        *,
+        receipt_seconds: float = 20.0,
+        idle_seconds: float = 75.0,
+        connections: int = 1024,
+        header_bytes: int = 16 << 10,
+    ) -> None:
+        limits = ConnectionLimits(receipt_seconds, connections)
+        self._protocol = type("Connection", (GuardedProtocol,), {"limits": limits})
+        self._config = Config(
+            app,
+            http=self._protocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="error",  # what clients send wrong is answered, not logged
+            access_log=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=header_bytes,
+            timeout_keep_alive=idle_seconds,  # type: ignore[arg-type]
+        )
+        self._config.load()
+        self._listener = listener
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._state.connections)
+
+    async def start(self) -> None:
+        """Accept from now on."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(
+            self._connection, sock=self._listener, backlog=BACKLOG, start_serving=True
+        )
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """Accept no more; answers in progress get `grace` seconds, then they are cut off."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=grace)
+        for task in list(self._state.tasks):
+            task.cancel()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        self._server = None
+
+    def _connection(self) -> asyncio.Protocol:
+        return self._protocol(self._config, self._state, {})  # type: ignore[no-any-return]

@@ -1,0 +1,167 @@
+"""Uploads: an adapter folder that arrives file by file, until it is committed or given up.
+
+Goes in: the names of files and their bytes.  Comes out: a staging folder with only allowed names
+and no more bytes than allowed, handed over once.  Uploads that nobody continues are discarded when
+the next one opens.  Knows nothing of what the files mean.
+"""
+
+import asyncio
+import errno
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from engine.adapters.manifest import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILE
+from lorad import wire
+from lorad.errors import LoradError
+
+FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, *TEXT_FILES})
+MAX_OPEN = 16
+IDLE_SECONDS = 600.0
+_WRITE_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Staging(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+class Stage(Protocol):
+    """Of AdapterService: makes and removes staging folders."""
+
+    async def stage(self, expected_bytes: int = 0) -> Staging: ...
+    async def discard(self, staging: Staging) -> None: ...
+
+
+@dataclass(slots=True)
+class Upload:
+    """One that is open.  `used_at` on the clock of `Uploads`."""
+
+    id: str
+    start: wire.UploadStart
+    staging: Staging
+    owner: int | None  # uid of who opened it: nobody else may go on with it
+    used_at: float
+    num_bytes: int = 0
+    busy: set[str] = field(default_factory=set)  # files being written
+
+
+class Uploads:
+    """Owned by the event loop.  `max_bytes` bounds all files of one upload together."""
+
+    def __init__(
+        self, stage: Stage, *, max_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._stage, self._clock = stage, clock
+        self._open: dict[str, Upload] = {}
+
+    async def open(self, start: wire.UploadStart, owner: int | None) -> Upload:
+        """Begin one; raises queue_full when too many are open."""
+        await self._discard_stale()
+        if len(self._open) >= MAX_OPEN:
+            raise LoradError("queue_full", f"{MAX_OPEN} uploads are open already")
+        upload = Upload(secrets.token_hex(12), start, await self._stage.stage(), owner, 0.0)
+        upload.used_at = self._clock()
+        self._open[upload.id] = upload
+        return upload
+
+    async def put(
+        self, upload_id: str, owner: int | None, file: str, body: AsyncIterator[bytes]
+    ) -> int:
+        """Write one file from its first byte to its last; returns its size.
+
+        Raises invalid_value (a name that adapters do not have), conflict (being written already),
+        payload_too_large, insufficient_storage.  A file that breaks off is removed.
+        """
+        upload = self._get(upload_id, owner)
+        if file not in FILES:
+            hint = f"adapters have {', '.join(sorted(FILES))}"
+            raise LoradError("invalid_value", f"not a file of an adapter: {file[:80]!r}", hint=hint)
+        if file in upload.busy:
+            raise LoradError("conflict", f"{file} is being written by another request")
+        upload.busy.add(file)
+        try:
+            return await self._write(upload, upload.staging.path / file, body)
+        finally:
+            upload.busy.discard(file)
+            upload.used_at = self._clock()
+
+    def take(self, upload_id: str, owner: int | None) -> Upload:
+        """Hand the staging folder over; the upload is closed from here on."""
+        upload = self._get(upload_id, owner)
+        if upload.busy:
+            raise LoradError("conflict", f"{', '.join(sorted(upload.busy))} is still being written")
+        del self._open[upload_id]
+        return upload
+
+    async def drop(self, upload_id: str, owner: int | None) -> None:
+        """Give one up."""
+        await self._stage.discard(self.take(upload_id, owner).staging)
+
+    def _get(self, upload_id: str, owner: int | None) -> Upload:
+        upload = self._open.get(upload_id)
+        if upload is None or upload.owner != owner:
+            raise LoradError("not_found", "there is no such upload", hint="it may have expired")
+        upload.used_at = self._clock()
+        return upload
+
+    async def _discard_stale(self) -> None:
+        before = self._clock() - IDLE_SECONDS
+        stale = [u for u in self._open.values() if not u.busy and u.used_at < before]
+        for upload in stale:
+            del self._open[upload.id]
+            await self._stage.discard(upload.staging)
+
+    async def _write(self, upload: Upload, path: Path, body: AsyncIterator[bytes]) -> int:
+        if path.exists():
+            upload.num_bytes -= path.stat().st_size
+        size = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o640)
+        try:
+            async for block in _blocks(body):
+                size += len(block)
+                upload.num_bytes += len(block)
+                if upload.num_bytes > self.max_bytes:
+                    message = f"the files are more than {self.max_bytes} bytes together"
+                    hint = "watch.max_adapter_bytes in lorad.toml"
+                    raise LoradError("payload_too_large", message, hint=hint)
+                await asyncio.to_thread(_write_all, fd, block)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            upload.num_bytes -= size
+            raise
+        finally:
+            os.close(fd)
+        return size
+
+
+async def _blocks(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in pieces that are worth a thread's while."""
+    held = bytearray()
+    async for piece in body:
+        held += piece
+        if len(held) >= _WRITE_BYTES:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+def _write_all(fd: int, block: bytes) -> None:
+    left = memoryview(block)
+    try:
+        while left:
+            left = left[os.write(fd, left) :]
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        message = f"cannot store the upload: {os.strerror(error.errno)}"
+        hint = "free space on the store's disk, then repeat; nothing was changed"
+        raise LoradError("insufficient_storage", message, hint=hint) from error

@@ -1,0 +1,57 @@
+"""What one generating request wants, after parsing: text or ids, how to draw, how much, until when.
+
+Goes in: nothing.  Comes out: the frozen values that the API hands to `requests.RequestService` and
+gets back.  Knows no HTTP and no JSON.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.messages import SamplingParams, TokenLogprobs
+
+#: Of a message: role, content, and name where there is one, as chat templates read them.
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """`messages` for a chat, else `prompts`; answers are numbered prompt by prompt, n each."""
+
+    model: str
+    messages: tuple[Message, ...] = ()
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    chat: bool = False
+    n: int = 1
+    sampling: SamplingParams
+    max_tokens: int | None = None  # as asked; None = what is left (chat), 16 (completions)
+    max_tokens_param: str = "max_tokens"  # which parameter said so, for error messages
+    stop: tuple[str, ...] = ()
+    echo: bool = False
+    priority: int = 50
+    cache_salt: str = ""
+    template_vars: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+    @property
+    def num_sequences(self) -> int:
+        return self.n * (1 if self.chat else len(self.prompts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Something new of one answer.  `finish` is set on its last piece only."""
+
+    index: int
+    text: str = ""
+    tokens: tuple[TokenLogprobs, ...] = ()  # empty unless log probabilities were asked for
+    prompt: tuple[int, ...] = ()  # of an echo, on the first piece, with the text in `text`
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    finish: str | None = None  # stop | length
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What a request used, in tokens."""
+
+    prompt: int
+    completion: int
+    cached: int

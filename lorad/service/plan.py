@@ -1,0 +1,78 @@
+"""An `Ask` and its token ids → one SamplingParams for each sequence, or the reason why not.
+
+Goes in: the request, its prompts as ids, the engine's facts.  Comes out: parameters in the order of
+the answers (prompt by prompt, n each), with `max_tokens` filled in and seeds told apart.  Pure.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.messages import EngineInfo, SamplingParams
+from lorad.errors import LoradError
+from lorad.service.ask import Ask
+
+COMPLETION_MAX_TOKENS = 16
+_SEEDS = 1 << 63
+
+
+def plan(
+    ask: Ask,
+    prompts: Sequence[tuple[int, ...]],
+    info: EngineInfo,
+    ends: frozenset[int],
+    max_tokens: int,
+) -> list[SamplingParams]:
+    """`ends` stop a sequence; `max_tokens` caps a chat that names none.
+
+    Raises invalid_value, context_length_exceeded.
+    """
+    _check_vocabulary(ask, prompts, info.vocab_size)
+    planned = []
+    for prompt in prompts:
+        room = _max_tokens(ask, len(prompt), info.max_model_len, max_tokens)
+        for draw in range(ask.n):
+            seed = ask.sampling.seed
+            planned.append(
+                msgspec.structs.replace(
+                    ask.sampling,
+                    max_tokens=room,
+                    min_tokens=min(ask.sampling.min_tokens, room),
+                    seed=None if seed is None else (seed + draw) % _SEEDS,
+                    stop_token_ids=tuple(sorted(ends - set(info.eos_token_ids))),
+                )
+            )
+    return planned
+
+
+def _check_vocabulary(ask: Ask, prompts: Sequence[tuple[int, ...]], size: int) -> None:
+    named = [("logit_bias", ask.sampling.logit_bias)]
+    named += [("stop_token_ids", dict.fromkeys(ask.sampling.stop_token_ids, 0.0))]
+    for number, (prompt, given) in enumerate(zip(prompts, ask.prompts, strict=False)):
+        param = f"prompt[{number}]" if len(prompts) > 1 else "prompt"
+        if not prompt:
+            raise LoradError("invalid_value", f"{param} is empty", param=param)
+        if not isinstance(given, str):
+            named.append((param, dict.fromkeys(prompt, 0.0)))
+    for param, ids in named:
+        for token in ids:
+            if not 0 <= token < size:
+                message = f"{param}: token id {token} is outside the vocabulary of {size}"
+                raise LoradError("invalid_value", message, param=param)
+
+
+def _max_tokens(ask: Ask, num_prompt: int, context: int, cap: int) -> int:
+    left = context - num_prompt
+    if left < 1:
+        asked = "messages" if ask.chat else "prompt"
+        message = f"the context holds {context} tokens, and the {asked} alone took {num_prompt}"
+        raise LoradError("context_length_exceeded", message, param=asked)
+    if ask.max_tokens is None:
+        return min(left, cap if ask.chat else COMPLETION_MAX_TOKENS)
+    if ask.max_tokens > left:
+        message = (
+            f"the context holds {context} tokens, but {num_prompt} of prompt and "
+            f"{ask.max_tokens} to generate are {num_prompt + ask.max_tokens}"
+        )
+        raise LoradError("context_length_exceeded", message, param=ask.max_tokens_param)
+    return max(ask.max_tokens, 1)

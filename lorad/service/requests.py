@@ -1,0 +1,269 @@
+"""Generating requests, from a name and text to a running `Generation`.
+
+Goes in: an `Ask`.  `RequestService.start` resolves the name, takes the lease that fixes the
+revision for the whole request, tokenises in a worker pool, checks the context, and submits one
+sequence for each answer.  Comes out: a `Generation`.  Every failure is a LoradError, and frees
+what was taken.  Knows no HTTP.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import TypeVar
+
+from engine.messages import EngineInfo, SamplingParams, Submit
+from lorad.errors import LoradError
+from lorad.service.ask import Ask, Message
+from lorad.service.choice import Choice
+from lorad.service.generation import Generation, Owner
+from lorad.service.plan import plan
+from lorad.service.seams import Adapters, Limits, Link, Text
+from lorad.text.tokenizer import TextError
+
+T = TypeVar("T")
+
+#: Given to the engine beyond its own deadline, so that it speaks first if it can.
+DEADLINE_GRACE_SECONDS = 2.0
+
+
+class RequestService:
+    """`text` picks tokenizer and template of a revision; `base_digest` names the base model."""
+
+    def __init__(
+        self,
+        adapters: Adapters,
+        link: Link,
+        text: Callable[[str | None], Text],
+        *,
+        limits: Limits,
+        version: str,
+        base_digest: str,
+        pool: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.aborted: Counter[str] = Counter()  # reason -> requests that ended before their end
+        self._adapters, self._link, self._text = adapters, link, text
+        self._limits, self._pool, self._clock = limits, pool, clock
+        self._fingerprint = f"lorad-{version}-{base_digest[:8]}"
+        self._waiting = 0  # sequences admitted here that the engine has not answered yet
+        self._draining = False
+        self._starting = 0
+        self._live: set[Generation] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def active(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return len(self._live) + self._starting
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have had no answer from the engine yet."""
+        return self._waiting
+
+    # ----------------------------------------------------------------- one request
+    async def start(self, ask: Ask) -> Generation:
+        """Everything up to the engine; raises LoradError.  Cancelling it frees what it took."""
+        deadline = self._clock() + self._limits.deadline
+        if self._draining:
+            raise LoradError("draining", "the daemon is shutting down and takes no new requests")
+        rev, info = self.resolve(ask.model), self.engine()
+        with contextlib.ExitStack() as undo:
+            self._enter_queue(ask.num_sequences)
+            undo.callback(self._answered, ask.num_sequences)
+            if rev is not None:
+                self._adapters.lease(rev)
+                undo.callback(self._adapters.release, rev)
+            self._begin()
+            undo.callback(self._end)
+            text, prompts = await self._in_pool(partial(self._prepare, ask, rev))
+            ends = _ends(ask, text, info)
+            sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
+            generation = self._generation(ask, rev, text, prompts, ends, deadline)
+            undo.pop_all()  # from here on the generation gives back
+        self._starting -= 1
+        try:
+            self._submit(generation, sampling, deadline)
+        except BaseException:
+            generation.close()
+            raise
+        return generation
+
+    # ----------------------------------------------------------------- beside generating
+    def resolve(self, model: str) -> str | None:
+        """The revision that `model` means; raises exactly what `start` would."""
+        return self._adapters.resolve(model).rev
+
+    def engine(self) -> EngineInfo:
+        """The engine's facts; raises while it cannot take requests."""
+        self._link.check()
+        if self._link.info is None:
+            raise LoradError("loading_base", "the base model is still loading")
+        return self._link.info
+
+    async def tokenize(
+        self, model: str, what: str | Sequence[Message], *, add_special: bool
+    ) -> list[int]:
+        """Ids of a text, or of messages in the model's chat template."""
+        rev = self.resolve(model)
+
+        def work() -> list[int]:
+            text = self._text(rev)
+            with _refusing("prompt" if isinstance(what, str) else "messages"):
+                if isinstance(what, str):
+                    return text.encode(what, add_special)
+                return text.encode(text.render(what, {}), add_special=False)
+
+        return await self._in_pool(work)
+
+    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+        """Text of ids; unknown ids are nothing."""
+        rev = self.resolve(model)
+        return await self._in_pool(lambda: self._text(rev).decode(ids))
+
+    # ----------------------------------------------------------------- the daemon's hand
+    def drain(self) -> None:
+        """From now on new requests answer 503 `draining`; running ones go on."""
+        self._draining = True
+
+    async def wait_idle(self, timeout: float) -> bool:
+        """True once no request is left, False after `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        return self.active == 0
+
+    def abort_all(self, code: str, message: str) -> None:
+        """End every running request with an error that its client gets to see."""
+        for generation in list(self._live):
+            generation.fail(LoradError(code, message))
+
+    # ----------------------------------------------------------------- accounts
+    def _begin(self) -> None:
+        self._starting += 1
+        self._idle.clear()
+
+    def _end(self) -> None:
+        self._starting -= 1
+        self._note_idle()
+
+    def _closed(self, generation: Generation) -> None:
+        self._live.discard(generation)
+        if generation.rev is not None:
+            self._adapters.release(generation.rev)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self.active == 0:
+            self._idle.set()
+
+    def _enter_queue(self, count: int) -> None:
+        if self._waiting + count > self._limits.queue:
+            message = f"{self._waiting} sequences wait already; limits.queue = {self._limits.queue}"
+            raise LoradError("queue_full", message)
+        self._waiting += count
+
+    def _answered(self, count: int) -> None:
+        self._waiting -= count
+
+    # ----------------------------------------------------------------- steps of start
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        """Tokenising takes milliseconds that belong to nobody else's stream."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _prepare(self, ask: Ask, rev: str | None) -> tuple[Text, list[tuple[int, ...]]]:
+        """In a worker thread: the text of the revision, and the ids of every prompt."""
+        text = self._text(rev)
+        with _refusing("messages" if ask.chat else "prompt"):
+            if ask.chat:
+                rendered = text.render(ask.messages, ask.template_vars)
+                return text, [tuple(text.encode(rendered, add_special=False))]
+            return text, [
+                tuple(text.encode(prompt, add_special=True)) if isinstance(prompt, str) else prompt
+                for prompt in ask.prompts
+            ]
+
+    def _generation(
+        self,
+        ask: Ask,
+        rev: str | None,
+        text: Text,
+        prompts: list[tuple[int, ...]],
+        ends: frozenset[int],
+        deadline: float,
+    ) -> Generation:
+        unique = secrets.token_hex(8)
+        choices = []
+        for index in range(ask.num_sequences):
+            prompt = prompts[index // ask.n]
+            choices.append(
+                Choice(
+                    index,
+                    f"{unique}-{index}",
+                    text.detokenizer(prompt, ask.stop),
+                    silent=ends,
+                    keep=ask.max_tokens != 0,
+                    echo_ids=prompt if ask.echo else (),
+                    echo_text=_echo(ask, text, index // ask.n),
+                )
+            )
+        generation = Generation(
+            Owner(self._link.abort, self._answered, self._closed),
+            ask,
+            rev=rev,
+            fingerprint=f"{self._fingerprint}-{rev[:8] if rev else 'base'}",
+            text=text,
+            prompts=prompts,
+            choices=choices,
+            seconds_left=lambda: deadline + DEADLINE_GRACE_SECONDS - self._clock(),
+        )
+        self._live.add(generation)
+        return generation
+
+    def _submit(
+        self, generation: Generation, sampling: Sequence[SamplingParams], deadline: float
+    ) -> None:
+        ask = generation.ask
+        for choice, params in zip(generation.choices, sampling, strict=True):
+            submit = Submit(
+                request_id=choice.request_id,
+                prompt=list(generation.prompts[choice.index // ask.n]),
+                sampling=params,
+                rev=generation.rev,
+                priority=ask.priority,
+                cache_salt=ask.cache_salt,
+                deadline_seconds=max(deadline - self._clock(), 0.001),
+            )
+            self._link.submit(submit, partial(generation.deliver, choice))
+
+
+def _ends(ask: Ask, text: Text, info: EngineInfo) -> frozenset[int]:
+    """Ids that end the answer and are no part of its text; a turn's end is the end of a chat's."""
+    ends = frozenset(ask.sampling.stop_token_ids)
+    if not ask.sampling.ignore_eos:
+        ends |= frozenset(info.eos_token_ids)
+        ends |= text.chat_stop_ids if ask.chat else frozenset()
+    return ends
+
+
+@contextlib.contextmanager
+def _refusing(param: str) -> Iterator[None]:
+    """A text that cannot be rendered or encoded is the caller's."""
+    try:
+        yield
+    except TextError as error:
+        raise LoradError("invalid_value", str(error), param=param) from error
+
+
+def _echo(ask: Ask, text: Text, number: int) -> str:
+    """The prompt as it was given, in front of its answer."""
+    if not ask.echo:
+        return ""
+    prompt = ask.prompts[number]
+    return prompt if isinstance(prompt, str) else text.decode(prompt)

@@ -1,0 +1,76 @@
+"""What `RequestService` needs of its neighbours, as protocols small enough to be faked in tests.
+
+Knows none of the classes that fill them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from engine.messages import EngineInfo, SequenceDelta, Submit
+from lorad.service.ask import Message
+
+
+class Resolved(Protocol):
+    """A name after `AdapterService.resolve`; `rev` None is the base model."""
+
+    @property
+    def rev(self) -> str | None: ...
+
+
+class Adapters(Protocol):
+    """Of AdapterService; `resolve` raises what an unknown or drained name is answered."""
+
+    def resolve(self, model: str) -> Resolved: ...
+    def lease(self, rev: str) -> None: ...
+    def release(self, rev: str) -> None: ...
+
+
+class Link(Protocol):
+    """Of EngineLink; `check` raises while the engine is not ready, `on_delta` runs on the loop."""
+
+    info: EngineInfo | None
+
+    def check(self) -> None: ...
+    def submit(self, submit: Submit, on_delta: Callable[[SequenceDelta], None]) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+
+
+class Decoded(Protocol):
+    """What `Detokenizer.push` returns; `consumed_tokens` of the pushed ids belong to the answer."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def stopped(self) -> bool: ...
+    @property
+    def consumed_tokens(self) -> int: ...
+
+
+class Decoder(Protocol):
+    """Of Detokenizer: never half a character, never the beginning of a stop string."""
+
+    def push(self, ids: Sequence[int]) -> Decoded: ...
+    def finish(self) -> str: ...
+
+
+class Text(Protocol):
+    """Tokenizer and chat template of one revision.  Thread-safe."""
+
+    @property
+    def chat_stop_ids(self) -> frozenset[int]: ...
+    def encode(self, text: str, add_special: bool) -> list[int]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def token_bytes(self, token: int) -> bytes: ...
+    def render(self, messages: Sequence[Message], variables: Mapping[str, object]) -> str: ...
+    def detokenizer(self, prompt: Sequence[int], stop: Sequence[str]) -> Decoder: ...
+
+
+class Limits(Protocol):
+    """The part of `[limits]` that concerns a running request; `deadline` in seconds."""
+
+    @property
+    def queue(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def deadline(self) -> float: ...
