@@ -121,6 +121,7 @@ class Limits(_Section, frozen=True, kw_only=True):
     schema_bytes: Size = 64 * KIB
     stall_write: Seconds = 30.0
     deadline: Seconds = 600.0
+    strict_params: bool = False  # refuse unknown parameters of a request instead of ignoring them
 
 
 class Shutdown(_Section, frozen=True, kw_only=True):
