@@ -87,6 +87,9 @@ REASONS: dict[str, str] = {
     "E_NAME_ILLEGAL": "the folder's name cannot be an adapter name",
 }
 
+#: The codes that come from filing, not from reading a folder.
+FILED = frozenset({"E_NAME_TAKEN", "E_NAME_ILLEGAL"})
+
 #: Names listed in one message; the rest are counted.
 MAX_NAMES = 5
 
@@ -111,3 +114,25 @@ def shown_list(names: Iterable[object]) -> str:
     rest = len(every) - MAX_NAMES
     text = ", ".join(shown(name) for name in every[:MAX_NAMES])
     return f"{text} and {rest} more" if rest > 0 else text
+
+
+def as_markdown() -> str:
+    """The reference page of the codes."""
+    rows = "\n".join(f"| `{code}` | {meaning} |" for code, meaning in REASONS.items())
+    return _PAGE.format(rows=rows)
+
+
+_PAGE = """# Reason codes
+
+A folder that cannot be served is quarantined with one of these codes. `loractl show NAME` prints
+the code, what was found and what is allowed, and the next step. Serving never notices.
+
+Made by `python -m engine.adapters.reasons`.
+
+| code | what it means |
+|---|---|
+{rows}
+"""
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")
