@@ -1,0 +1,161 @@
+"""BlockPool: who owns which block of the arena.
+
+Goes in: how many blocks somebody needs.  Comes out: their numbers, and with `take_fences` the
+events that their new owner has to wait for.  Knows nothing of bytes, tokens or tensors, nor of
+who should give way when it is empty (`memory/reclaim.py`).
+
+A block is free, held by an adapter, in use by one or more sequences, or *cached*: KV that no
+sequence uses, which the prefix index asked to keep.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Owner(Enum):
+    """What a block that is not free holds."""
+
+    KV = "kv"
+    ADAPTER = "adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Blocks by use; they add up to the pool."""
+
+    free: int
+    kv_active: int
+    kv_cached: int
+    adapter: int
+
+
+class BlockPool:
+    """Free list, reference counts and fences of `num_blocks` blocks.
+
+    Misuse (freeing twice, sharing what is not KV) raises AssertionError: it is our own fault.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        #: What orders a freed block's next use behind work already launched; None = nothing to wait
+        #: for.  The core sets it to the event of each step that it launches.
+        self.stamp: object | None = None
+        # First freed, first reused: the longer a block rests, the sooner its fences are over.
+        self._free: deque[int] = deque(range(num_blocks))
+        self._owner: list[Owner | None] = [None] * num_blocks
+        self._refs = [0] * num_blocks
+        self._kept: set[int] = set()
+        self._fences: dict[int, list[object]] = {}
+        self._num_cached = 0
+        self._num_adapter = 0
+
+    # ------------------------------------------------------------- asking
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def counts(self) -> PoolCounts:
+        """Blocks by use, now."""
+        active = self.num_blocks - self.num_free - self._num_cached - self._num_adapter
+        return PoolCounts(self.num_free, active, self._num_cached, self._num_adapter)
+
+    def owner(self, block: int) -> Owner | None:
+        """None = free."""
+        return self._owner[block]
+
+    def refs(self, block: int) -> int:
+        """Users of a block: sequences, or one adapter."""
+        return self._refs[block]
+
+    def is_cached(self, block: int) -> bool:
+        """KV that is kept though no sequence uses it."""
+        return self._owner[block] is Owner.KV and self._refs[block] == 0
+
+    # ------------------------------------------------------------- acting
+    def allocate(self, count: int, owner: Owner) -> list[int]:
+        """`count` free blocks, each with one reference.  Ask `num_free` first."""
+        assert count <= len(self._free), f"{count} blocks asked, {len(self._free)} free"
+        blocks = [self._free.popleft() for _ in range(count)]
+        for block in blocks:
+            self._owner[block], self._refs[block] = owner, 1
+        self._num_adapter += count * (owner is Owner.ADAPTER)
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more sequence uses these KV blocks."""
+        for block in blocks:
+            assert self._owner[block] is Owner.KV, f"block {block} holds no KV"
+            self._num_cached -= self._refs[block] == 0
+            self._refs[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> list[int]:
+        """Give up one reference to each; returns those that are now cached."""
+        cached = []
+        for block in blocks:
+            assert self._refs[block] > 0, f"block {block} is freed twice"
+            self._refs[block] -= 1
+            if self._refs[block]:
+                continue
+            if block in self._kept:
+                self._num_cached += 1
+                cached.append(block)
+            else:
+                self._num_adapter -= self._owner[block] is Owner.ADAPTER
+                self._put_back(block)
+        return cached
+
+    def keep(self, block: int) -> None:
+        """Do not free this KV block when its last user leaves."""
+        assert self._owner[block] is Owner.KV, f"block {block} holds no KV"
+        self._kept.add(block)
+
+    def forget(self, block: int) -> None:
+        """Undo `keep`: a cached block is free at once, one in use when its last user leaves."""
+        self._kept.remove(block)
+        if self._refs[block] == 0:
+            self._num_cached -= 1
+            self._put_back(block)
+
+    # ------------------------------------------------------------- fences
+    def fence(self, blocks: Iterable[int], event: object) -> None:
+        """The next owner of these blocks has to wait for `event`."""
+        for block in blocks:
+            held = self._fences.setdefault(block, [])
+            if event not in held:
+                held.append(event)
+
+    def take_fences(self, blocks: Sequence[int]) -> tuple[object, ...]:
+        """What the owner of newly allocated blocks waits for, each once; forgotten here."""
+        if not self._fences:
+            return ()
+        found: list[object] = []
+        for block in blocks:
+            found.extend(e for e in self._fences.pop(block, ()) if e not in found)
+        return tuple(found)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every block is in exactly one place."""
+        free = set(self._free)
+        assert len(free) == len(self._free), "a block is twice in the free list"
+        for block in range(self.num_blocks):
+            owner, refs, kept = self._owner[block], self._refs[block], block in self._kept
+            assert (owner is None) == (block in free), f"block {block}: {owner} and free list"
+            assert refs >= 0, f"block {block}: {refs} references"
+            if owner is None:
+                assert refs == 0 and not kept, f"free block {block}: {refs} references"
+            elif owner is Owner.ADAPTER:
+                assert refs == 1 and not kept, f"adapter block {block}: {refs} references"
+            else:
+                assert refs > 0 or kept, f"KV block {block} is lost"
+        cached = sum(map(self.is_cached, range(self.num_blocks)))
+        adapter = sum(owner is Owner.ADAPTER for owner in self._owner)
+        assert (cached, adapter) == (self._num_cached, self._num_adapter), "counts drifted"
+
+    def _put_back(self, block: int) -> None:
+        self._owner[block] = None
+        self._free.append(block)
+        if self.stamp is not None:
+            self.fence((block,), self.stamp)

@@ -1,0 +1,224 @@
+"""PrefixIndex: KV of full blocks, found again by what was computed.
+
+Goes in: token ids, a cache identity ("base" or a revision) and a salt.  Comes out: pool blocks that
+hold exactly the KV of those tokens under that identity.  A block's key is a digest over its
+parent's key and its own tokens, and the first parent is a digest over identity and salt: equal
+keys mean equal history, and nothing is ever shared between identities or salts.
+Knows nothing of requests, nor of when room is short (`memory/reclaim.py` asks and evicts).
+"""
+
+import heapq
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from engine.memory.pool import BlockPool
+from engine.recency import Usage
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One indexed block.  `children` continue its tokens."""
+
+    key: bytes
+    block: int
+    identity: str
+    parent: "Entry | None"
+    usage: Usage
+    children: "dict[bytes, Entry]" = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class HitCount:
+    """Prompt tokens looked up, and those found."""
+
+    asked: int = 0
+    hit: int = 0
+
+
+def root_key(identity: str, salt: str) -> bytes:
+    """Where the chains of one identity and salt begin; lengths keep the two fields apart."""
+    fields = [identity.encode(), salt.encode()]
+    return blake2b(b"".join(len(f).to_bytes(8, "big") + f for f in fields), digest_size=32).digest()
+
+
+def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of a block of `tokens` after `parent`."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=32).digest()
+
+
+class PrefixIndex:
+    """The index over `pool`; `clock` gives seconds, for recency only."""
+
+    def __init__(self, pool: BlockPool, block_size: int, clock: Callable[[], float]) -> None:
+        self.block_size = block_size
+        self._pool = pool
+        self._clock = clock
+        self._entries: dict[bytes, Entry] = {}
+        self._by_block: dict[int, Entry] = {}
+        self._by_identity: dict[str, dict[bytes, Entry]] = {}
+        # Per identity, (last use, key) of entries that could be evicted; stale ones are skipped.
+        self._oldest: dict[str, list[tuple[float, bytes]]] = {}
+        self._hits: dict[str, HitCount] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # ------------------------------------------------------------- finding
+    def keys(
+        self, tokens: Sequence[int], count: int, chain: list[bytes], identity: str, salt: str
+    ) -> list[bytes]:
+        """The keys of the first `count` full blocks; extends `chain`, which the caller keeps."""
+        size = self.block_size
+        for i in range(len(chain), count):
+            parent = chain[i - 1] if i else root_key(identity, salt)
+            chain.append(block_key(parent, tokens[i * size : (i + 1) * size]))
+        return chain[:count]
+
+    def find(
+        self,
+        tokens: Sequence[int],
+        identity: str,
+        salt: str = "",
+        chain: list[bytes] | None = None,
+    ) -> list[int]:
+        """Blocks of the longest indexed prefix that leaves at least one token to compute.
+
+        Takes no references; `share` does.  `chain` is the caller's memory of earlier keys.
+        """
+        count = max(len(tokens) - 1, 0) // self.block_size
+        blocks = []
+        for key in self.keys(tokens, count, [] if chain is None else chain, identity, salt):
+            entry = self._entries.get(key)
+            if entry is None:
+                break
+            blocks.append(entry.block)
+        return blocks
+
+    def match(self, tokens: Sequence[int], identity: str, salt: str = "") -> list[int]:
+        """`find`, then `share`: the blocks are the caller's to release."""
+        blocks = self.find(tokens, identity, salt)
+        self.share(blocks)
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more sequence uses found blocks."""
+        now = self._clock()
+        self._pool.share(blocks)
+        for block in blocks:
+            self._by_block[block].usage.touch(now)
+
+    # ------------------------------------------------------------- entering and leaving
+    def enter(self, chain: Sequence[bytes], index: int, block: int, identity: str) -> None:
+        """File `block` as number `index` of `chain`: its tokens are accepted and its KV computed.
+
+        A key that is filed already stays with its first block, and a block whose parent was
+        evicted is not filed: nobody could find it.
+        """
+        key = chain[index]
+        parent = self._entries.get(chain[index - 1]) if index else None
+        if key in self._entries or (index and parent is None):
+            return
+        entry = Entry(key, block, identity, parent, Usage(self._clock()))
+        self._pool.keep(block)
+        self._entries[key] = self._by_block[block] = entry
+        self._by_identity.setdefault(identity, {})[key] = entry
+        if parent is not None:
+            parent.children[key] = entry
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """A sequence leaves its blocks; filed ones stay as cache."""
+        for block in self._pool.release(reversed(blocks)):
+            self._offer(self._by_block[block])
+
+    def drop(self, identity: str) -> None:
+        """Forget everything computed under `identity`."""
+        for entry in self._by_identity.pop(identity, {}).values():
+            del self._entries[entry.key], self._by_block[entry.block]
+            self._pool.forget(entry.block)
+        self._oldest.pop(identity, None)
+
+    # ------------------------------------------------------------- giving way
+    def identities(self) -> list[str]:
+        """Those with something filed."""
+        return list(self._by_identity)
+
+    def oldest(self, identity: str) -> Entry | None:
+        """The least recently used cached block that nothing continues, leaves before parents.
+
+        If every cached block has a successor in use, the oldest of them.
+        """
+        heap = self._oldest.get(identity, [])
+        while heap:
+            last, key = heap[0]
+            entry = self._entries.get(key)
+            if entry is not None and entry.usage.last == last and self._is_leaf(entry):
+                return entry
+            heapq.heappop(heap)
+        cached = (
+            e for e in self._by_identity.get(identity, {}).values() if self._pool.is_cached(e.block)
+        )
+        return min(cached, key=lambda e: e.usage.last, default=None)
+
+    def evict(self, entry: Entry) -> None:
+        """Free a cached block; what continues it cannot be found any more and leaves the index."""
+        assert self._pool.is_cached(entry.block), f"block {entry.block} is in use"
+        subtree = [entry]
+        for each in subtree:  # grows as it goes: chains are longer than Python's stack is deep
+            subtree.extend(each.children.values())
+        for each in reversed(subtree):
+            self._unfile(each)
+        if entry.parent is not None:
+            self._offer(entry.parent)
+
+    # ------------------------------------------------------------- counting
+    def count(self, who: str, asked: int, hit: int) -> None:
+        """Note a look-up on behalf of `who` (a revision; "" = base)."""
+        counted = self._hits.setdefault(who, HitCount())
+        counted.asked += asked
+        counted.hit += hit
+
+    def stats(self, who: str) -> HitCount:
+        """What `count` added up."""
+        return self._hits.get(who, HitCount())
+
+    def forget_stats(self, who: str) -> None:
+        """`who` is gone."""
+        self._hits.pop(who, None)
+
+    def check(self) -> None:
+        """Raise AssertionError unless index and pool agree."""
+        for key, entry in self._entries.items():
+            assert entry.key == key and self._by_block[entry.block] is entry
+            assert self._pool.owner(entry.block) is not None, f"filed block {entry.block} is free"
+            parent = entry.parent
+            assert parent is None or self._entries.get(parent.key) is parent, "orphan"
+        assert len(self._by_block) == len(self._entries)
+        assert sum(map(len, self._by_identity.values())) == len(self._entries)
+        filed = sum(self._pool.is_cached(block) for block in self._by_block)
+        assert filed == self._pool.counts.kv_cached, "a cached block is in no index"
+
+    def _is_leaf(self, entry: Entry) -> bool:
+        return not entry.children and self._pool.is_cached(entry.block)
+
+    def _offer(self, entry: Entry) -> None:
+        if not self._is_leaf(entry):
+            return
+        heap = self._oldest.setdefault(entry.identity, [])
+        heapq.heappush(heap, (entry.usage.last, entry.key))
+        filed = self._by_identity[entry.identity].values()
+        if len(heap) > 2 * len(filed) + 64:  # mostly stale: room has not been short for long
+            heap[:] = [(e.usage.last, e.key) for e in filed if self._is_leaf(e)]
+            heapq.heapify(heap)
+
+    def _unfile(self, entry: Entry) -> None:
+        del self._entries[entry.key], self._by_block[entry.block]
+        filed = self._by_identity[entry.identity]
+        del filed[entry.key]
+        if not filed:
+            del self._by_identity[entry.identity]
+            self._oldest.pop(entry.identity, None)
+        if entry.parent is not None:
+            entry.parent.children.pop(entry.key, None)
+        self._pool.forget(entry.block)

@@ -1,0 +1,240 @@
+"""Reclaimer: who gives way when blocks are short.
+
+Goes in: how many blocks a sequence or an adapter needs.  Comes out: the blocks, after the cheapest
+victims have left, or None with nothing changed.  Victims are cached KV that no sequence uses and
+idle adapters that are not pinned; both are ranked by one cost, expected reuse x seconds to bring
+back / blocks, within priority.  Knows nothing of requests, files or copies.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.config import EvictionPolicy
+from engine.memory.pool import BlockPool, Owner
+from engine.memory.prefix import Entry, PrefixIndex
+from engine.recency import Usage
+
+#: How fast a measurement replaces the assumption that it corrects.
+_BLEND = 0.1
+
+
+class IdleAdapter(Protocol):
+    """A resident, unpinned adapter without running requests: a row of the slot table."""
+
+    @property
+    def rev(self) -> str: ...
+    @property
+    def blocks(self) -> Sequence[int]: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def usage(self) -> Usage: ...
+    @property
+    def loaded_at(self) -> float: ...
+    @property
+    def awaited(self) -> bool:
+        """Requests for it are queued: it goes last."""
+        ...
+
+
+class AdapterSource(Protocol):
+    """Whoever owns residency."""
+
+    def idle(self) -> Iterable[IdleAdapter]: ...
+    def evict_idle(self, rev: str, cause: str) -> None: ...
+    def priority_of(self, identity: str) -> int: ...
+
+
+@dataclass(slots=True)
+class Costs:
+    """Seconds to bring things back.  Starts from an 8B model on an H200; measurements take over."""
+
+    token_seconds: float = 25e-6  # prefill, per token
+    block_seconds: float = 40e-6  # adapter load, per block
+
+    def observe_prefill(self, seconds: float, tokens: int) -> None:
+        """A step computed `tokens` prompt tokens in `seconds`."""
+        self.token_seconds += _BLEND * (seconds / tokens - self.token_seconds)
+
+    def observe_load(self, seconds: float, blocks: int) -> None:
+        """A copy of `blocks` blocks took `seconds`."""
+        self.block_seconds += _BLEND * (seconds / blocks - self.block_seconds)
+
+
+#: Which of two idle adapters goes first; smaller goes.  `cost` is a matter of heat alone, because
+#: seconds to reload grow with blocks and cancel out.
+POLICIES: dict[EvictionPolicy, Callable[[IdleAdapter], float]] = {
+    "cost": lambda a: a.usage.heat,
+    "lru": lambda a: a.usage.last,
+    "fifo": lambda a: a.loaded_at,
+    "lfu": lambda a: a.usage.count,
+}
+
+
+class Reclaimer:
+    """Hands out blocks of `pool`.  `bind` gives it the owner of adapters before its first use.
+
+    `kv_floor` blocks are never held by adapters; `adapter_floor` blocks are never held by running
+    sequences, nor are adapters evicted for KV below it while cached KV can go instead.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        prefix: PrefixIndex,
+        *,
+        policy: EvictionPolicy = "cost",
+        kv_floor: int = 0,
+        adapter_floor: int = 0,
+        costs: Costs | None = None,
+    ) -> None:
+        self.pool = pool
+        self.prefix = prefix
+        self.policy = policy
+        self.kv_floor = kv_floor
+        self.adapter_floor = adapter_floor
+        self.costs = costs or Costs()
+        self._adapters: AdapterSource
+        self._reserved_for: str | None = None
+        self._reserved = 0
+
+    def bind(self, adapters: AdapterSource) -> None:
+        """Who knows the idle adapters, and evicts them."""
+        self._adapters = adapters
+
+    # ------------------------------------------------------------- reserving
+    def reserve(self, rev: str | None, blocks: int = 0) -> None:
+        """Hold `blocks` back from new sequences and other adapters until `rev` has them."""
+        self._reserved_for, self._reserved = rev, blocks
+
+    @property
+    def reserved_for(self) -> str | None:
+        return self._reserved_for
+
+    # ------------------------------------------------------------- KV
+    @property
+    def kv_limit(self) -> int:
+        """Blocks that running sequences may hold together."""
+        return self.pool.num_blocks - self.adapter_floor
+
+    def kv_room(self, keep: str | None, *, admission: bool = False) -> int:
+        """Blocks that `take_kv` could give while `keep` stays resident.
+
+        Admission respects what is reserved; growth of a running sequence does not.
+        """
+        counts = self.pool.counts
+        idle = sum(len(a.blocks) for a in self._adapters.idle() if a.rev != keep)
+        room = counts.free + counts.kv_cached + idle - (self._reserved if admission else 0)
+        return min(room, self.kv_limit - counts.kv_active)
+
+    def take_kv(self, count: int, keep: str | None) -> list[int] | None:
+        """`count` blocks for a sequence on `keep` (None = base), or None."""
+        if self.pool.counts.kv_active + count > self.kv_limit:
+            return None
+        if self.pool.num_free < count:
+            if self.kv_room(keep) < count:
+                return None
+            victims = _Victims(self, [a for a in self._adapters.idle() if a.rev != keep])
+            while self.pool.num_free < count:
+                victims.evict_cheapest(self.adapter_floor)
+        return self.pool.allocate(count, Owner.KV)
+
+    # ------------------------------------------------------------- adapters
+    def fits_adapter(self, count: int, beside: int) -> bool:
+        """Whether `count` blocks could ever be had while `beside` blocks of others are fixed."""
+        return count + beside + self.kv_floor <= self.pool.num_blocks
+
+    def take_adapter(self, count: int, rev: str, *, need_slot: bool) -> list[int] | None:
+        """`count` blocks for `rev`, or None.  `need_slot`: somebody has to leave a slot as well.
+
+        Adapters whose requests are queued stay, unless the room is reserved for `rev`.
+        """
+        urgent = self._reserved_for == rev
+        idle = [a for a in self._adapters.idle() if a.rev != rev and (urgent or not a.awaited)]
+        idle_blocks = sum(len(a.blocks) for a in idle)
+        counts = self.pool.counts
+        excess = counts.adapter + count - (self.pool.num_blocks - self.kv_floor)
+        room = counts.free + counts.kv_cached + idle_blocks - (0 if urgent else self._reserved)
+        if (need_slot and not idle) or excess > idle_blocks or room < count:
+            return None
+        victims = _Victims(self, idle)
+        if need_slot:
+            excess -= victims.evict_adapter()
+        while excess > 0:
+            excess -= victims.evict_adapter()
+        while self.pool.num_free < count:
+            victims.evict_cheapest()
+        return self.pool.allocate(count, Owner.ADAPTER)
+
+    def note_load(self, seconds: float, blocks: int) -> None:
+        """A copy of `blocks` blocks took `seconds`."""
+        self.costs.observe_load(seconds, blocks)
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """An adapter leaves its blocks; its copy has ended."""
+        self.pool.release(blocks)
+
+    def forget(self, identity: str) -> None:
+        """Drop cached KV of a revision that is gone."""
+        self.prefix.drop(identity)
+
+    # ------------------------------------------------------------- ranking, for _Victims
+    def adapter_rank(self, adapter: IdleAdapter) -> tuple[bool, int, float]:
+        """Order in which adapters leave."""
+        return adapter.awaited, adapter.priority, POLICIES[self.policy](adapter)
+
+    def adapter_cost(self, adapter: IdleAdapter) -> tuple[bool, int, float]:
+        """Order between adapters and KV: log2 of the cost of one block."""
+        cost = adapter.usage.heat + math.log2(self.costs.block_seconds)
+        return adapter.awaited, adapter.priority, cost
+
+    def prefix_cost(self, entry: Entry) -> tuple[bool, int, float]:
+        """The same for a cached block."""
+        seconds = self.costs.token_seconds * self.prefix.block_size
+        priority = self._adapters.priority_of(entry.identity)
+        return False, priority, entry.usage.heat + math.log2(seconds)
+
+    def evict_adapter(self, adapter: IdleAdapter) -> None:
+        """Take the GPU from one adapter."""
+        self._adapters.evict_idle(adapter.rev, self.policy)
+
+
+class _Victims:
+    """The candidates of one shortage, in order; dies with it."""
+
+    def __init__(self, owner: Reclaimer, adapters: list[IdleAdapter]) -> None:
+        self._owner = owner
+        self._adapters = sorted(adapters, key=owner.adapter_rank, reverse=True)  # next one last
+        self._prefixes: list[tuple[tuple[bool, int, float], bytes, Entry]] = []
+        for identity in owner.prefix.identities():
+            self._offer(identity)
+
+    def evict_adapter(self) -> int:
+        """The next adapter goes; returns its blocks."""
+        adapter = self._adapters.pop()
+        blocks = len(adapter.blocks)
+        self._owner.evict_adapter(adapter)
+        return blocks
+
+    def evict_cheapest(self, adapter_floor: int = 0) -> None:
+        """Whatever costs least goes: one cached block, or one adapter."""
+        if self._adapters and (not self._prefixes or self._adapter_is_cheaper(adapter_floor)):
+            self.evict_adapter()
+            return
+        _, _, entry = heapq.heappop(self._prefixes)
+        self._owner.prefix.evict(entry)
+        self._offer(entry.identity)
+
+    def _adapter_is_cheaper(self, floor: int) -> bool:
+        adapter = self._adapters[-1]
+        if self._owner.pool.counts.adapter - len(adapter.blocks) < floor:
+            return False
+        return self._owner.adapter_cost(adapter) < self._prefixes[0][0]
+
+    def _offer(self, identity: str) -> None:
+        entry = self._owner.prefix.oldest(identity)
+        if entry is not None:
+            heapq.heappush(self._prefixes, (self._owner.prefix_cost(entry), entry.key, entry))

@@ -1,0 +1,31 @@
+"""Usage: how often, and how lately, a thing was used, as one number.
+
+Goes in: touches with their times (seconds of any monotonic clock).  Comes out: `heat`, whose order
+is the order of expected reuse.  Knows nothing of what is counted: cached KV and adapters share it.
+"""
+
+import math
+
+#: A use counts half after this many seconds.
+HALF_LIFE_SECONDS = 300.0
+
+
+class Usage:
+    """A use count that ages.  All counts age alike, so the order of two `heat`s never changes
+    between touches: a ranking stays valid until something is used."""
+
+    __slots__ = ("count", "last")
+
+    def __init__(self, now: float) -> None:
+        self.count = 1.0  # as of `last`
+        self.last = now
+
+    def touch(self, now: float) -> None:
+        """One more use."""
+        self.count = self.count * 2.0 ** ((self.last - now) / HALF_LIFE_SECONDS) + 1.0
+        self.last = now
+
+    @property
+    def heat(self) -> float:
+        """log2 of the aged count, up to a term that is the same for everything."""
+        return math.log2(self.count) + self.last / HALF_LIFE_SECONDS
