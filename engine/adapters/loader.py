@@ -1,0 +1,172 @@
+"""Loader: moves single revisions up and down the tiers, within a budget of bytes in flight.
+
+Goes in: a revision that should move.  Comes out: its next state, later, when the read or the copy
+has ended.  Never waits.  Knows nothing of requests, commands or order: `adapters/residency.py`
+decides who moves, and what it means.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.adapters.revision import Journal, Revision
+from engine.adapters.slots import SlotTable
+from engine.adapters.states import State
+from engine.adapters.tiers import CopyEngine, HostTier, Room
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Bytes under way.  One load may always start, however large it is."""
+
+    limit_bytes: int
+    used_bytes: int = 0
+
+    def fits(self, num_bytes: int) -> bool:
+        """Whether a load of `num_bytes` may start beside those under way."""
+        return not self.used_bytes or self.used_bytes + num_bytes <= self.limit_bytes
+
+
+class Loader:
+    """Reads and copies have a budget each: a slow read does not hold up what is read already."""
+
+    def __init__(
+        self,
+        *,
+        slots: SlotTable,
+        host: HostTier,
+        copier: CopyEngine,
+        room: Room,
+        journal: Journal,
+        clock: Callable[[], float],
+        block_bytes: int,
+        bytes_in_flight: int,
+    ) -> None:
+        self.slots = slots
+        self.host = host
+        self.copier = copier
+        self.room = room
+        self.journal = journal
+        self._clock = clock
+        self._block_bytes = block_bytes
+        self._reads = InFlight(bytes_in_flight)
+        self._copies = InFlight(bytes_in_flight)
+
+    @property
+    def busy(self) -> bool:
+        """Reads or copies are under way."""
+        return bool(self._reads.used_bytes or self._copies.used_bytes)
+
+    def size(self, revision: Revision) -> int:
+        """Bytes of the packed file."""
+        return revision.num_blocks * self._block_bytes
+
+    def hopeless(self, revision: Revision) -> str:
+        """Why `revision` can never reach its goal as things stand, or ""."""
+        if self.size(revision) > self.host.limit_bytes and not self.host.ready(revision.rev):
+            return (
+                f"its {self.size(revision)} bytes exceed ram_cache ({self.host.limit_bytes} bytes)"
+            )
+        if revision.goal != "gpu":
+            return ""
+        pinned = [r for r in self.slots.rows.values() if r.pinned and r.rev != revision.rev]
+        beside = sum(len(r.blocks) for r in pinned)
+        if not self.room.fits_adapter(revision.num_blocks, beside):
+            return (
+                f"{revision.num_blocks} blocks do not fit beside {beside} pinned ones "
+                "and the KV floor; unpin another or enlarge the pool"
+            )
+        if len(pinned) >= self.slots.num_slots:
+            return f"all {len(pinned)} slots are pinned; unpin another"
+        return ""
+
+    # ------------------------------------------------------------- up
+    def read(self, revision: Revision) -> None:
+        """Registered -> loading: start the read, unless host memory or the budget is full now."""
+        size = self.size(revision)
+        if self.host.ready(revision.rev):
+            self.host.protect(revision.rev, True)
+            self.journal.move(revision, State.RAM, revision.load_cause)
+            return
+        if not self._reads.fits(size):
+            return
+        if not self.host.want(revision.rev, revision.manifest.path, size):
+            return
+        self.host.protect(revision.rev, True)
+        self._reads.used_bytes += size
+        revision.reading = True
+        self.journal.move(revision, State.LOADING, revision.load_cause)
+
+    def end_read(self, revision: Revision, error: str) -> None:
+        """Loading -> ram, or registered if the read failed."""
+        revision.reading = False
+        self._reads.used_bytes -= self.size(revision)
+        if error:
+            self.journal.move(revision, State.REGISTERED, "error", error)
+        else:
+            self.journal.move(revision, State.RAM, revision.load_cause)
+
+    def copy(self, revision: Revision) -> None:
+        """Ram -> loading: claim blocks and a slot and start the copy, if there is room now."""
+        if not self.host.ready(revision.rev):
+            self.journal.move(revision, State.REGISTERED, "lru")
+            return
+        self.host.protect(revision.rev, True)
+        if not self._copies.fits(self.size(revision)):
+            return
+        blocks = self.room.take_adapter(
+            revision.num_blocks, revision.rev, need_slot=not self.slots.num_free
+        )
+        revision.blocked = blocks is None
+        if blocks is None:
+            return
+        revision.row = self.slots.claim(
+            revision.rev,
+            blocks,
+            pinned=revision.pinned,
+            priority=revision.priority,
+            now=self._clock(),
+        )
+        self._copies.used_bytes += self.size(revision)
+        revision.copying = True
+        self.copier.start(revision.rev, blocks)
+        self.journal.move(revision, State.LOADING, revision.load_cause)
+
+    def end_copy(self, revision: Revision) -> None:
+        """Loading -> idle; or, if it is to leave again, the blocks go back now and not before."""
+        row, now = revision.row, self._clock()
+        assert row is not None, f"a copy of {revision.rev} ended without a slot"
+        revision.copying = False
+        self._copies.used_bytes -= self.size(revision)
+        if revision.evicts or (revision.removing and not revision.leases):
+            self.leave_gpu(revision, "cancel")
+            return
+        self.host.protect(revision.rev, False)
+        self.room.note_load(now - revision.since, len(row.blocks))
+        row.ready = True
+        row.loaded_at = revision.loaded_at = now
+        revision.num_loads += 1
+        self.journal.move(revision, State.IDLE, revision.load_cause)
+
+    # ------------------------------------------------------------- down
+    def leave_gpu(self, revision: Revision, cause: str) -> None:
+        """Empty the slot: -> ram, or registered if the host copy is gone or not wanted."""
+        row = revision.row
+        assert row is not None and not revision.copying, f"{revision.rev} is not on the GPU"
+        self.room.give_back(self.slots.free(row))
+        if revision.evict_to_disk:
+            self.host.drop(revision.rev)
+        self.host.protect(revision.rev, False)
+        in_ram = self.host.ready(revision.rev)
+        self.journal.move(revision, State.RAM if in_ram else State.REGISTERED, cause)
+        revision.row, revision.drain = None, None
+        revision.num_evictions += row.ready
+
+    def leave_ram(self, revision: Revision, cause: str) -> None:
+        """Ram -> registered."""
+        self.host.drop(revision.rev)
+        self.journal.move(revision, State.REGISTERED, cause)
+
+    def notice_lost(self, revision: Revision) -> None:
+        """Host memory may have evicted it to make room for another."""
+        if not self.host.ready(revision.rev):
+            self.journal.move(revision, State.REGISTERED, "lru")

@@ -1,0 +1,140 @@
+"""Orders: the daemon's commands about revisions.
+
+Goes in: AddRevision, RemoveRevision, Load, Evict, SetRevision.  Comes out: exactly one Answer for
+each, at once or when the move that it asks for has ended.  Knows nothing of requests.
+"""
+
+from collections.abc import Callable
+
+from engine.adapters.movements import Movements
+from engine.adapters.revision import Drain, PendingLoad, Revision
+from engine.adapters.states import State
+from engine.messages import AddRevision, Evict, Load, RemoveRevision, SetRevision
+
+AdapterCommand = AddRevision | RemoveRevision | Load | Evict | SetRevision
+
+
+class Orders:
+    """Carries commands out on `movements`.  `layout`, if not "", is what packed files must have."""
+
+    def __init__(self, movements: Movements, layout: str, clock: Callable[[], float]) -> None:
+        self._moves = movements
+        self._journal = movements.journal
+        self._layout = layout
+        self._clock = clock
+
+    def carry_out(self, command: AdapterCommand) -> None:
+        """Begin any of them."""
+        match command:
+            case AddRevision():
+                self._add(command)
+            case RemoveRevision():
+                self._remove(command)
+            case Load():
+                self._load(command)
+            case Evict():
+                self._evict(command)
+            case SetRevision():
+                self._set(command)
+
+    def _add(self, command: AddRevision) -> None:
+        manifest, known = command.manifest, self._moves.revisions
+        if self._layout and manifest.layout != self._layout:
+            self._journal.answer(
+                command.command_id,
+                "load_failed",
+                f"packed for layout {manifest.layout}, this engine reads {self._layout}",
+            )
+            return
+        revision = known.get(manifest.rev)
+        if revision is None:
+            revision = Revision(manifest, command.priority, pinned=False, since=self._clock())
+            known[manifest.rev] = revision
+        elif revision.removing:
+            revision.removing = False
+            self._journal.answer_removes(revision, "conflict", "added again meanwhile")
+        self._mark(command.command_id, revision, command.pinned, command.priority)
+
+    def _set(self, command: SetRevision) -> None:
+        revision = self._known(command.command_id, command.rev)
+        if revision is not None:
+            self._mark(command.command_id, revision, command.pinned, command.priority)
+
+    def _load(self, command: Load) -> None:
+        revision = self._known(command.command_id, command.rev)
+        if revision is not None:
+            revision.loads.append(PendingLoad(command.command_id, command.tier))
+            self._moves.settle_loads(revision)
+            self._moves.refresh(revision)
+
+    def _evict(self, command: Evict) -> None:
+        revision = self._known(command.command_id, command.rev)
+        if revision is None:
+            return
+        if revision.pinned and not command.force:
+            self._journal.answer(command.command_id, "pinned", "it is pinned; unpin it or force")
+            return
+        revision.evicts.append(command.command_id)
+        revision.evict_to_disk |= command.to == "disk"
+        self._journal.answer_loads(revision, "conflict", "evicted meanwhile")
+        if revision.state is State.LOADING:
+            self._cancel_copy(revision)
+        elif revision.running:
+            seconds = 0.0 if command.abort_running else command.drain_timeout
+            self._drain(revision, self._clock() + seconds)
+        else:
+            self._moves.finish_evict(revision, "manual")
+        self._moves.refresh(revision)
+
+    def _remove(self, command: RemoveRevision) -> None:
+        revision = self._known(command.command_id, command.rev, removing=True)
+        if revision is None:
+            return
+        revision.removing = True
+        revision.removes.append(command.command_id)
+        self._journal.answer_loads(revision, "model_not_found", "removed meanwhile")
+        if not revision.leases:
+            self._cancel_copy(revision)
+        self._moves.refresh(revision)
+        self._moves.dispose(revision)
+
+    def _known(self, command_id: int, rev: str, *, removing: bool = False) -> Revision | None:
+        revision = self._moves.revisions.get(rev)
+        if revision is None or (revision.removing and not removing):
+            self._journal.answer(command_id, "model_not_found", f"revision {rev[:12]} is unknown")
+            return None
+        return revision
+
+    def _cancel_copy(self, revision: Revision) -> None:
+        """The blocks stay claimed until the copy engine says that it has ended."""
+        if revision.copying:
+            self._moves.loader.copier.cancel(revision.rev)
+
+    def _drain(self, revision: Revision, deadline: float) -> None:
+        """Two Evicts of one revision: the sooner deadline counts."""
+        earlier = revision.drain.deadline if revision.drain else None
+        deadline = deadline if earlier is None else min(deadline, earlier)
+        self._moves.drain(revision, Drain("manual", deadline))
+
+    def _mark(self, command_id: int, revision: Revision, pinned: bool, priority: int) -> None:
+        refusal = self._pin_refusal(revision) if pinned and not revision.pinned else ""
+        revision.priority = priority
+        revision.pinned = revision.pinned if refusal else pinned
+        row = revision.row
+        if row is not None:
+            row.pinned, row.priority = revision.pinned, priority
+        if revision.pinned and revision.drain and revision.drain.room_for:
+            self._moves.undrain(revision)
+        self._journal.answer(command_id, "no_room" if refusal else "", refusal)
+
+    def _pin_refusal(self, revision: Revision) -> str:
+        """Pins leave room for the KV floor plus the largest revision."""
+        revisions = self._moves.revisions.values()
+        pinned = sum(r.num_blocks for r in revisions if r.pinned or r is revision)
+        largest = max(r.num_blocks for r in revisions)
+        if self._moves.loader.room.fits_adapter(largest, beside=pinned):
+            return ""
+        return (
+            f"{pinned} pinned blocks leave no room for the KV floor and the largest adapter "
+            f"({largest} blocks); unpin another or enlarge the pool"
+        )

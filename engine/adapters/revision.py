@@ -1,0 +1,169 @@
+"""Revision: one revision as the engine keeps it, and the Journal of what happens to revisions.
+
+Goes in: transitions and outcomes.  Comes out: AdapterEvents and Answers, in the order in which
+they happened.  The record decides nothing; `adapters/residency.py` does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.adapters.slots import SlotRow
+from engine.adapters.states import State, check
+from engine.messages import AdapterEvent, Answer, PackedManifest
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLoad:
+    """A Load command that is not answered yet."""
+
+    command_id: int
+    tier: Literal["gpu", "ram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Why a revision takes no new requests.  Past `deadline` its running requests are aborted."""
+
+    cause: str
+    deadline: float | None
+    room_for: str | None = None  # the starving revision that gets the room
+
+
+@dataclass(slots=True, eq=False)
+class Revision:
+    """All that is known of one revision.  Seconds are the injected clock's."""
+
+    manifest: PackedManifest
+    priority: int
+    pinned: bool
+    since: float  # entered `state`
+    state: State = State.REGISTERED
+    row: SlotRow | None = None
+    leases: int = 0
+    demand: int = 0  # the highest priority among its queued requests
+    removing: bool = False
+    reading: bool = False
+    copying: bool = False
+    wanted_since: float | None = None
+    blocked: bool = False  # the last attempt to claim blocks found no room
+    drain: Drain | None = None
+    loads: list[PendingLoad] = field(default_factory=list)
+    evicts: list[int] = field(default_factory=list)
+    removes: list[int] = field(default_factory=list)
+    evict_to_disk: bool = False
+    num_loads: int = 0
+    num_evictions: int = 0
+    loaded_at: float | None = None
+    last_used: float | None = None
+    error: str = ""
+
+    @property
+    def rev(self) -> str:
+        return self.manifest.rev
+
+    @property
+    def num_blocks(self) -> int:
+        return self.manifest.num_blocks
+
+    @property
+    def identity(self) -> str:
+        """Under which its KV is cached."""
+        return self.rev if self.manifest.changes_kv else "base"
+
+    @property
+    def running(self) -> int:
+        """Requests with rows running."""
+        return self.row.refs if self.row else 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are queued."""
+        return self.leases - self.running
+
+    @property
+    def leaving(self) -> bool:
+        """Somebody asked for it to go, and is owed an answer."""
+        return bool(self.evicts or self.removes)
+
+    @property
+    def goal(self) -> Literal["gpu", "ram"] | None:
+        """The tier that somebody waits for it to reach."""
+        if self.row is not None:
+            return None
+        if self.waiting or any(load.tier == "gpu" for load in self.loads):
+            return "gpu"
+        return "ram" if self.loads else None
+
+    @property
+    def load_cause(self) -> str:
+        """Why it is being brought up."""
+        if self.loads:
+            return "pin" if self.pinned else "load"
+        return "request"
+
+
+class Journal:
+    """What residency has to tell: events, and answers to commands."""
+
+    def __init__(self, clock: Callable[[], float], block_bytes: int) -> None:
+        self._clock = clock
+        self._block_bytes = block_bytes
+        self._events: list[AdapterEvent] = []
+        self._answers: list[Answer] = []
+        self.in_ram: dict[str, Revision] = {}  # those in state RAM
+
+    def move(self, revision: Revision, after: State, cause: str, message: str = "") -> None:
+        """Take a revision through one transition of `states.TRANSITIONS`."""
+        before, now = revision.state, self._clock()
+        check(before, after)
+        self._events.append(
+            AdapterEvent(
+                rev=revision.rev,
+                before=before,
+                after=after,
+                cause=cause,
+                slot=revision.row.slot if revision.row else None,
+                seconds=now - revision.since,
+                num_bytes=revision.num_blocks * self._block_bytes,
+                message=message,
+            )
+        )
+        revision.state, revision.since = after, now
+        if after is State.RAM:
+            self.in_ram[revision.rev] = revision
+        else:
+            self.in_ram.pop(revision.rev, None)
+
+    def answer(self, command_id: int, code: str = "", message: str = "") -> None:
+        """The one answer to a command."""
+        self._answers.append(Answer(command_id=command_id, code=code, message=message))
+
+    def answer_loads(self, revision: Revision, code: str = "", message: str = "") -> None:
+        """Every pending Load of `revision` ends."""
+        for load in revision.loads:
+            self.answer(load.command_id, code, message)
+        revision.loads.clear()
+
+    def answer_evicts(self, revision: Revision, code: str = "", message: str = "") -> None:
+        """Every pending Evict of `revision` ends."""
+        for command_id in revision.evicts:
+            self.answer(command_id, code, message)
+        revision.evicts.clear()
+        revision.evict_to_disk = False
+
+    def answer_removes(self, revision: Revision, code: str = "", message: str = "") -> None:
+        """Every pending RemoveRevision of `revision` ends."""
+        for command_id in revision.removes:
+            self.answer(command_id, code, message)
+        revision.removes.clear()
+
+    def take_events(self) -> list[AdapterEvent]:
+        """Transitions since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def take_answers(self) -> list[Answer]:
+        """Answers since the last call."""
+        answers, self._answers = self._answers, []
+        return answers

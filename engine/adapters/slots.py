@@ -1,0 +1,101 @@
+"""SlotTable: which revision sits in which slot, who runs on it, and who may leave.
+
+Goes in: revisions with the blocks claimed for them.  Comes out: slot numbers.  Pure bookkeeping:
+knows nothing of tiers, requests or where blocks come from.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from engine.recency import Usage
+
+
+@dataclass(slots=True, eq=False)
+class SlotRow:
+    """One revision on the GPU, or on its way there (`ready` False: its copy is not complete)."""
+
+    slot: int
+    rev: str
+    blocks: Sequence[int]
+    pinned: bool
+    priority: int
+    usage: Usage
+    loaded_at: float
+    generation: int  # differs whenever the slot was given anew
+    ready: bool = False
+    draining: bool = False  # takes no new requests
+    awaited: bool = False  # requests for it are queued
+    refs: int = 0  # requests with rows running
+
+
+class SlotTable:
+    """`num_slots` slots.  Misuse raises AssertionError."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.rows: dict[int, SlotRow] = {}
+        self._by_rev: dict[str, SlotRow] = {}
+        self._free = list(range(num_slots))  # a heap: low slots first
+        self._generation = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def find(self, rev: str) -> SlotRow | None:
+        """The row of `rev`, whether ready or not."""
+        return self._by_rev.get(rev)
+
+    def claim(
+        self, rev: str, blocks: Sequence[int], *, pinned: bool, priority: int, now: float
+    ) -> SlotRow:
+        """Give `rev` a free slot.  Ask `num_free` first."""
+        assert rev not in self._by_rev, f"{rev} has a slot"
+        self._generation += 1
+        row = SlotRow(
+            slot=heapq.heappop(self._free),
+            rev=rev,
+            blocks=tuple(blocks),
+            pinned=pinned,
+            priority=priority,
+            usage=Usage(now),
+            loaded_at=now,
+            generation=self._generation,
+        )
+        self.rows[row.slot] = self._by_rev[rev] = row
+        return row
+
+    def free(self, row: SlotRow) -> Sequence[int]:
+        """Empty a slot that nobody runs on; returns the blocks that were in it."""
+        assert row.refs == 0, f"slot {row.slot} has {row.refs} running requests"
+        del self.rows[row.slot], self._by_rev[row.rev]
+        heapq.heappush(self._free, row.slot)
+        return row.blocks
+
+    def acquire(self, row: SlotRow, now: float) -> None:
+        """A request starts running on the row."""
+        assert row.ready and not row.draining, f"slot {row.slot} takes no requests"
+        row.refs += 1
+        row.usage.touch(now)
+
+    def release(self, row: SlotRow) -> None:
+        """A request has no more rows running."""
+        assert row.refs > 0, f"slot {row.slot} is released twice"
+        row.refs -= 1
+
+    def idle(self) -> Iterator[SlotRow]:
+        """Rows that may leave: ready, nobody running, not pinned."""
+        return (r for r in self.rows.values() if r.ready and not r.refs and not r.pinned)
+
+    def running(self) -> Iterator[SlotRow]:
+        """Rows that could be drained: running, not pinned, not draining yet."""
+        return (r for r in self.rows.values() if r.refs and not r.pinned and not r.draining)
+
+    def check(self) -> None:
+        """Raise AssertionError unless slots, rows and blocks agree."""
+        assert sorted([*self.rows, *self._free]) == list(range(self.num_slots)), "slot lost"
+        assert {r.rev: r for r in self.rows.values()} == self._by_rev
+        blocks = [b for r in self.rows.values() for b in r.blocks]
+        assert len(blocks) == len(set(blocks)), "a block in two slots"
+        assert all(r.ready or not r.refs for r in self.rows.values()), "running before ready"
