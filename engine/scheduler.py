@@ -1,0 +1,332 @@
+"""Scheduler: which rows run in the next step, and what becomes of them.
+
+Goes in: Submits, aborts, and what was sampled.  Comes out: StepWork for the runner, and
+SequenceDeltas.  Continuous batching under a token budget: decode rows first, then prefill chunks
+of what runs, then new sequences by priority, fairness and arrival.  A sequence whose adapter is
+not on the GPU is passed over and delays nobody; no row is ever computed with other weights than
+its own.  Torch-free; the clock is injected; knows nothing of text, names or devices.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping
+
+from engine.adapters.residency import Residency
+from engine.admission import SchedulerLimits, StepBuilder, never_fits, refusal
+from engine.fairness import Drainer, TokenCounters, WaitingQueue
+from engine.memory.reclaim import Reclaimer
+from engine.messages import FinishReason, SequenceDelta, Submit
+from engine.sequence import Chunk, Doom, Sampled, Sequence, Status, StepWork
+from engine.settle import append, tell
+
+__all__ = ["Chunk", "Sampled", "Scheduler", "SchedulerLimits", "StepWork"]
+
+
+class Scheduler:
+    """Owns every live sequence.  `schedule` and `settle` alternate; the rest may come between."""
+
+    def __init__(
+        self,
+        *,
+        memory: Reclaimer,
+        residency: Residency,
+        limits: SchedulerLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self.memory = memory
+        self.residency = residency
+        self.limits = limits
+        self._clock = clock
+        self._pool, self._prefix = memory.pool, memory.prefix
+        self._counters = TokenCounters()
+        self._waiting = WaitingQueue(self._counters)
+        self._running: list[Sequence] = []
+        self._live: dict[str, Sequence] = {}
+        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._drainer = Drainer(residency, limits.starve_after, self._remaining)
+        self._deltas: list[SequenceDelta] = []
+        self._arrivals = 0
+        self.num_preemptions = 0
+
+    # ------------------------------------------------------------- arriving and leaving
+    def add(self, submit: Submit) -> None:
+        """Queue a request and want its adapter; one that cannot ever run ends in `take_deltas`."""
+        if submit.request_id in self._live:
+            # The other one goes on: this delta is the end of the second Submit, not of the first.
+            self._refuse(submit, "invalid_value", f"request id {submit.request_id} is in use")
+            return
+        wrong = refusal(submit, self.limits, self.residency) or never_fits(
+            len(submit.prompt), submit.rev, self.limits, self.memory, self.residency
+        )
+        if wrong is not None:
+            self._refuse(submit, wrong.code, wrong.message)
+            return
+        seq = self._sequence(submit)
+        self._live[seq.request_id] = seq
+        self._counters.enter(seq.rev)
+        if seq.rev is not None:
+            self.residency.lease(seq.rev, seq.priority)
+        if seq.deadline is not None:
+            heapq.heappush(self._deadlines, (seq.deadline, seq.order, seq))
+        self._waiting.push(seq)
+
+    def abort(self, request_id: str, code: str = "", message: str = "") -> None:
+        """End a sequence now, or when its launched step is settled.  Unknown ids are ignored."""
+        seq = self._live.get(request_id)
+        if seq is not None:
+            self._doom(seq, Doom("abort", code, message))
+
+    def abort_all(self, code: str = "", message: str = "") -> None:
+        """End everything, for a shutdown."""
+        for request_id in list(self._live):
+            self.abort(request_id, code, message)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `schedule` may have something to do, loads and drains included."""
+        return bool(self._live or self._deltas or self.residency.busy)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def waiting_for(self, rev: str | None) -> int:
+        """Queued sequences on `rev` (None = base)."""
+        return len(self._waiting.of_revision(rev))
+
+    def running_on(self, rev: str | None) -> int:
+        """Running sequences on `rev` (None = base)."""
+        return sum(seq.rev == rev for seq in self._running)
+
+    def take_deltas(self) -> list[SequenceDelta]:
+        """Ends outside of a step since the last call: refusals, aborts, deadlines, failed loads."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    # ------------------------------------------------------------- the step
+    def schedule(self) -> StepWork | None:
+        """The next step's rows; None = nothing can run now."""
+        self.residency.advance()
+        self._end_what_cannot_go_on()
+        self._drainer.act()
+        step = StepBuilder(self.limits.max_batch_tokens)
+        self._extend_running(step)
+        if not step.preempted:  # room that was taken from one is not for a newcomer
+            self._admit_waiting(step)
+        return self._launch(step)
+
+    def settle(self, work: StepWork, sampled: Mapping[str, Sampled]) -> list[SequenceDelta]:
+        """Take a computed step in.  `sampled` has an entry for each chunk that samples."""
+        deltas = []
+        for chunk in work.chunks:
+            seq = chunk.seq
+            seq.launched = False
+            seq.num_computed += chunk.length
+            self._enter_full_blocks(seq)
+            if seq.doom is not None:
+                deltas.append(self._end(seq, seq.doom))
+            elif chunk.samples:
+                delta = append(seq, sampled[seq.request_id], self.limits)
+                self._counters.charge(seq.rev, generated=len(delta.tokens))
+                if delta.finish_reason is not None:
+                    self._retire(seq)
+                deltas.append(delta)
+        return deltas
+
+    # ------------------------------------------------------------- running sequences
+    def _extend_running(self, step: StepBuilder) -> None:
+        for seq in sorted(self._running, key=lambda s: (s.pending > 1, s.rank)):
+            length = min(seq.pending, step.left)
+            if length and seq.status is Status.RUNNING and self._grow(seq, length, step):
+                step.add(seq, length)
+
+    def _grow(self, seq: Sequence, length: int, step: StepBuilder) -> bool:
+        """Blocks for `length` more rows, taken from those that rank last; False = `seq` did."""
+        while not self._take_blocks(seq, length, step):
+            victim = max(self._running, key=lambda s: s.rank)
+            self._preempt(victim, step)
+            if victim is seq:
+                return False
+        return True
+
+    def _take_blocks(self, seq: Sequence, length: int, step: StepBuilder) -> bool:
+        missing = self.limits.blocks(seq.num_computed + length) - len(seq.blocks)
+        if missing > 0:
+            blocks = self.memory.take_kv(missing, seq.rev)
+            if blocks is None:
+                return False
+            step.wait_for(self._pool.take_fences(blocks))
+            seq.blocks += blocks
+        return True
+
+    def _preempt(self, seq: Sequence, step: StepBuilder) -> None:
+        """Back to the queue.  Its full blocks stay filed: most of the way back is a cache hit."""
+        step.drop(seq)
+        self._leave_running(seq)
+        seq.status = Status.WAITING
+        self._waiting.push_back(seq)
+        self.num_preemptions += 1
+
+    # ------------------------------------------------------------- waiting sequences
+    def _admit_waiting(self, step: StepBuilder) -> None:
+        walk = self._waiting.walk()
+        while step.left and len(self._running) < self.limits.max_num_seqs:
+            seq = walk.next()
+            if seq is None:
+                return
+            if seq.rev is not None and not self.residency.can_acquire(seq.rev):
+                continue  # its whole group waits; the others go past
+            if not self._admit(seq, step):
+                return  # nobody overtakes it to the memory that it waits for
+            walk.again(seq)
+
+    def _admit(self, seq: Sequence, step: StepBuilder) -> bool:
+        """Start `seq` if the pool holds all its tokens; False = it has to wait for memory."""
+        found = self._cached_blocks(seq)
+        if not self._has_room(seq, found):
+            wrong = never_fits(len(seq.tokens), seq.rev, self.limits, self.memory, self.residency)
+            if wrong is None:
+                return False
+            self._deltas.append(self._end(seq, Doom("error", wrong.code, wrong.message)))
+            return True
+        self._waiting.remove(seq)
+        self._running.append(seq)
+        seq.status = Status.RUNNING
+        seq.slot = self.residency.acquire(seq.rev) if seq.rev is not None else -1
+        self._prefix.share(found)
+        seq.blocks, seq.num_entered = found, len(found)
+        seq.num_computed = len(found) * self.limits.block_size
+        self._note_first_admission(seq)
+        length = min(seq.pending, step.left)
+        taken = self._take_blocks(seq, length, step)
+        assert taken, f"{seq.request_id}: room was promised and is not there"
+        step.add(seq, length)
+        return True
+
+    def _cached_blocks(self, seq: Sequence) -> list[int]:
+        """Prompt log-probabilities need every row of the prompt, so nothing is reused for them."""
+        if seq.sampling.prompt_logprobs is not None and not seq.num_generated:
+            return []
+        return self._prefix.find(seq.tokens, seq.identity, seq.salt, seq.chain)
+
+    def _has_room(self, seq: Sequence, found: list[int]) -> bool:
+        """Room for all of `seq` beside what the running ones are still going to take."""
+        blocks = self.limits.blocks
+        need = blocks(len(seq.tokens) + bool(self._running)) - len(found)
+        need += sum(map(self._pool.is_cached, found))
+        need += sum(max(blocks(len(s.tokens) + 1) - len(s.blocks), 0) for s in self._running)
+        return need <= self.memory.kv_room(seq.rev, admission=True)
+
+    def _note_first_admission(self, seq: Sequence) -> None:
+        if seq.cached_tokens is not None:
+            return
+        seq.cached_tokens = seq.num_computed
+        self._counters.charge(seq.rev, prompt=seq.pending)
+        if seq.sampling.prompt_logprobs is None:
+            self._prefix.count(seq.rev or "", seq.num_prompt, seq.cached_tokens)
+
+    # ------------------------------------------------------------- small acts
+    def _sequence(self, submit: Submit) -> Sequence:
+        self._arrivals += 1
+        seconds = submit.deadline_seconds
+        return Sequence(
+            request_id=submit.request_id,
+            tokens=list(submit.prompt),
+            num_prompt=len(submit.prompt),
+            sampling=submit.sampling,
+            rev=submit.rev,
+            identity=self.residency.identity(submit.rev),
+            salt=submit.cache_salt,
+            priority=submit.priority,
+            order=self._arrivals,
+            deadline=None if seconds is None else self._clock() + seconds,
+        )
+
+    def _launch(self, step: StepBuilder) -> StepWork | None:
+        work = step.build()
+        for chunk in work.chunks if work else ():
+            chunk.seq.launched = True
+        return work
+
+    def _enter_full_blocks(self, seq: Sequence) -> None:
+        count = seq.num_computed // self.limits.block_size
+        self._prefix.keys(seq.tokens, count, seq.chain, seq.identity, seq.salt)
+        for i in range(seq.num_entered, count):
+            self._prefix.enter(seq.chain, i, seq.blocks[i], seq.identity)
+        seq.num_entered = count
+
+    def _end_what_cannot_go_on(self) -> None:
+        for rev, code, message in self.residency.take_failures():
+            for seq in self._waiting.of_revision(rev):
+                self._doom(seq, Doom("error", code, message))
+        for rev in self.residency.overdue():
+            for seq in [s for s in self._running if s.rev == rev]:
+                self._doom(seq, Doom("abort", "draining", "its adapter was evicted; try again"))
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            *_, seq = heapq.heappop(self._deadlines)
+            if seq.status is not Status.FINISHED:
+                self._doom(seq, Doom("error", "deadline_exceeded", "its deadline has passed"))
+        for rev in self.residency.take_gone():
+            self._counters.forget(rev)
+            self._prefix.forget_stats(rev)
+
+    def _doom(self, seq: Sequence, doom: Doom) -> None:
+        if seq.launched:
+            seq.doom = doom
+        else:
+            self._deltas.append(self._end(seq, doom))
+
+    def _end(self, seq: Sequence, doom: Doom) -> SequenceDelta:
+        self._retire(seq)
+        return tell(seq, reason=doom.reason, code=doom.code, message=doom.message)
+
+    def _retire(self, seq: Sequence) -> None:
+        """Give back everything that a sequence holds, once."""
+        if seq.status is Status.RUNNING:
+            self._leave_running(seq)
+        else:
+            self._waiting.remove(seq)
+        seq.status = Status.FINISHED
+        del self._live[seq.request_id]
+        self._counters.leave(seq.rev)
+        if seq.rev is not None:
+            self.residency.end_lease(seq.rev)
+
+    def _leave_running(self, seq: Sequence) -> None:
+        self._running.remove(seq)
+        self._prefix.release(seq.blocks)
+        seq.blocks, seq.num_computed, seq.num_entered = [], 0, 0
+        if seq.rev is not None:
+            self.residency.release(seq.rev)
+        seq.slot = -1
+
+    def _refuse(self, submit: Submit, code: str, message: str) -> None:
+        reason: FinishReason = "error"
+        self._deltas.append(
+            SequenceDelta(
+                request_id=submit.request_id,
+                cached_tokens=0,
+                finish_reason=reason,
+                code=code,
+                message=message,
+            )
+        )
+
+    def _remaining(self, rev: str) -> int:
+        """Steps until the running sequences of `rev` have ended, at most."""
+        return max((seq.remaining for seq in self._running if seq.rev == rev), default=0)
+
+    def check(self) -> None:
+        """Raise AssertionError unless sequences and owners agree."""
+        self._pool.check()
+        self._prefix.check()
+        self.residency.check()
+        users = [block for seq in self._running for block in seq.blocks]
+        for block in set(users):
+            assert self._pool.refs(block) == users.count(block), f"block {block}: lost reference"
+        assert len(set(users)) == self._pool.counts.kv_active, "KV without a sequence"
+        assert len(self._live) == len(self._running) + len(self._waiting)

@@ -1,0 +1,58 @@
+"""Settling: what a sampled token means for its sequence, and how that is told.
+
+Goes in: a sequence and what was drawn for it.  Comes out: whether it ends, and its SequenceDelta.
+Knows nothing of memory or queues: the scheduler releases what ends here.
+"""
+
+from engine.admission import SchedulerLimits
+from engine.messages import FinishReason, SequenceDelta
+from engine.sequence import Sampled, Sequence
+
+
+def append(seq: Sequence, drawn: Sampled, limits: SchedulerLimits) -> SequenceDelta:
+    """Take the token in (unless none was asked for); the delta ends the sequence if it is full."""
+    asked = seq.sampling.max_tokens > 0
+    if asked:
+        seq.tokens.append(drawn.token)
+    return tell(
+        seq,
+        tokens=(drawn.token,) if asked else (),
+        drawn=drawn,
+        reason=finish_reason(seq, drawn.token, limits),
+    )
+
+
+def finish_reason(seq: Sequence, token: int, limits: SchedulerLimits) -> FinishReason | None:
+    """Stop tokens count from `min_tokens` on; the stopping token is part of the output."""
+    params, generated = seq.sampling, seq.num_generated
+    ends = token in params.stop_token_ids or (
+        token in limits.eos_token_ids and not params.ignore_eos
+    )
+    if ends and generated > params.min_tokens:
+        return "stop"
+    if generated >= params.max_tokens or len(seq.tokens) >= limits.max_model_len:
+        return "length"
+    return None
+
+
+def tell(
+    seq: Sequence,
+    *,
+    tokens: tuple[int, ...] = (),
+    drawn: Sampled | None = None,
+    reason: FinishReason | None = None,
+    code: str = "",
+    message: str = "",
+) -> SequenceDelta:
+    """The next delta of `seq`; the first one says how much of the prompt was cached."""
+    first, seq.told = not seq.told, True
+    return SequenceDelta(
+        request_id=seq.request_id,
+        tokens=tokens,
+        logprobs=(drawn.logprobs,) if tokens and drawn and drawn.logprobs else (),
+        prompt_logprobs=drawn.prompt_logprobs if first and drawn else (),
+        cached_tokens=(seq.cached_tokens or 0) if first else None,
+        finish_reason=reason,
+        code=code,
+        message=message,
+    )
