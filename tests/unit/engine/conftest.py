@@ -1,0 +1,387 @@
+"""A small engine without a model: real pool, prefix index, residency and scheduler over fakes.
+
+`Harness` steps it.  Its runner draws token `(sum of what it can see + salt of the weights) % 50`,
+where "what it can see" is read back from a fake arena that every row writes, so that a wrong
+block, a stale prefix or a wrong slot changes the answer.
+"""
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from engine.adapters.residency import Residency
+from engine.adapters.slots import SlotTable
+from engine.adapters.tiers import HostDone
+from engine.memory.pool import BlockPool
+from engine.memory.prefix import PrefixIndex
+from engine.memory.reclaim import Reclaimer
+from engine.messages import (
+    AdapterEvent,
+    AddRevision,
+    Answer,
+    Evict,
+    Load,
+    PackedManifest,
+    RemoveRevision,
+    SamplingParams,
+    SequenceDelta,
+    SetRevision,
+    Submit,
+)
+from engine.scheduler import Sampled, Scheduler, SchedulerLimits, StepWork
+
+BLOCK_BYTES = 100
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeHost:
+    """Reads end after `delay[rev]` polls (default `reads_take`), with `errors[rev]` if set."""
+
+    def __init__(self, limit_blocks: int = 1000, reads_take: int = 1) -> None:
+        self.limit_bytes = limit_blocks * BLOCK_BYTES
+        self.reads_take = reads_take
+        self.delay: dict[str, int] = {}
+        self.errors: dict[str, str] = {}
+        self.reading: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}  # of what is ready or being read, oldest first
+        self.protected: set[str] = set()
+        self.num_reads = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+    def want(self, rev: str, path: str, num_bytes: int) -> bool:
+        if rev in self.sizes:
+            return True
+        for victim in list(self.sizes):
+            if self.used_bytes + num_bytes > self.limit_bytes:
+                if victim not in self.reading and victim not in self.protected:
+                    del self.sizes[victim]
+        if self.used_bytes + num_bytes > self.limit_bytes:
+            return False
+        self.sizes[rev] = num_bytes
+        self.reading[rev] = self.delay.get(rev, self.reads_take)
+        self.num_reads += 1
+        return True
+
+    def ready(self, rev: str) -> bool:
+        return rev in self.sizes and rev not in self.reading
+
+    def protect(self, rev: str, on: bool) -> None:
+        (self.protected.add if on else self.protected.discard)(rev)
+
+    def drop(self, rev: str) -> None:
+        assert rev not in self.reading, "dropped while it is read"
+        self.sizes.pop(rev, None)
+
+    def poll(self) -> list[HostDone]:
+        self.reading = {rev: left - 1 for rev, left in self.reading.items()}
+        ended = [rev for rev, left in self.reading.items() if left <= 0]
+        for rev in ended:
+            del self.reading[rev]
+            if self.errors.get(rev):
+                del self.sizes[rev]
+        return [HostDone(rev, self.errors.get(rev, "")) for rev in ended]
+
+
+class FakeCopier:
+    """Copies end after `copies_take` polls; then the arena's blocks hold the revision."""
+
+    def __init__(self, pool: BlockPool, host: FakeHost, arena: dict[int, object]) -> None:
+        self.pool = pool
+        self.host = host
+        self.arena = arena
+        self.copies_take = 1
+        self.copying: dict[str, int] = {}
+        self.targets: dict[str, list[int]] = {}
+        self.fences: dict[str, tuple[object, ...]] = {}
+        self.cancelled: list[str] = []
+
+    def start(self, rev: str, blocks: list[int]) -> None:
+        assert rev not in self.copying and self.host.ready(rev)
+        self.copying[rev] = self.copies_take
+        self.targets[rev] = list(blocks)
+        self.fences[rev] = self.pool.take_fences(blocks)
+        self.pool.fence(blocks, f"copy of {rev}")
+        for block in blocks:
+            self.arena[block] = "half copied"
+
+    def poll(self) -> list[str]:
+        self.copying = {rev: left - 1 for rev, left in self.copying.items()}
+        ended = [rev for rev, left in self.copying.items() if left <= 0]
+        for rev in ended:
+            del self.copying[rev]
+            for block in self.targets[rev]:
+                self.arena[block] = rev
+        return ended
+
+    def busy(self, rev: str) -> bool:
+        return rev in self.copying
+
+    def cancel(self, rev: str) -> None:
+        self.cancelled.append(rev)
+
+
+class Harness:
+    """Everything of part "scheduling", and a fake runner.  Sizes in blocks."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        slots: int = 4,
+        max_num_seqs: int = 8,
+        max_batch_tokens: int = 32,
+        max_model_len: int = 64,
+        kv_floor: int = 8,
+        adapter_floor: int = 0,
+        policy: str = "cost",
+        ram_blocks: int = 1000,
+        blocks_in_flight: int = 1000,
+        starve_after: float = 2.0,
+        eos: frozenset[int] = frozenset(),
+        step_seconds: float = 0.01,
+    ) -> None:
+        self.clock = Clock()
+        self.step_seconds = step_seconds
+        self.arena: dict[int, object] = {}
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.prefix = PrefixIndex(self.pool, block_size, self.clock)
+        self.memory = Reclaimer(
+            self.pool,
+            self.prefix,
+            policy=policy,  # type: ignore[arg-type]
+            kv_floor=kv_floor,
+            adapter_floor=adapter_floor,
+        )
+        self.slots = SlotTable(slots)
+        self.host = FakeHost(ram_blocks)
+        self.copier = FakeCopier(self.pool, self.host, self.arena)
+        self.residency = Residency(
+            slots=self.slots,
+            host=self.host,
+            copier=self.copier,
+            room=self.memory,
+            clock=self.clock,
+            block_bytes=BLOCK_BYTES,
+            bytes_in_flight=blocks_in_flight * BLOCK_BYTES,
+        )
+        self.scheduler = Scheduler(
+            memory=self.memory,
+            residency=self.residency,
+            limits=SchedulerLimits(
+                block_size=block_size,
+                max_num_seqs=max_num_seqs,
+                max_batch_tokens=max_batch_tokens,
+                max_model_len=max_model_len,
+                eos_token_ids=eos,
+                starve_after=starve_after,
+            ),
+            clock=self.clock,
+        )
+        self.work: StepWork | None = None
+        self.deltas: dict[str, list[SequenceDelta]] = {}
+        self.events: list[AdapterEvent] = []
+        self.answers: dict[int, Answer] = {}
+        self._ids = count(1)
+
+    # ------------------------------------------------------------- asking for things
+    def submit(
+        self,
+        request_id: str,
+        prompt: list[int],
+        rev: str | None = None,
+        *,
+        max_tokens: int = 4,
+        priority: int = 50,
+        salt: str = "",
+        deadline: float | None = None,
+        **sampling: object,
+    ) -> None:
+        self.scheduler.add(
+            Submit(
+                request_id=request_id,
+                prompt=prompt,
+                sampling=SamplingParams(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
+                rev=rev,
+                priority=priority,
+                cache_salt=salt,
+                deadline_seconds=deadline,
+            )
+        )
+
+    def add(
+        self,
+        rev: str,
+        num_blocks: int = 2,
+        *,
+        changes_kv: bool = True,
+        pinned: bool = False,
+        priority: int = 50,
+    ) -> int:
+        manifest = PackedManifest(
+            rev=rev,
+            path=f"/{rev}.bin",
+            layout="x",
+            num_blocks=num_blocks,
+            true_bytes=1,
+            max_rank=1,
+            changes_kv=changes_kv,
+            modules=(),
+        )
+        return self.command(AddRevision, manifest=manifest, priority=priority, pinned=pinned)
+
+    def remove(self, rev: str) -> int:
+        return self.command(RemoveRevision, rev=rev)
+
+    def load(self, rev: str, tier: str = "gpu") -> int:
+        return self.command(Load, rev=rev, tier=tier)
+
+    def evict(self, rev: str, **options: object) -> int:
+        return self.command(Evict, rev=rev, **options)
+
+    def set(self, rev: str, *, pinned: bool, priority: int = 50) -> int:
+        return self.command(SetRevision, rev=rev, pinned=pinned, priority=priority)
+
+    def command(self, kind: type, **fields: object) -> int:
+        command_id = next(self._ids)
+        self.residency.command(kind(command_id=command_id, **fields))
+        self._collect([])
+        return command_id
+
+    # ------------------------------------------------------------- letting time pass
+    def launch(self) -> StepWork | None:
+        """Half a step: scheduled, not settled."""
+        self.clock.now += self.step_seconds
+        self.work = self.scheduler.schedule()
+        self._check_order()
+        return self.work
+
+    def settle(self) -> None:
+        """The other half."""
+        deltas = []
+        if self.work is not None:
+            deltas = self.scheduler.settle(self.work, self._run(self.work))
+        self._collect(deltas)
+        self.scheduler.check()
+
+    def step(self, times: int = 1) -> StepWork | None:
+        for _ in range(times):
+            work = self.launch()
+            self.settle()
+        return work
+
+    def run(self, *, until: Callable[[], bool] | None = None, limit: int = 500) -> int:
+        """Step until the condition holds (default: nothing is left to do); returns the steps."""
+        for steps in range(limit):
+            if until() if until else not self.scheduler.has_work:
+                return steps
+            self.step()
+        raise AssertionError(f"not there after {limit} steps")
+
+    # ------------------------------------------------------------- looking
+    def tokens(self, request_id: str) -> list[int]:
+        return [t for delta in self.deltas[request_id] for t in delta.tokens]
+
+    def end(self, request_id: str) -> SequenceDelta | None:
+        ends = [d for d in self.deltas.get(request_id, []) if d.finish_reason]
+        assert len(ends) <= 1, "two ends"
+        return ends[0] if ends else None
+
+    def state(self, rev: str) -> str:
+        return {r.rev: r.state for r in self.residency.revisions()}[rev]
+
+    def code(self, command_id: int) -> str | None:
+        """None = not answered yet."""
+        answer = self.answers.get(command_id)
+        return answer.code if answer else None
+
+    def resident(self, *revs: str) -> None:
+        """Add nothing; bring known revisions to the GPU."""
+        for rev in revs:
+            self.load(rev)
+        self.run()
+
+    def alone(self, prompt: list[int], rev: str | None, num_tokens: int) -> list[int]:
+        """What the fake model answers, computed from its definition."""
+        tokens = list(prompt)
+        for _ in range(num_tokens):
+            tokens.append(_draw(tokens, [rev] * len(tokens), rev))
+        return tokens[len(prompt) :]
+
+    # ------------------------------------------------------------- the fake runner
+    def _run(self, work: StepWork) -> dict[str, Sampled]:
+        drawn = {}
+        for chunk in work.chunks:
+            seq = chunk.seq
+            weights = self._weights(seq.slot)
+            self.pool.take_fences(())
+            writer = weights if weights is None or self._changes_kv(weights) else None
+            for i in range(chunk.start, chunk.start + chunk.length):
+                block = self.arena.setdefault(seq.blocks[i // self.block_size], {})
+                if not isinstance(block, dict):
+                    block = self.arena[seq.blocks[i // self.block_size]] = {}
+                block[i % self.block_size] = (seq.tokens[i], writer, i)
+            seen = [
+                self.arena[seq.blocks[i // self.block_size]][i % self.block_size]  # type: ignore[index]
+                for i in range(chunk.start + chunk.length)
+            ]
+            assert [s[2] for s in seen] == list(range(len(seen))), "KV of other positions"
+            if chunk.samples:
+                token = _draw([s[0] for s in seen], [s[1] for s in seen], weights)
+                drawn[seq.request_id] = Sampled(token)
+        return drawn
+
+    def _weights(self, slot: int) -> str | None:
+        if slot < 0:
+            return None
+        row = self.slots.rows[slot]
+        assert all(self.arena[b] == row.rev for b in row.blocks), "half an adapter"
+        return row.rev
+
+    def _changes_kv(self, rev: str) -> bool:
+        return self.residency.identity(rev) != "base"
+
+    def _check_order(self) -> None:
+        """Rows of a slot are consecutive, base first; budgets hold."""
+        chunks = self.work.chunks if self.work else ()
+        slots = [c.seq.slot for c in chunks]
+        assert slots == sorted(slots)
+        assert sum(c.length for c in chunks) <= self.scheduler.limits.max_batch_tokens
+        assert len({c.seq.request_id for c in chunks}) == len(chunks)
+        for c in chunks:
+            row = self.slots.rows.get(c.seq.slot)
+            assert (row.rev if row else None) == c.seq.rev, "rows on other weights"
+
+    def _collect(self, deltas: list[SequenceDelta]) -> None:
+        for delta in [*deltas, *self.scheduler.take_deltas()]:
+            self.deltas.setdefault(delta.request_id, []).append(delta)
+        self.events += self.residency.take_events()
+        for answer in self.residency.take_answers():
+            assert answer.command_id not in self.answers, "two answers to one command"
+            self.answers[answer.command_id] = answer
+
+
+def _draw(tokens: list[int], writers: list[str | None], weights: str | None) -> int:
+    salt = sum(map(ord, weights or ""))
+    history = sum((i + 1) * t for i, t in enumerate(tokens))
+    kv = sum(sum(map(ord, w or "")) for w in writers)
+    return (history + kv + salt) % 50
+
+
+@pytest.fixture
+def make() -> type[Harness]:
+    return Harness
