@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
@@ -23,7 +23,6 @@ from lorad.service.choice import Choice
 from lorad.service.generation import Generation, Owner
 from lorad.service.plan import plan
 from lorad.service.seams import Adapters, Limits, Link, Text
-from lorad.text.tokenizer import TextError
 
 T = TypeVar("T")
 
@@ -115,10 +114,9 @@ class RequestService:
 
         def work() -> list[int]:
             text = self._text(rev)
-            with _refusing("prompt" if isinstance(what, str) else "messages"):
-                if isinstance(what, str):
-                    return text.encode(what, add_special)
-                return text.encode(text.render(what, {}), add_special=False)
+            if isinstance(what, str):
+                return text.encode(what, add_special)
+            return text.encode(text.render(what, {}), add_special=False)
 
         return await self._in_pool(work)
 
@@ -180,14 +178,13 @@ class RequestService:
     def _prepare(self, ask: Ask, rev: str | None) -> tuple[Text, list[tuple[int, ...]]]:
         """In a worker thread: the text of the revision, and the ids of every prompt."""
         text = self._text(rev)
-        with _refusing("messages" if ask.chat else "prompt"):
-            if ask.chat:
-                rendered = text.render(ask.messages, ask.template_vars)
-                return text, [tuple(text.encode(rendered, add_special=False))]
-            return text, [
-                tuple(text.encode(prompt, add_special=True)) if isinstance(prompt, str) else prompt
-                for prompt in ask.prompts
-            ]
+        if ask.chat:
+            rendered = text.render(ask.messages, ask.template_vars)
+            return text, [tuple(text.encode(rendered, add_special=False))]
+        return text, [
+            tuple(text.encode(prompt, add_special=True)) if isinstance(prompt, str) else prompt
+            for prompt in ask.prompts
+        ]
 
     def _generation(
         self,
@@ -250,15 +247,6 @@ def _ends(ask: Ask, text: Text, info: EngineInfo) -> frozenset[int]:
         ends |= frozenset(info.eos_token_ids)
         ends |= text.chat_stop_ids if ask.chat else frozenset()
     return ends
-
-
-@contextlib.contextmanager
-def _refusing(param: str) -> Iterator[None]:
-    """A text that cannot be rendered or encoded is the caller's."""
-    try:
-        yield
-    except TextError as error:
-        raise LoradError("invalid_value", str(error), param=param) from error
 
 
 def _echo(ask: Ask, text: Text, number: int) -> str:

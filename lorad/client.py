@@ -1,0 +1,410 @@
+"""The client of a running lorad: what `loractl`, the demo and tests use, and nothing of the server.
+
+Goes in: where the daemon is (`unix:///path/admin.sock`, a bare path, or `http://host:port`).  Comes
+out: `wire` Structs; `Unreachable` when nobody answers, with the reason told apart; `ApiError` when
+the daemon refuses.  `openai` gives an openai-python client of any major version over the socket.
+Importing it is cheap: httpx and openai are imported when first needed.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from lorad import wire
+
+T = TypeVar("T")
+Why = Literal["denied", "stale", "absent", "loading"]
+
+TIMEOUT_SECONDS = 30.0
+_UPLOAD_BYTES = 1 << 20
+_ADMIN = "/admin/v1"
+
+_WHY: dict[int, Why] = {
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+    errno.ECONNREFUSED: "stale",
+    errno.ENOENT: "absent",
+}
+_SENTENCES: dict[Why, str] = {
+    "denied": "permission denied",
+    "stale": "nobody listens on the socket (a stale file of a daemon that is gone)",
+    "absent": "there is no socket: lorad is not running, or listens elsewhere",
+    "loading": "it holds the socket but does not answer yet",
+}
+
+
+class Unreachable(Exception):
+    """Nobody answered at `host`; `kind` says why."""
+
+    def __init__(self, host: str, kind: Why) -> None:
+        super().__init__(f"cannot reach lorad at {host}: {_SENTENCES[kind]}")
+        self.host = host
+        self.kind = kind
+
+
+class ApiError(Exception):
+    """The daemon refused; `code` is a row of `lorad.errors.TABLE`."""
+
+    def __init__(self, status: int, body: wire.ErrorBody) -> None:
+        super().__init__(body.message)
+        self.status = status
+        self.code = body.code
+        self.message = body.message
+        self.param = body.param
+        self.hint = body.details.get("hint", "")
+        self.details = {key: value for key, value in body.details.items() if key != "hint"}
+
+
+class LoradClient:
+    """Blocking, one connection pool, not for several threads.  Close it, or use it in `with`.
+
+    Every method may raise Unreachable and ApiError.
+    """
+
+    def __init__(self, host: str | os.PathLike[str], *, timeout: float = TIMEOUT_SECONDS) -> None:
+        import httpx
+
+        self.host, base_url, uds = _address(host)
+        transport = httpx.HTTPTransport(uds=uds) if uds else None
+        self._http = httpx.Client(
+            base_url=base_url, transport=transport, timeout=timeout, trust_env=False
+        )
+
+    def __enter__(self) -> "LoradClient":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    # ----------------------------------------------------------------- any route
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: Mapping[str, str | int] | None = None,
+        timeout: float | None = None,
+    ) -> bytes:
+        """One call; `body` is encoded as JSON.  The bytes of a successful answer."""
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {} if content is None else {"content-type": "application/json"}
+        with self._open(
+            method, path, content=content, headers=headers, query=query, timeout=timeout
+        ) as response:
+            return response.read()
+
+    def get(self, path: str, kind: type[T], query: Mapping[str, str | int] | None = None) -> T:
+        return msgspec.json.decode(self.request("GET", path, query=query), type=kind)
+
+    def post(self, path: str, body: object, kind: type[T], *, timeout: float | None = None) -> T:
+        answer = self.request("POST", path, body=body, timeout=timeout)
+        return msgspec.json.decode(answer, type=kind)
+
+    # ----------------------------------------------------------------- both sockets
+    def ping(self) -> None:
+        """Return if the daemon's loop runs."""
+        self.request("GET", "/livez")
+
+    def ready(self) -> str:
+        """ "" when requests are taken, else the code of the reason."""
+        try:
+            self.request("GET", "/readyz")
+        except ApiError as error:
+            if error.status != 503:
+                raise
+            return error.code
+        return ""
+
+    def version(self) -> wire.Version:
+        return self.get("/version", wire.Version)
+
+    # ----------------------------------------------------------------- pictures (admin.sock)
+    def status(self) -> wire.Status:
+        return self.get(f"{_ADMIN}/status", wire.Status)
+
+    def slots(self) -> wire.SlotPage:
+        return self.get(f"{_ADMIN}/slots", wire.SlotPage)
+
+    def adapters(
+        self,
+        *,
+        state: str | None = None,
+        tenant: str | None = None,
+        q: str | None = None,
+        sort: str = "name",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> wire.AdapterPage:
+        """One page; ask again with its `cursor` until that is None."""
+        asked = {"state": state, "tenant": tenant, "q": q, "cursor": cursor, "sort": sort}
+        query: dict[str, str | int] = {k: v for k, v in asked.items() if v is not None}
+        return self.get(f"{_ADMIN}/adapters", wire.AdapterPage, query | {"limit": limit})
+
+    def every_adapter(self, **filters: Any) -> Iterator[wire.Adapter]:
+        """All pages of `adapters`, one after the other."""
+        cursor: str | None = None
+        while True:
+            page = self.adapters(cursor=cursor, **filters)
+            yield from page.items
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    def adapter(self, name: str) -> wire.AdapterDetail:
+        return self.get(_adapter_path(name), wire.AdapterDetail)
+
+    def recent_events(self, *, since: int | None = None, limit: int = 100) -> wire.EventPage:
+        query: dict[str, str | int] = {"limit": limit}
+        if since is not None:
+            query["since"] = since
+        return self.get(f"{_ADMIN}/events", wire.EventPage, query)
+
+    def follow_events(self, last_event_id: str = "") -> Iterator[tuple[str, wire.EventItem]]:
+        """(id to resume from, event) for ever; an item of type `gap` says that some were missed."""
+        headers = {"accept": "text/event-stream"}
+        if last_event_id:
+            headers["last-event-id"] = last_event_id
+        with self._open("GET", f"{_ADMIN}/events", headers=headers, stream=True) as response:
+            for event_id, data in _server_events(response):
+                last_event_id = event_id or last_event_id
+                yield last_event_id, msgspec.json.decode(data, type=wire.EventItem)
+
+    # ----------------------------------------------------------------- wishes (admin.sock)
+    def load(self, *names: str, **options: Any) -> wire.Results:
+        """`options` are the fields of `wire.Names`, here and below."""
+        return self._wish("load", names, options)
+
+    def evict(self, *names: str, **options: Any) -> wire.Results:
+        return self._wish("evict", names, options)
+
+    def pin(self, *names: str, **options: Any) -> wire.Results:
+        return self._wish("pin", names, options)
+
+    def unpin(self, *names: str, **options: Any) -> wire.Results:
+        return self._wish("unpin", names, options)
+
+    def patch(self, name: str, patch: wire.AdapterPatch) -> wire.AdapterDetail:
+        answer = self.request("PATCH", _adapter_path(name), body=patch)
+        return msgspec.json.decode(answer, type=wire.AdapterDetail)
+
+    def remove(self, name: str, *, keep_files: bool = False) -> wire.Removed:
+        query = {"keep_files": "true" if keep_files else "false"}
+        answer = self.request("DELETE", _adapter_path(name), query=query)
+        return msgspec.json.decode(answer, type=wire.Removed)
+
+    def upload(
+        self, folder: Path, start: wire.UploadStart, *, timeout: float = 600.0
+    ) -> wire.Added:
+        """Send the files of `folder`, except hidden ones and folders, and have them added.
+
+        FileNotFoundError or another OSError when the folder cannot be read.
+        """
+        files = sorted(p for p in folder.iterdir() if p.is_file() and p.name[0] != ".")
+        opened = self.post(f"{_ADMIN}/uploads", start, wire.UploadOpen)
+        path = f"{_ADMIN}/uploads/{opened.upload_id}"
+        try:
+            for file in files:
+                self._put(f"{path}/files/{quote(file.name, safe='')}", file)
+            commit = wire.UploadCommit(timeout_s=timeout)
+            return self.post(f"{path}/commit", commit, wire.Added, timeout=timeout)
+        except BaseException:
+            self._forget(path)
+            raise
+
+    # ----------------------------------------------------------------- inference.sock
+    def stream(self, path: str, body: object) -> Iterator[dict[str, Any]]:
+        """The chunks of a streamed OpenAI answer; an error event raises ApiError."""
+        content = msgspec.json.encode(body)
+        headers = {"content-type": "application/json"}
+        with self._open("POST", path, content=content, headers=headers, stream=True) as response:
+            for _, data in _server_events(response):
+                if data == "[DONE]":
+                    return
+                chunk: dict[str, Any] = msgspec.json.decode(data)
+                if "error" in chunk:
+                    raise ApiError(200, msgspec.convert(chunk["error"], wire.ErrorBody))
+                yield chunk
+
+    # ----------------------------------------------------------------- details
+    def _wish(self, verb: str, names: tuple[str, ...], options: dict[str, Any]) -> wire.Results:
+        wish = wire.Names(names=names, **options)
+        # The daemon answers within the wish's own time; the connection waits a little longer.
+        timeout = wish.timeout_s + TIMEOUT_SECONDS
+        return self.post(f"{_ADMIN}/{verb}", wish, wire.Results, timeout=timeout)
+
+    def _put(self, path: str, file: Path) -> None:
+        with file.open("rb") as source:
+            size = os.fstat(source.fileno()).st_size
+            headers = {"content-length": str(size), "content-type": "application/octet-stream"}
+            pieces = iter(lambda: source.read(_UPLOAD_BYTES), b"")
+            with self._open("PUT", path, content=pieces, headers=headers) as response:
+                response.read()
+
+    def _forget(self, path: str) -> None:
+        """Best effort: the daemon discards what nobody continues."""
+        try:
+            self.request("DELETE", path)
+        except (ApiError, Unreachable):
+            return
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: Any = None,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str | int] | None = None,
+        timeout: float | None = None,
+        stream: bool = False,
+    ) -> "_Response":
+        return _Response(self, method, path, content, headers, query, timeout, stream)
+
+
+class _Response:
+    """A context manager around one call that turns httpx's errors into ours."""
+
+    def __init__(
+        self,
+        client: LoradClient,
+        method: str,
+        path: str,
+        content: Any,
+        headers: Mapping[str, str] | None,
+        query: Mapping[str, str | int] | None,
+        timeout: float | None,
+        stream: bool,
+    ) -> None:
+        import httpx
+
+        self._client = client
+        wait: Any = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        if stream:  # between two events there is no limit but the server's pings
+            wait = httpx.Timeout(TIMEOUT_SECONDS, read=120.0)
+        self._request = client._http.build_request(
+            method, path, content=content, headers=headers, params=query, timeout=wait
+        )
+        self._response: Any = None
+
+    def __enter__(self) -> "_Response":
+        with _told(self._client.host):
+            self._response = self._client._http.send(self._request, stream=True)
+            if self._response.is_error:
+                body = self._response.read()
+                self._response.close()
+                raise _api_error(self._response.status_code, body)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._response is not None:
+            self._response.close()
+
+    def read(self) -> bytes:
+        assert self._response is not None
+        with _told(self._client.host):
+            body: bytes = self._response.read()
+            return body
+
+    def lines(self) -> Iterator[str]:
+        """Split at newlines only: JSON may hold other line ends."""
+        assert self._response is not None
+        held = b""
+        with _told(self._client.host):
+            for piece in self._response.iter_bytes():
+                *whole, held = (held + piece).split(b"\n")
+                for line in whole:
+                    yield line.decode()
+
+
+@contextmanager
+def _told(host: str) -> Iterator[None]:
+    """httpx's errors as Unreachable."""
+    import httpx
+
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise Unreachable(host, _why(error)) from error
+
+
+def _why(error: BaseException) -> Why:
+    """The errno at the bottom of httpx's chain of causes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _WHY:
+            return _WHY[cause.errno]
+        cause = cause.__cause__ or cause.__context__
+    return "loading"
+
+
+def _api_error(status: int, body: bytes) -> ApiError:
+    try:
+        return ApiError(status, msgspec.json.decode(body, type=wire.ErrorEnvelope).error)
+    except msgspec.DecodeError:
+        message = f"the server answered {status} without an explanation"
+        return ApiError(
+            status, wire.ErrorBody(message=message, type="server_error", code="internal_error")
+        )
+
+
+def _server_events(response: _Response) -> Iterator[tuple[str, str]]:
+    """(id, data) of every event; comments are skipped."""
+    event_id = ""
+    data: list[str] = []
+    for line in response.lines():
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not line and data:
+            yield event_id, "\n".join(data)
+            event_id, data = "", []
+        elif name == "data":
+            data.append(value)
+        elif name == "id":
+            event_id = value
+
+
+def _adapter_path(name: str) -> str:
+    return f"{_ADMIN}/adapters/{quote(name, safe='/@')}"
+
+
+def _address(host: str | os.PathLike[str]) -> tuple[str, str, str]:
+    """(as shown to people, base URL, socket path or "")."""
+    text = os.fspath(host)
+    if text.startswith(("http://", "https://")):
+        return text, text, ""
+    path = text.removeprefix("unix://")
+    return f"unix://{path}", "http://lorad", path
+
+
+def openai(sock: str | os.PathLike[str], **options: Any) -> Any:
+    """An `openai.OpenAI` over the inference socket; `options` are its own.
+
+    From version 3 openai-python speaks through httpx2, before that through httpx.
+    """
+    import openai as sdk
+
+    _, base_url, path = _address(sock)
+    options.setdefault("api_key", "unused")
+    if not path:
+        return sdk.OpenAI(base_url=f"{base_url}/v1", **options)
+    if hasattr(sdk, "DefaultHttpx2Client"):
+        import httpx2
+
+        transport: Any = httpx2.HTTPTransport(uds=path)
+        http: Any = sdk.DefaultHttpx2Client(transport=transport, trust_env=False)
+    else:
+        import httpx
+
+        transport = httpx.HTTPTransport(uds=path)
+        http = sdk.DefaultHttpxClient(transport=transport, trust_env=False)
+    return sdk.OpenAI(base_url=f"{base_url}/v1", http_client=http, **options)
