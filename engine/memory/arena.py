@@ -4,6 +4,8 @@ Goes in: a layout, a number of blocks, a device.  Comes out: strided views, one 
 attention and one a row run for LoRA.  Knows nothing of who owns which block (`memory/pool.py`).
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -63,7 +65,7 @@ class Arena:
         start = (block * self.block_bytes + offset) // self.layout.itemsize
         return self._flat.as_strided((rows, width), (stride // self.layout.itemsize, 1), start)
 
-    def pieces(self, run: RowRun, blocks: list[int] | tuple[int, ...]) -> tuple[Tensor, ...]:
+    def pieces(self, run: RowRun, blocks: Sequence[int]) -> tuple[Tensor, ...]:
         """The views of a whole run, in rank order; `blocks` is the adapter's own block list."""
         return tuple(
             self.rows(blocks[p.block], p.offset, p.rows, run.width, run.stride) for p in run.pieces

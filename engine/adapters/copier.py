@@ -1,0 +1,134 @@
+"""The copy engine: a revision's packed bytes from host memory into its blocks of the arena.
+
+Goes in: a revision that lies in the HostCache, and the blocks that were claimed for it.  Comes
+out, later, the revision's name from `poll`.  One copy a block, in place; nothing waits: on CUDA a
+copy stream runs beside the compute stream, on the CPU one thread runs beside the step loop.
+Knows nothing of states, slots or why a revision is wanted.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.adapters.host import HostCache
+from engine.memory.arena import Arena
+from engine.memory.pool import BlockPool
+
+
+class CudaCopier:
+    """Copies on a stream of its own.  Used from the step loop's thread only."""
+
+    def __init__(self, arena: Arena, host: HostCache, pool: BlockPool) -> None:
+        self._arena = arena
+        self._host = host
+        self._pool = pool
+        self._stream = torch.cuda.Stream(arena.device)  # type: ignore[no-untyped-call]
+        self._events: dict[str, torch.cuda.Event] = {}
+
+    def start(self, rev: str, blocks: Sequence[int]) -> None:
+        """Queue the copies of `rev`; they begin when the blocks' last readers have ended."""
+        source = self._host.hold(rev)
+        for fence in self._pool.take_fences(blocks):
+            assert isinstance(fence, torch.cuda.Event)
+            self._stream.wait_event(fence)
+        with torch.cuda.stream(self._stream):
+            for i, block in enumerate(blocks):
+                self._arena.bytes[block].copy_(source[i], non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        self._events[rev] = event
+
+    def poll(self) -> list[str]:
+        """Revisions whose copies are complete, each reported once."""
+        ended = [rev for rev, event in self._events.items() if event.query()]  # type: ignore[no-untyped-call]
+        for rev in ended:
+            del self._events[rev]
+            self._host.let_go(rev)
+        return ended
+
+    def busy(self, rev: str) -> bool:
+        """Whether copies of `rev` are still under way: its blocks may not change owner yet."""
+        return rev in self._events
+
+    def cancel(self, rev: str) -> None:
+        """Nothing to stop: queued copies run out within milliseconds, then `poll` reports them."""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._events)
+
+    def close(self) -> None:
+        """Wait for what is queued, so that the host arena can be freed."""
+        self._stream.synchronize()
+
+
+@dataclass(slots=True)
+class _Copy:
+    rev: str
+    blocks: tuple[int, ...]
+    source: torch.Tensor  # (num_blocks, block_bytes)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class ThreadCopier:
+    """Copies on one worker thread.  `wake` is called from that thread when a copy ends."""
+
+    def __init__(
+        self, arena: Arena, host: HostCache, *, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        self._arena = arena
+        self._host = host
+        self._wake = wake
+        self._copies: dict[str, _Copy] = {}
+        self._jobs: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="lorad-copier", daemon=True)
+        self._thread.start()
+
+    def start(self, rev: str, blocks: Sequence[int]) -> None:
+        """Queue the copies of `rev`.  CPU steps end before their blocks are freed: no fence."""
+        copy = _Copy(rev, tuple(blocks), self._host.hold(rev))
+        self._copies[rev] = copy
+        self._jobs.put(copy)
+
+    def poll(self) -> list[str]:
+        """Revisions whose copies have ended, each reported once; a cancelled one too."""
+        done = []
+        while not self._done.empty():
+            rev = self._done.get()
+            del self._copies[rev]
+            self._host.let_go(rev)
+            done.append(rev)
+        return done
+
+    def busy(self, rev: str) -> bool:
+        """Whether the thread may still write into blocks of `rev`."""
+        return rev in self._copies
+
+    def cancel(self, rev: str) -> None:
+        """Skip the blocks that were not copied yet; `poll` still reports `rev`."""
+        if rev in self._copies:
+            self._copies[rev].cancelled.set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._copies)
+
+    def close(self) -> None:
+        """End the thread after the copy that it is in."""
+        for copy in self._copies.values():
+            copy.cancelled.set()
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (copy := self._jobs.get()) is not None:
+            for i, block in enumerate(copy.blocks):
+                if copy.cancelled.is_set():
+                    break
+                self._arena.bytes[block].copy_(copy.source[i])
+            self._done.put(copy.rev)
+            self._wake()

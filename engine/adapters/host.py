@@ -1,0 +1,237 @@
+"""HostCache: packed adapters in host memory, under a byte budget (the `ram` tier).
+
+Goes in: a revision and the path of its packed file.  Comes out: later, from `poll`, that the read
+is done or why it failed; then `hold` gives the bytes to the copier.  The arena is one allocation
+(pinned on CUDA) made at birth, cut into extents of whole blocks; one reader thread fills an extent
+with one `readinto`, so the step loop never touches a file.  Everything but that read happens on
+the step loop's thread.  Knows nothing of states, slots or priorities.
+"""
+
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.adapters.tiers import HostDone
+
+
+class ExtentAllocator:
+    """First fit over `total` blocks; neighbours that are free become one extent again."""
+
+    def __init__(self, total: int) -> None:
+        self.free: list[tuple[int, int]] = [(0, total)] if total else []  # (start, count), sorted
+
+    def take(self, count: int) -> int | None:
+        """The start of `count` blocks in a row, or None."""
+        for i, (start, size) in enumerate(self.free):
+            if size >= count:
+                rest = (start + count, size - count)
+                self.free[i : i + 1] = [rest] if rest[1] else []
+                return start
+        return None
+
+    def give(self, start: int, count: int) -> None:
+        """Put an extent back."""
+        merged: list[tuple[int, int]] = []
+        for extent in sorted([*self.free, (start, count)]):
+            if merged and merged[-1][0] + merged[-1][1] == extent[0]:
+                merged[-1] = (merged[-1][0], merged[-1][1] + extent[1])
+            else:
+                merged.append(extent)
+        self.free = merged
+
+
+@dataclass(slots=True)
+class _Entry:
+    start: int  # first block of the extent
+    blocks: int
+    ready: bool = False
+    protected: bool = False
+    holds: int = 0  # copies that read it
+    dropped: bool = False  # leaves as soon as neither reader nor copier uses it
+
+
+class HostCache:
+    """The `ram` tier.  Implements `tiers.HostTier`.
+
+    `budget_bytes` is what may stay; `staging_bytes` is a floor for the arena, so that loads pass
+    through host memory even where nothing may stay there.  `wake` is called from the reader
+    thread when a read ends; `slow_seconds` is fault injection: a sleep before each read.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_bytes: int,
+        budget_bytes: int,
+        staging_bytes: int = 0,
+        pinned: bool = False,
+        wake: Callable[[], None] = lambda: None,
+        slow_seconds: float = 0.0,
+    ) -> None:
+        self.block_bytes = block_bytes
+        self._budget = budget_bytes
+        total = max(budget_bytes, staging_bytes) // block_bytes
+        self.limit_bytes = total * block_bytes
+        self.slow_seconds = slow_seconds
+        self._arena = torch.empty(total, block_bytes, dtype=torch.uint8)
+        if pinned and total:
+            _pin(self._arena)
+        self._extents = ExtentAllocator(total)
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
+        self._reading: dict[str, _Entry] = {}
+        self._wake = wake
+        self._jobs: queue.SimpleQueue[tuple[str, str, memoryview] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read_all, name="lorad-reader", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------- HostTier
+    def want(self, rev: str, path: str, num_bytes: int) -> bool:
+        """Start reading unless `rev` is here or on its way; False: no room now."""
+        entry = self._entries.get(rev)
+        if entry is not None and not entry.dropped:
+            self._entries.move_to_end(rev)
+            return True
+        if entry is not None:  # dropped, but its bytes are still being read or copied
+            return False
+        blocks = -(-num_bytes // self.block_bytes)
+        start = self._make_room(blocks)
+        if start is None:
+            return False
+        entry = self._entries[rev] = self._reading[rev] = _Entry(start, blocks)
+        self._jobs.put((rev, path, self._view(entry).view(-1).numpy().data[:num_bytes]))
+        return True
+
+    def ready(self, rev: str) -> bool:
+        """Whether the bytes of `rev` are here, whole."""
+        entry = self._entries.get(rev)
+        return entry is not None and entry.ready and not entry.dropped
+
+    def protect(self, rev: str, on: bool) -> None:
+        """A protected entry is never evicted to make room.  Unknown revisions are ignored."""
+        entry = self._entries.get(rev)
+        if entry is not None:
+            entry.protected = on
+            if not on:
+                self._trim()
+
+    def drop(self, rev: str) -> None:
+        """Forget `rev`; its room comes back once no read or copy uses it."""
+        entry = self._entries.get(rev)
+        if entry is not None:
+            entry.dropped = True
+            self._sweep(rev, entry)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of whole blocks taken by entries, reads under way included."""
+        return sum(entry.blocks for entry in self._entries.values()) * self.block_bytes
+
+    def poll(self) -> list[HostDone]:
+        """Reads that ended since the last call; a failed one leaves no entry behind."""
+        done = []
+        while not self._done.empty():
+            rev, error = self._done.get()
+            entry = self._reading.pop(rev)
+            entry.ready = not error
+            entry.dropped = entry.dropped or bool(error)
+            self._sweep(rev, entry)
+            done.append(HostDone(rev, error))
+        return done
+
+    # ------------------------------------------------------------- for the copier
+    def hold(self, rev: str) -> Tensor:
+        """(num_blocks, block_bytes) of `rev`; stays valid until `let_go`."""
+        entry = self._entries[rev]
+        assert entry.ready, f"copy of {rev} before its read ended"
+        entry.holds += 1
+        self._entries.move_to_end(rev)
+        return self._view(entry)
+
+    def let_go(self, rev: str) -> None:
+        """The copy that held `rev` has ended."""
+        entry = self._entries[rev]
+        entry.holds -= 1
+        self._sweep(rev, entry)
+        self._trim()
+
+    @property
+    def in_flight(self) -> int:
+        """Reads under way."""
+        return len(self._reading)
+
+    def close(self) -> None:
+        """End the reader thread after the read that it is in, and give pinned memory back."""
+        self._jobs.put(None)
+        self._thread.join()
+        if self._arena.numel() and self._arena.is_pinned():
+            _cudart().cudaHostUnregister(self._arena.data_ptr())
+
+    # ------------------------------------------------------------- room
+    def _view(self, entry: _Entry) -> Tensor:
+        return self._arena[entry.start : entry.start + entry.blocks]
+
+    def _make_room(self, blocks: int) -> int | None:
+        while (start := self._extents.take(blocks)) is None:
+            victim = self._victim()
+            if victim is None:
+                return None
+            self.drop(victim)
+        return start
+
+    def _victim(self) -> str | None:
+        for rev, entry in self._entries.items():
+            if entry.ready and not (entry.protected or entry.holds or entry.dropped):
+                return rev
+        return None
+
+    def _trim(self) -> None:
+        while self.used_bytes > self._budget and (victim := self._victim()) is not None:
+            self.drop(victim)
+
+    def _sweep(self, rev: str, entry: _Entry) -> None:
+        if entry.dropped and not entry.holds and rev not in self._reading:
+            del self._entries[rev]
+            self._extents.give(entry.start, entry.blocks)
+
+    # ------------------------------------------------------------- the reader thread
+    def _read_all(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            rev, path, target = job
+            if self.slow_seconds:
+                time.sleep(self.slow_seconds)
+            self._done.put((rev, _read_whole(path, target)))
+            self._wake()
+
+
+def _read_whole(path: str, target: memoryview) -> str:
+    """Fill `target` from `path`; the error's text, or "" if the file has just that many bytes."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            filled = 0
+            while filled < len(target) and (count := file.readinto(target[filled:])):
+                filled += count
+            if filled == len(target) and not file.read(1):
+                return ""
+            have = filled if filled < len(target) else f"more than {filled}"
+            return f"{path}: expected {len(target)} bytes, found {have}"
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
+
+
+def _pin(arena: Tensor) -> None:
+    """Page-lock exactly these bytes (torch's own pinned allocator rounds up to a power of two)."""
+    size = arena.numel() * arena.element_size()
+    result = _cudart().cudaHostRegister(arena.data_ptr(), size, 0)
+    torch.cuda.check_error(int(result))
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
