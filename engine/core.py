@@ -1,0 +1,257 @@
+"""EngineCore: the step loop's body.  `step` is the whole engine as one sentence.
+
+Goes in: commands, through `take`.  Comes out: a StepFrame from every `step`, with all that the step
+has to say.  Everything here happens on the thread that calls it; readers, copiers and the socket
+have threads of their own, and ring `bell` when there is something to do.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from engine.adapters.plan import StepPlanner
+from engine.adapters.residency import Residency
+from engine.adapters.slots import SlotTable
+from engine.admission import SchedulerLimits
+from engine.batch import Batcher
+from engine.config import EngineConfig
+from engine.memory.prefix import PrefixIndex
+from engine.memory.reclaim import Reclaimer
+from engine.messages import (
+    Abort,
+    Answer,
+    Command,
+    EngineInfo,
+    EngineSnapshot,
+    GetSnapshot,
+    PackedManifest,
+    SequenceDelta,
+    Shutdown,
+    StepFrame,
+    Submit,
+)
+from engine.runner import Runner
+from engine.sampler import Sampler, SamplerLimits
+from engine.scheduler import Scheduler
+from engine.sequence import Sampled, StepWork
+from engine.snapshot import Painter, Traffic
+from engine.startup import Machine, build
+from engine.stats import Stats
+
+#: How long an idle loop sleeps if nobody rings: never needed, but a lost ring must not hang it.
+IDLE_SECONDS = 1.0
+#: While something waits on a clock or on room (deadlines, drains, starvation).
+WAITING_SECONDS = 0.01
+#: While the copy stream works: nobody rings when an event completes.
+COPYING_SECONDS = 0.0005
+
+
+class EngineCore:
+    """One engine on the calling thread.  `progress` hears of the start; see `engine/startup.py`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        progress: Callable[[str, float], None] = lambda *_: None,
+        bell: threading.Event | None = None,
+    ) -> None:
+        self.bell = bell or threading.Event()
+        self.machine = machine = build(config, progress=progress, wake=self.bell.set)
+        self.config = config = machine.config
+        self.info: EngineInfo = machine.info
+        self.pool = machine.pool
+        self.slots = SlotTable(config.slots)
+        self.prefix = PrefixIndex(self.pool, config.block_size, time.monotonic)
+        self.reclaimer = Reclaimer(
+            self.pool,
+            self.prefix,
+            policy=config.eviction,
+            kv_floor=_kv_floor(machine),
+            adapter_floor=config.adapter_floor // machine.layout.block_bytes,
+        )
+        self.residency = Residency(
+            slots=self.slots,
+            host=machine.host,
+            copier=machine.copier,
+            room=self.reclaimer,
+            clock=time.monotonic,
+            block_bytes=machine.layout.block_bytes,
+            bytes_in_flight=config.load_bytes_in_flight,
+            layout=machine.layout.id,
+        )
+        self.scheduler = Scheduler(
+            memory=self.reclaimer,
+            residency=self.residency,
+            limits=_limits(machine),
+            clock=time.monotonic,
+        )
+        self.planner = StepPlanner(machine.arena, self.slots.rows, self._manifest)
+        self.runner = _runner(machine, self.planner)
+        self.stats = Stats()
+        self._painter = Painter(
+            pool=self.pool,
+            prefix=self.prefix,
+            slots=self.slots,
+            host=machine.host,
+            residency=self.residency,
+            stats=self.stats,
+            block_size=config.block_size,
+            block_bytes=machine.layout.block_bytes,
+        )
+        self._commands: list[Command] = []
+        self._answers: list[Answer] = []
+        self._refused: list[SequenceDelta] = []
+        self._ran = False
+
+    # ------------------------------------------------------------- the sentence
+    def take(self, command: Command) -> None:
+        """Queue a command for the next step."""
+        self._commands.append(command)
+
+    def step(self) -> StepFrame:
+        """One turn: what arrived, what has ended, what runs now, what there is to tell."""
+        self._carry_out_commands()
+        work = self.scheduler.schedule()  # polls reads and copies first
+        deltas = self.scheduler.take_deltas()
+        if work is not None:
+            sampled = self._run(work)
+            deltas += self.scheduler.settle(work, sampled)
+        self._ran = work is not None
+        return self._publish(deltas)
+
+    @property
+    def idle(self) -> bool:
+        """The last step ran nothing: `wait` before the next one."""
+        return not self._ran and not self._commands
+
+    def wait(self) -> None:
+        """Sleep until the bell rings, or until something that waits on a clock may be due."""
+        if self.machine.device.type == "cuda" and self.machine.copier.in_flight:
+            seconds = COPYING_SECONDS
+        elif self.scheduler.has_work:
+            seconds = WAITING_SECONDS
+        else:
+            seconds = IDLE_SECONDS
+        self.bell.wait(seconds)
+        self.bell.clear()
+
+    def shutdown(self) -> StepFrame:
+        """End every sequence with reason "abort", and tell so."""
+        self._carry_out_commands()
+        self.scheduler.abort_all("draining", "the engine is shutting down")
+        return self._publish(self.scheduler.take_deltas())
+
+    def snapshot(self) -> EngineSnapshot:
+        """One consistent picture; call it between two steps."""
+        self.stats.keep(r.rev for r in self.residency.revisions())
+        scheduler = self.scheduler
+        return self._painter.paint(
+            now=time.monotonic(),
+            everybody=Traffic(scheduler.num_running, scheduler.num_waiting),
+            base=Traffic(scheduler.running_on(None), scheduler.waiting_for(None)),
+            preemptions=scheduler.num_preemptions,
+            passes=self.runner.forward_passes,
+        )
+
+    def close(self) -> None:
+        """End the reader's and the copier's threads.  The core cannot be used after it."""
+        self.machine.copier.close()
+        self.machine.host.close()
+
+    # ------------------------------------------------------------- one level down
+    def _carry_out_commands(self) -> None:
+        commands, self._commands = self._commands, []
+        for command in commands:
+            match command:
+                case Submit():
+                    self._submit(command)
+                case Abort():
+                    self.scheduler.abort(command.request_id)
+                case GetSnapshot():
+                    self._answers.append(
+                        Answer(command_id=command.command_id, snapshot=self.snapshot())
+                    )
+                case Shutdown():
+                    raise AssertionError("the loop's owner carries out Shutdown")
+                case _:
+                    self.residency.command(command)
+
+    def _submit(self, submit: Submit) -> None:
+        """A foreign id would end the whole process inside the embedding: it is refused here."""
+        size = self.machine.spec.vocab_size
+        if submit.prompt and not 0 <= min(submit.prompt) <= max(submit.prompt) < size:
+            self._refused.append(
+                SequenceDelta(
+                    request_id=submit.request_id,
+                    cached_tokens=0,
+                    finish_reason="error",
+                    code="invalid_value",
+                    message=f"the prompt holds a token id outside 0..{size - 1}",
+                )
+            )
+        else:
+            self.scheduler.add(submit)
+
+    def _run(self, work: StepWork) -> dict[str, Sampled]:
+        started = time.monotonic()
+        sampled = self.runner.run(work)
+        self.pool.stamp = self.runner.fence
+        self.stats.note(work)
+        self._learn_prefill_cost(work, time.monotonic() - started)
+        return sampled
+
+    def _learn_prefill_cost(self, work: StepWork, seconds: float) -> None:
+        """Steps that are mostly prompt teach the reclaimer what a cached token is worth."""
+        rows = sum(chunk.length for chunk in work.chunks)
+        prompt = sum(chunk.length for chunk in work.chunks if chunk.length > 1)
+        if 2 * prompt > rows:
+            self.reclaimer.costs.observe_prefill(seconds, prompt)
+
+    def _publish(self, deltas: list[SequenceDelta]) -> StepFrame:
+        self.runner.forget(d.request_id for d in deltas if d.finish_reason is not None)
+        frame = StepFrame(
+            step=self.stats.steps,
+            deltas=(*self._refused, *deltas),
+            adapters=tuple(self.residency.take_events()),
+            answers=(*self._answers, *self.residency.take_answers()),
+        )
+        self._answers, self._refused = [], []
+        return frame
+
+    def _manifest(self, rev: str) -> PackedManifest:
+        return next(r.manifest for r in self.residency.revisions() if r.rev == rev)
+
+
+def _limits(machine: Machine) -> SchedulerLimits:
+    config = machine.config
+    return SchedulerLimits(
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_batch_tokens=config.max_batch_tokens,
+        max_model_len=config.max_model_len,
+        eos_token_ids=frozenset(machine.spec.eos_token_ids),
+        starve_after=config.starve_after,
+    )
+
+
+def _kv_floor(machine: Machine) -> int:
+    """Blocks that adapters never take: as configured, or one full-length sequence, at most 10%."""
+    config = machine.config
+    if config.kv_floor:
+        return -(-config.kv_floor // machine.layout.block_bytes)
+    longest = -(-config.max_model_len // config.block_size)
+    return max(1, min(longest, config.num_blocks // 10))
+
+
+def _runner(machine: Machine, planner: StepPlanner) -> Runner:
+    config = machine.config
+    batcher = Batcher(
+        max_rows=config.max_batch_tokens,
+        max_seqs=config.max_num_seqs,
+        max_blocks=-(-config.max_model_len // config.block_size),
+        block_size=config.block_size,
+        device=machine.device,
+    )
+    sampler = Sampler(SamplerLimits(machine.vocab_size, machine.spec.eos_token_ids))
+    return Runner(machine.model, machine.arena, batcher, planner, sampler)
