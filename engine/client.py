@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import sys
 import time
@@ -20,7 +21,7 @@ import msgspec
 
 import engine
 from engine.adapters.layout import BlockLayout
-from engine.config import DTypeName, EngineConfig
+from engine.config import EngineConfig
 from engine.errors import AdapterInvalid, EngineDied, EngineError
 from engine.messages import (
     Abort,
@@ -49,7 +50,7 @@ STALL_SECONDS = 10.0
 #: How long a process that has closed its socket may take to go.
 REAP_SECONDS = 5.0
 READ_BYTES = 1 << 18
-#: What `pack` treats as "the folder is refused", with a JSON object on stdout.
+#: The packer's status for "the folder is refused".
 EXIT_INVALID = 8
 
 
@@ -125,13 +126,13 @@ class EngineClient:
 
     def abort(self, request_id: str) -> None:
         """End a sequence; harmless when it has ended, or the engine has."""
-        with contextlib.suppress(EngineDied):
+        with contextlib.suppress(EngineError):
             self._send(Abort(request_id))
 
     async def call(self, command: Command) -> Answer:
-        """Send a command that has a `command_id` and wait for its one answer.  Raises EngineDied."""
+        """Send a command that has a `command_id` and wait for its answer.  Raises EngineDied."""
         assert not isinstance(command, Submit | Abort), "submit and abort have no answer"
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._owed[command.command_id] = future
         try:
             self._send(command)
@@ -146,7 +147,7 @@ class EngineClient:
         self._stopping = True
         try:
             async with asyncio.timeout(timeout):
-                with contextlib.suppress(EngineDied):
+                with contextlib.suppress(EngineError):  # it may have died before
                     await self.call(Shutdown(self.next_id()))
                 await self._process.wait()
         except TimeoutError:
@@ -167,7 +168,9 @@ class EngineClient:
             while data := await reader.read(READ_BYTES):
                 for event in frames.feed(data):
                     self._take(event)
-        except (OSError, ValueError) as error:  # msgspec's own errors are ValueErrors
+        except OSError:
+            pass  # reset instead of closed: it died with commands unread
+        except ValueError as error:  # msgspec's own errors are ValueErrors
             self.fatal = self.fatal or Fatal("internal_error", f"broken engine socket: {error}")
             self._kill()
         finally:
@@ -212,9 +215,10 @@ class EngineClient:
         self._ready.set()
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if self._process is not None:
-                self._process.kill()
+        """Not `Process.kill`: it may reap the child under asyncio's watcher and lose its status."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
 
     def _death(self) -> EngineError:
         """Before it was ready, the engine's own reason; afterwards that it died."""
@@ -235,17 +239,25 @@ def packed_layout(spec: ModelSpec, *, block_size: int, dtype: str) -> BlockLayou
 
 
 async def pack(
-    folder: Path, *, model: Path, block_size: int, dtype: DTypeName, out_dir: Path
+    folder: Path,
+    *,
+    model: Path,
+    block_size: int,
+    dtype: str,
+    out_dir: Path,
+    max_rank: int = 512,
 ) -> PackedManifest:
     """Pack `folder` for the engine of `model` into `out_dir`, in a process of its own.
 
     Raises AdapterInvalid with its E_ code when the folder is refused, EngineError when the packer
-    itself fails (no space, killed).  Cancelling kills the packer.
+    itself fails (`no_room`: the disk is full; `load_failed`: files that cannot be read or written).
+    Cancelling kills the packer.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "engine.adapters.pack", "--folder", str(folder), "--model", str(model)),
         *("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
+        *("--max-rank", str(max_rank)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -260,16 +272,29 @@ async def pack(
         raise
     if process.returncode == 0:
         return msgspec.json.decode(stdout, type=PackedManifest)
+    try:
+        refusal = msgspec.json.decode(stdout, type=_Refusal)
+    except msgspec.DecodeError:
+        words = stderr.decode(errors="replace").strip().splitlines()
+        why = words[-1] if words else f"exit status {process.returncode}"
+        raise EngineError(f"packing {folder} failed: {why}") from None
     if process.returncode == EXIT_INVALID:
-        refusal = msgspec.json.decode(stdout, type=dict[str, str])
-        raise AdapterInvalid(refusal["reason"], refusal["message"], hint=refusal.get("hint", ""))
-    words = stderr.decode(errors="replace").strip().splitlines()
-    why = words[-1] if words else f"exit status {process.returncode}"
-    raise EngineError(f"packing {folder} failed: {why}")
+        raise AdapterInvalid(refusal.reason, refusal.message, hint=refusal.hint)
+    error = EngineError(refusal.message, hint=refusal.hint)
+    error.code = refusal.reason
+    raise error
+
+
+class _Refusal(msgspec.Struct):
+    """What the packer prints when it fails."""
+
+    reason: str
+    message: str
+    hint: str = ""
 
 
 def _child_environment() -> dict[str, str]:
-    """Ours, with the folder that holds this package first on the path: an uninstalled tree works."""
+    """Ours, with the folder of this package first on the path: an uninstalled tree works."""
     root = str(Path(engine.__file__).parent.parent)
     rest = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{rest}" if rest else root}

@@ -1,0 +1,211 @@
+"""The engine as a process, seen through EngineClient."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from engine.client import EngineClient, packed_layout, read_spec
+from engine.config import EngineConfig
+from engine.errors import EngineDied, EngineError
+from engine.messages import (
+    AddRevision,
+    EngineReady,
+    Event,
+    Fatal,
+    GetSnapshot,
+    Heartbeat,
+    SamplingParams,
+    SequenceDelta,
+    Starting,
+    StepFrame,
+    Submit,
+)
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+
+
+def config(model: Path, **settings: object) -> EngineConfig:
+    defaults: dict[str, object] = {"num_blocks": 128, "max_num_seqs": 8, "slots": 8, "threads": 1}
+    return EngineConfig(
+        **{"model": str(model), "device": "cpu", "deterministic": True, **defaults, **settings}
+    )
+
+
+async def until(client: EngineClient, done: Callable[[Event], bool]) -> list[Event]:
+    """Events up to and with the first for which `done` holds."""
+    events = []
+    async with asyncio.timeout(30):
+        while True:
+            events.append(await client.events.get())
+            if done(events[-1]):
+                return events
+
+
+def finished(request_id: str) -> Callable[[Event], bool]:
+    return lambda event: (
+        isinstance(event, StepFrame)
+        and any(d.request_id == request_id and d.finish_reason for d in event.deltas)
+    )
+
+
+def has_tokens(event: Event) -> bool:
+    return isinstance(event, StepFrame) and any(d.tokens for d in event.deltas)
+
+
+def deltas(events: list[Event], request_id: str) -> list[SequenceDelta]:
+    frames = [e for e in events if isinstance(e, StepFrame)]
+    return [d for frame in frames for d in frame.deltas if d.request_id == request_id]
+
+
+def tokens(events: list[Event], request_id: str) -> list[int]:
+    return [token for delta in deltas(events, request_id) for token in delta.tokens]
+
+
+def with_client(body: Callable[[EngineClient], Awaitable[None]], settings: EngineConfig) -> None:
+    """Run `body` with a started client; whatever happens, no process is left behind."""
+
+    async def main() -> None:
+        client = EngineClient()
+        await client.start(settings)
+        try:
+            await body(client)
+        finally:
+            await client.stop(5)
+            assert client.returncode is not None
+
+    asyncio.run(main())
+
+
+def test_a_whole_life_from_start_to_shutdown(model_dir, adapters, start_core, prompt) -> None:
+    driver = start_core()
+    driver.add(adapters[0])
+    expected = [
+        driver.submit(n, prompt(9), rev) for n, rev in (("b", None), ("a", adapters[0].rev))
+    ]
+    driver.finish()
+
+    async def life(client: EngineClient) -> None:
+        assert client.state == "starting"
+        info = await client.wait_ready()
+        assert client.state == "ready" and info.pid == client.pid and info.num_blocks == 128
+        layout = packed_layout(read_spec(model_dir), block_size=16, dtype=info.dtype)
+        assert (layout.id, layout.block_bytes) == (info.layout, info.block_bytes)
+        started = await until(client, lambda e: isinstance(e, EngineReady))
+        assert all(isinstance(e, Starting | Heartbeat) for e in started[:-1]) and started[:-1]
+
+        answer = await client.call(
+            AddRevision(command_id=client.next_id(), manifest=adapters[0].manifest)
+        )
+        assert answer.code == ""
+        client.submit(Submit(request_id="b", prompt=prompt(9), sampling=GREEDY))
+        client.submit(
+            Submit(request_id="a", prompt=prompt(9), sampling=GREEDY, rev=adapters[0].rev)
+        )
+        events = await until(client, finished("a"))
+        assert [tokens(events, "b"), tokens(events, "a")] == [e.tokens for e in expected]
+        assert deltas(events, "a")[-1].finish_reason == "length"
+        assert any(isinstance(e, StepFrame) and e.adapters for e in events)
+
+        client.submit(Submit(request_id="long", prompt=prompt(9), sampling=ENDLESS))
+        await until(client, has_tokens)
+        client.abort("long")
+        events = await until(client, finished("long"))
+        assert deltas(events, "long")[-1].finish_reason == "abort"
+
+        snapshot = (await client.call(GetSnapshot(client.next_id()))).snapshot
+        assert snapshot is not None and snapshot.running == 0
+        assert [(r.rev, r.state) for r in snapshot.revisions] == [(adapters[0].rev, "idle")]
+        await until(client, lambda e: isinstance(e, Heartbeat))
+
+        client.submit(Submit(request_id="last", prompt=prompt(9), sampling=ENDLESS))
+        await until(client, has_tokens)
+        await client.stop(10)
+        assert client.returncode == 0 and client.state == "dead"
+        left = [client.events.get_nowait() for _ in range(client.events.qsize())]
+        assert deltas(left, "last")[-1].finish_reason == "abort"
+        assert not any(isinstance(e, Fatal) for e in left)
+
+    with_client(life, config(model_dir))
+
+
+def test_a_killed_engine_ends_every_owed_answer(model_dir, prompt) -> None:
+    async def life(client: EngineClient) -> None:
+        await client.wait_ready()
+        client.submit(Submit(request_id="r", prompt=prompt(9), sampling=ENDLESS))
+        await until(client, has_tokens)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGSTOP)  # so that the answer is surely owed when it dies
+        owed = asyncio.create_task(client.call(GetSnapshot(client.next_id())))
+        await asyncio.sleep(0)
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(EngineDied, match="signal 9"):
+            await owed
+        assert client.state == "dead" and client.returncode == -signal.SIGKILL
+        events = await until(client, lambda e: isinstance(e, Fatal))
+        assert not any(isinstance(e, Fatal) for e in events[:-1])
+        with pytest.raises(EngineDied):
+            client.submit(Submit(request_id="late", prompt=[1], sampling=GREEDY))
+        with pytest.raises(EngineDied):
+            await client.call(GetSnapshot(client.next_id()))
+        client.abort("late")
+
+    with_client(life, config(model_dir))
+
+
+def test_an_engine_that_cannot_start_says_why(model_dir, tmp_path, capfd) -> None:
+    async def no_model(client: EngineClient) -> None:
+        with pytest.raises(EngineError) as caught:
+            await client.wait_ready()
+        assert caught.value.code in ("invalid_config", "model_unsupported")
+        events = await until(client, lambda e: isinstance(e, Fatal))
+        assert str(tmp_path) in events[-1].message and client.returncode == 1
+
+    with_client(no_model, config(tmp_path))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_engine_ends_with_the_process_that_started_it(model_dir) -> None:
+    script = """
+import asyncio, os, sys, msgspec
+from engine.client import EngineClient
+from engine.config import EngineConfig
+async def main():
+    client = EngineClient()
+    await client.start(msgspec.json.decode(sys.argv[1], type=EngineConfig))
+    info = await client.wait_ready()
+    print(info.pid, flush=True)
+    sys.stdin.read()
+    os._exit(0)
+asyncio.run(main())
+"""
+    import msgspec
+
+    command = [sys.executable, "-c", script, msgspec.json.encode(config(model_dir)).decode()]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    ) as parent:
+        assert parent.stdout is not None and parent.stdin is not None
+        pid = int(parent.stdout.readline())
+        engine = os.pidfd_open(pid)
+        parent.stdin.close()
+        parent.wait(10)
+    import select
+
+    ended, _, _ = select.select([engine], [], [], 10)
+    os.close(engine)
+    assert ended, "the engine outlived the daemon"
+
+
+def test_the_client_imports_no_torch() -> None:
+    code = "import sys, engine.client; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd()
+    )
+    assert done.stdout.strip() == "[]"
