@@ -1,0 +1,164 @@
+"""Deterministic mode: a row's bits do not depend on what else is in the batch, nor on chunking."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.kernels.lora import LoraRows
+from engine.models.decoder import Decoder
+from engine.models.layers import Build
+from engine.models.spec import read_spec
+
+CONFIG = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 333,
+    "hidden_size": 200,
+    "intermediate_size": 520,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 34,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "dtype": "float32",
+    "use_sliding_window": True,
+    "sliding_window": 50,
+    "layer_types": ["full_attention", "sliding_attention"],
+}
+LENGTHS = (90, 5, 17, 64, 33, 2, 130)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("deterministic")
+    (where / "config.json").write_text(json.dumps(CONFIG))
+    places = Decoder(read_spec(where), Build(torch.device("cpu"), torch.float32, False)).places()
+    torch.manual_seed(3)
+    held = {
+        name: 1 + 0.2 * torch.randn(p.shape)
+        if "norm" in name
+        else torch.randn(p.shape) * 2 * p.shape[-1] ** -0.5
+        for name, p in places.items()
+    }
+    save_file(held, where / "model.safetensors")
+    return where
+
+
+@pytest.fixture(scope="module")
+def slots(folder: Path) -> dict[int, Any]:
+    """Two adapters of unlike ranks on all modules of all layers."""
+    from engine.adapters.layout import MODULES
+
+    dims = read_spec(folder).shapes.dims
+    torch.manual_seed(4)
+    return {
+        slot: {
+            (layer, module): LoraRows(
+                0.5,
+                rank,
+                (torch.randn(rank, d_in) * d_in**-0.5,),
+                (torch.randn(rank, d_out) * rank**-0.5,),
+            )
+            for layer in range(2)
+            for module, (d_in, d_out) in zip(MODULES, dims, strict=True)
+        }
+        for slot, rank in ((0, 16), (1, 3))
+    }
+
+
+@pytest.fixture
+def ours(folder: Path, slots: Any, rig: Callable[..., Any]) -> Any:
+    return rig(folder, deterministic=True, slots=slots)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    torch.manual_seed(5)
+    return [torch.randint(0, 333, (n,)).tolist() for n in LENGTHS]
+
+
+ASSIGNED = (-1, 0, 1, 0, -1, 1, 0)
+
+
+def bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_batch_of_seven(
+    ours: Any, prompts: list[list[int]]
+) -> None:
+    together = ours.together(prompts, ASSIGNED)
+    for prompt, slot, got in zip(prompts, ASSIGNED, together, strict=True):
+        assert bits(ours.logits(prompt, slot), got)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_row_has_the_same_bits_in_a_batch_with_two_threads(
+    ours: Any, prompts: list[list[int]]
+) -> None:
+    together = ours.together(prompts, ASSIGNED)
+    for prompt, slot, got in zip(prompts, ASSIGNED, together, strict=True):
+        assert bits(ours.logits(prompt, slot), got)
+
+
+def test_a_row_has_the_same_bits_at_any_place_in_the_batch(
+    ours: Any, prompts: list[list[int]]
+) -> None:
+    order = [6, 3, 0, 5, 1, 4, 2]
+    forward = ours.together(prompts, ASSIGNED)
+    shuffled = ours.together([prompts[i] for i in order], [ASSIGNED[i] for i in order])
+    for i, got in zip(order, shuffled, strict=True):
+        assert bits(got, forward[i])
+
+
+@pytest.mark.parametrize(
+    ("slot", "sizes"), [(-1, []), (0, [64, 64]), (1, [1, 15, 50]), (1, [33, 80]), (0, [129])]
+)
+def test_a_row_has_the_same_bits_however_its_prompt_is_cut(
+    ours: Any, prompts: list[list[int]], slot: int, sizes: list[int]
+) -> None:
+    assert bits(ours.in_chunks(prompts[6], sizes, slot), ours.logits(prompts[6], slot))
+
+
+def test_decoding_beside_others_gives_the_same_bits_as_alone(
+    ours: Any, line: Callable[..., Any], prompts: list[list[int]]
+) -> None:
+    """Six lines join one after the other while the first decodes; prefills and decodes mix."""
+    alone = [ours.logits(p, s) for p, s in zip(prompts, ASSIGNED, strict=True)]
+    lines = [line(list(p), s) for p, s in zip(prompts, ASSIGNED, strict=True)]
+    seen: list[list[Tensor]] = [[] for _ in lines]
+    for step in range(200):
+        started = [i for i, one in enumerate(lines) if i <= step // 3]
+        work = [(i, 1 + (step * i) % 20) for i in started if lines[i].done < LENGTHS[i]]
+        if not work:
+            continue
+        cut = [(lines[i], min(n, LENGTHS[i] - lines[i].done)) for i, n in work]
+        for (i, _), rows in zip(work, ours.step(*cut), strict=True):
+            seen[i].append(rows)
+    for rows, expected in zip(seen, alone, strict=True):
+        assert bits(torch.cat(rows), expected)
+
+
+def test_the_same_rows_differ_without_deterministic_mode(
+    folder: Path, slots: Any, rig: Callable[..., Any], prompts: list[list[int]]
+) -> None:
+    """Otherwise the tests above would prove nothing on this machine."""
+    plain = rig(folder, slots=slots)
+    together = plain.together(prompts, ASSIGNED)
+    alone = [plain.logits(p, s) for p, s in zip(prompts, ASSIGNED, strict=True)]
+    assert not all(bits(a, b) for a, b in zip(alone, together, strict=True))
