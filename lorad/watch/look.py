@@ -18,27 +18,16 @@ from pathlib import Path
 
 import msgspec
 
+from engine.adapters.peft import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILE
 from lorad.watch.inbox import MAX_DEPTH, MAX_OPTIONS_BYTES, OPTIONS_FILE
 from lorad.watch.settle import GONE, View
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 #: A file with one of these ends makes a folder an adapter, if only one to be refused.  A stray
 #: optimizer.pt does not: in a tenant's folder it would hide all the tenant's adapters.
 _WEIGHT_ENDS = (".safetensors", ".gguf")
 _OWN_WEIGHT_ENDS = (".bin", ".pt", ".pth", ".ckpt", ".npz", ".json")  # after "adapter"
 #: Besides config and weights, what belongs to an adapter; other files may change as they like.
-_TEXT_FILES = frozenset(
-    {
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-        "chat_template.json",
-        OPTIONS_FILE,
-    }
-)
+_TEXT_FILES = frozenset({*TEXT_FILES, OPTIONS_FILE})
 #: Names of files and folders in the making: editors, rsync, downloads.
 _TEMPORARY_ENDS = (".tmp", ".part", ".partial", ".crdownload", "~", ".swp", ".swx", ".swo")
 _MAX_HEADER = 8 << 20
@@ -224,7 +213,7 @@ def _signature(files: dict[str, os.stat_result]) -> str:
 
 
 def _config_whole(fd: int) -> bool:
-    data = _read(fd, CONFIG, _MAX_CONFIG)
+    data = _read(fd, CONFIG_FILE, _MAX_CONFIG)
     try:
         msgspec.json.decode(data or b"")
     except (ValueError, RecursionError):
@@ -234,7 +223,7 @@ def _config_whole(fd: int) -> bool:
 
 def _weights_whole(fd: int) -> bool:
     """Whether the file is as long as its header says."""
-    file = _open_regular(fd, WEIGHTS)
+    file = _open_regular(fd, WEIGHTS_FILE)
     if file is None:
         return False
     try:
