@@ -19,11 +19,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from engine.adapters.layout import MODULES
 from engine.client import read_spec
 from lorad import wire
-from lorad.client import LoradClient
-from lorad.errors import LoradError
+from lorad.client import ApiError, LoradClient, Unreachable
 
 POLL_SECONDS = 0.2
 START_PATIENCE = 300.0
@@ -79,9 +77,10 @@ class Stage:
     def _ready(self) -> tuple[bool, str]:
         try:
             with self.client() as client:
-                return client.ready()
-        except LoradError:
+                reason = client.ready()
+        except (Unreachable, ApiError):
             return False, "starting"
+        return not reason, reason
 
     @property
     def pid(self) -> int:

@@ -27,8 +27,8 @@ from lorad.cli.output import (
     print_line,
     print_pairs,
 )
-from lorad.cli.session import Session, session
-from lorad.errors import LoradError, meaning
+from lorad.cli.session import Failed, Session, session
+from lorad.errors import meaning
 
 SHORT_REV = 8
 
@@ -213,7 +213,6 @@ def add(
     ] = False,
     label: Annotated[list[str] | None, typer.Option(help="k=v, repeatable.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Validate only.")] = False,
-    wait: Wait = True,
 ) -> None:
     """Register the adapter in a folder; prints its revision."""
     s = session(context)
@@ -228,7 +227,7 @@ def add(
         labels=_labels(label),
         dry_run=dry_run,
     )
-    added = s.client.upload(folder, start, wait=wait, timeout=s.timeout(120.0))
+    added = s.client.upload(folder, start, timeout=s.timeout(120.0))
     for warning in added.warnings:
         note(f"warning: {warning}", s.options)
     if s.options.machine:
@@ -318,7 +317,7 @@ def set_(
     if priority is None and not labels:
         raise typer.BadParameter("nothing to set: give --priority or --label")
     patch = wire.AdapterPatch(priority=priority, labels=labels)
-    changed = [s.client.patch(name, patch) for name in names]
+    changed = [s.client.patch(name, patch).adapter for name in names]
     print_items(changed, LS, s.options, name=lambda a: a.name)
 
 
@@ -360,14 +359,10 @@ RESULTS: Sequence[Column[wire.ItemResult]] = (
 
 def _act(s: Session, verb: str, names: list[str], **fields: Any) -> None:
     """Send one verb for many names; one failure of several is exit 1, a lone one its own code."""
-    patience = s.timeout(60.0)
-    body = wire.Names(names=tuple(names), timeout_s=patience, **fields)
-    results = s.client.act(verb, body)
+    results = getattr(s.client, verb)(*names, timeout_s=s.timeout(60.0), **fields)
     failed = [r for r in results.items if not r.ok]
     if len(failed) == 1 and len(results.items) == 1 and not s.options.machine:
-        one = failed[0]
-        code = one.code if meaning(one.code).exit else "internal_error"
-        raise LoradError(code, one.message, hint=one.hint, details=one.details)
+        raise Failed(failed[0])
     print_items(results.items, RESULTS, s.options, document=results, name=lambda r: r.name)
     for result in failed:
         hint = f"; try: {result.hint}" if result.hint else ""

@@ -8,9 +8,8 @@ interrupted, 141 broken pipe.  Results go to stdout, everything else to stderr.
 import itertools
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
-import click
 import msgspec
 import typer
 
@@ -18,8 +17,13 @@ from lorad import __version__
 from lorad.cli import adapters, daemon, run
 from lorad.cli.options import Options, hoist, may_ask, output_format, seconds
 from lorad.cli.output import plain
-from lorad.cli.session import Session
-from lorad.errors import LoradError, meaning
+from lorad.cli.reach import advise
+from lorad.cli.session import Failed, Session
+from lorad.client import ApiError, Unreachable
+from lorad.errors import meaning
+
+#: Typer 0.29 brought its own copy of click, so the base is found from what Typer exports.
+ClickException: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="loractl",
@@ -107,30 +111,28 @@ def invoke(argv: list[str]) -> int:
         # The reader left; a second failure while Python flushes at exit must not print either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted; what the daemon had begun goes on", file=sys.stderr)
         return 130
-    except click.ClickException as error:
+    except ClickException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "loractl"
         _report(as_json, "usage", error.format_message(), hint=f"{command} --help")
         return 2
-    except LoradError as error:
-        why = error.details.get("why", "")
-        _report(as_json, error.code, error.message, why=why, hint=error.hint, details=error.details)
-        return _exit_status(error)
+    except Unreachable as error:
+        advice = advise(error)
+        _report(as_json, "unreachable", str(error), why=advice.why, hint=advice.hint)
+        return advice.exit
+    except ApiError as error:
+        _report(as_json, error.code, error.message, hint=error.hint, details=error.details)
+        return meaning(error.code).exit
+    except Failed as error:
+        _report(as_json, error.code, error.message, hint=error.hint, details=error.details)
+        return meaning(error.code).exit
     except OSError as error:
         what = f"{error.strerror or error}: {error.filename or ''}"
         _report(as_json, "os_error", what.rstrip(": "))
         return 1
-
-
-def _exit_status(error: LoradError) -> int:
-    from lorad.client import Unreachable
-
-    if isinstance(error, Unreachable):
-        return error.exit_status
-    return meaning(error.code).exit
 
 
 def _asks_json(argv: list[str]) -> bool:
@@ -158,3 +160,7 @@ def _report(
         print(f"  why: {plain(why)}", file=sys.stderr)
     if hint:
         print(f"  try: {plain(hint)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ Answers within 200 ms or not at all: a daemon that is down or slow must not hang
 into it.
 """
 
+import os
 from contextlib import suppress
 
 from lorad import wire
@@ -27,9 +28,11 @@ def cold_name(incomplete: str) -> list[str]:
 
 
 def _adapters(incomplete: str) -> list[wire.Adapter]:
+    from lorad.cli.reach import default_host
     from lorad.client import LoradClient
 
-    with suppress(Exception), LoradClient(None, timeout=PATIENCE) as client:
+    host = os.environ.get("LORAD_HOST") or default_host(os.environ)
+    with suppress(Exception), LoradClient(host, timeout=PATIENCE) as client:
         page = client.adapters(q=incomplete or None, limit=200)
         return [a for a in page.items if a.name.startswith(incomplete)]
     return []

@@ -69,7 +69,8 @@ def status(context: typer.Context) -> None:
 def ping(context: typer.Context) -> None:
     """Exit 0 if the daemon answers and is ready, 10 if it is not ready, 3 if it is not there."""
     s = session(context)
-    ready, reason = s.client.ready()
+    reason = s.client.ready()
+    ready = not reason
     if s.options.machine:
         print_json({"schema": "lorad/ping.v1", "ready": ready, "reason": reason})
     else:
@@ -113,7 +114,7 @@ def events(
     def wanted(event: wire.EventItem) -> bool:
         return (kind is None or event.type.startswith(kind)) and name in (None, event.name)
 
-    page = s.client.events(since=since, limit=limit)
+    page = s.client.recent_events(since=since, limit=limit)
     items = [e for e in page.items if wanted(e)]
     if follow and s.options.output == "json":
         raise typer.BadParameter("--follow prints one record a line: use -o jsonl")
@@ -122,7 +123,7 @@ def events(
     if not follow:
         return
     last = page.items[-1].id if page.items else since
-    for event in s.client.follow_events(last):
+    for _, event in s.client.follow_events(str(last)):
         if not wanted(event):
             continue
         if s.options.machine:

@@ -105,8 +105,17 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 def print_line(text: str) -> None:
     """A line on stdout; what the locale cannot show is escaped, never a traceback."""
+    print(_encodable(text))
+
+
+def printable(text: str) -> str:
+    """Generated text: line ends and tabs stay, what would drive the terminal does not."""
+    return _encodable("".join(c if c in "\n\t" or c.isprintable() else "?" for c in text))
+
+
+def _encodable(text: str) -> str:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def note(text: str, options: Options) -> None:

@@ -5,12 +5,12 @@ Uses the inference socket as any application would.
 """
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lorad.cli.complete import any_name
-from lorad.cli.output import note, print_json
+from lorad.cli.output import note, print_json, printable
 from lorad.cli.session import session
 
 
@@ -51,18 +51,30 @@ def run(
         spoken.append(("user", prompt))
         body["messages"] = [{"role": role, "content": text} for role, text in spoken]
     path = "/v1/completions" if raw else "/v1/chat/completions"
-    text, usage, rev = [], None, ""
-    for piece in s.client.generate(path, body):
-        text.append(piece.text)
-        usage, rev = piece.usage or usage, piece.rev or rev
-        if not s.options.machine:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
+    text, usage, fingerprint = [], None, ""
+    with s.inference() as client:
+        for chunk in client.stream(path, body):
+            usage = chunk.get("usage") or usage
+            fingerprint = chunk.get("system_fingerprint") or fingerprint
+            piece = "".join(_text(choice) for choice in chunk["choices"])
+            text.append(piece)
+            if not s.options.machine:
+                print(printable(piece), end="", flush=True)
     if s.options.machine:
-        answer = {"model": name, "rev": rev, "text": "".join(text), "usage": usage}
+        answer = {
+            "model": name,
+            "system_fingerprint": fingerprint,
+            "text": "".join(text),
+            "usage": usage,
+        }
         print_json({"schema": "lorad/run.v1", **answer})
         return
-    sys.stdout.write("\n")
+    print()
     if usage and s.options.verbose:
         counts = f"{usage['prompt_tokens']} prompt tokens, {usage['completion_tokens']} generated"
         note(counts, s.options)
+
+
+def _text(choice: dict[str, Any]) -> str:
+    delta = choice.get("delta")
+    return str((delta.get("content") if delta else choice.get("text")) or "")

@@ -4,16 +4,30 @@ Goes in: the Typer context.  Comes out: `Session` with a connected client on dem
 module is imported only when a command really talks, so that `--help` stays fast.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
 
+from lorad import wire
 from lorad.cli.options import Options
 
 if TYPE_CHECKING:
     from lorad.client import LoradClient
+
+
+class Failed(Exception):
+    """One thing was asked for and refused; `code` is a row of `lorad.errors.TABLE`."""
+
+    def __init__(self, result: wire.ItemResult) -> None:
+        super().__init__(result.message)
+        self.code = result.code
+        self.message = result.message
+        self.hint = result.hint
+        self.details = result.details
 
 
 @dataclass(slots=True)
@@ -27,10 +41,19 @@ class Session:
     def client(self) -> "LoradClient":
         """The admin client; nothing is sent before the first call."""
         if self._client is None:
+            from lorad.cli.reach import default_host
             from lorad.client import LoradClient
 
-            self._client = LoradClient(self.options.host)
+            self._client = LoradClient(self.options.host or default_host(os.environ))
         return self._client
+
+    @contextmanager
+    def inference(self) -> "Iterator[LoradClient]":
+        """A client of the inference socket, which the admin socket names."""
+        from lorad.client import LoradClient
+
+        with LoradClient(f"unix://{self.client.status().inference_socket}") as client:
+            yield client
 
     def close(self) -> None:
         if self._client is not None:
