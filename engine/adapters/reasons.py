@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from engine.errors import AdapterInvalid
 
-#: code -> what it means, one line each.  `docs/reference/reason-codes.md` is made from this table.
-REASONS: dict[str, str] = {
+#: Codes of inspection and packing.
+READING: dict[str, str] = {
     # the folder
     "E_NOT_A_FOLDER": "there is no folder of that name, or it is something else",
     "E_UNREADABLE": "a file cannot be opened or read: permission, or a failing disk",
@@ -82,13 +82,17 @@ REASONS: dict[str, str] = {
     # text files
     "E_TOKENIZER_INVALID": "a tokenizer file cannot be read",
     "E_TOKENIZER_TOO_LARGE": "the adapter's tokenizer has ids that the base's embedding lacks",
-    # how it was filed (found by the daemon, not by reading the folder)
-    "E_NAME_TAKEN": "the name belongs to an adapter from another source",
-    "E_NAME_ILLEGAL": "the folder's name cannot be an adapter name",
 }
 
-#: The codes that come from filing, not from reading a folder.
-FILED = frozenset({"E_NAME_TAKEN", "E_NAME_ILLEGAL"})
+#: Codes of the daemon, found when a folder is filed and not by reading it.
+FILING: dict[str, str] = {
+    "E_NAME_TAKEN": "the name belongs to an adapter from another source",
+    "E_NAME_ILLEGAL": "the folder's name cannot be an adapter name",
+    "E_OPTIONS": "lorad.toml beside the adapter cannot be read, or asks for what there is not",
+}
+
+#: code -> what it means, one line each.  `docs/reference/reason-codes.md` is made from this table.
+REASONS: dict[str, str] = READING | FILING
 
 #: Names listed in one message; the rest are counted.
 MAX_NAMES = 5

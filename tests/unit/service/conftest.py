@@ -1,10 +1,18 @@
 """A small engine that answers as the real one does, without a process."""
 
 import asyncio
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from engine.adapters.peft import AdapterManifest
+from engine.config import EngineConfig
+from engine.errors import AdapterInvalid
 from engine.messages import (
     AdapterEvent,
     AddRevision,
@@ -16,6 +24,8 @@ from engine.messages import (
     Fatal,
     GetSnapshot,
     Load,
+    PackedManifest,
+    PackedModule,
     PoolStatus,
     RemoveRevision,
     RevisionStatus,
@@ -23,6 +33,20 @@ from engine.messages import (
     SetRevision,
     StepFrame,
 )
+from lorad.errors import LoradError
+from lorad.registry.registry import Registry
+from lorad.service.adapters import AdapterService
+from lorad.service.catalog import Catalog
+from lorad.service.engine_link import EngineLink
+from lorad.service.events import EventRing
+from lorad.service.inbox import Inbox, Memory
+from lorad.service.intake import Intake
+from lorad.service.listing import Listing
+from lorad.service.names import Names, entry_of
+from lorad.service.picture import Picture
+from lorad.service.registration import Registration
+from lorad.service.revisions import Revisions
+from lorad.service.tasks import Tasks
 
 INFO = EngineInfo(
     device="cpu",
@@ -178,3 +202,166 @@ def eventually():
                 await asyncio.sleep(0.001)
 
     return eventually
+
+
+# ----------------------------------------------------------------- adapters without tensors
+class World:
+    """Services over a real registry and store, a fake engine, and adapters that are one number.
+
+    A folder's `adapter_config.json` holds `{"n": ...}`, its identity, or `{"bad": "E_..."}`.
+    """
+
+    def __init__(self, state_dir, **client):
+        self.dir = state_dir
+        self.registry = Registry.open(state_dir)
+        self.store = self.registry.store
+        self.events = EventRing()
+        self.tasks = Tasks()
+        self.clients = []
+        self.packed = []
+        self.bad_packs = {}  # rev -> reason
+        self.link = EngineLink(
+            EngineConfig(model="m"), self.events, new_client=self.new_client, first_pause=0.0
+        )
+        self.catalog = Catalog(entry_of(s.adapter) for s in self.registry.all_serving())
+        self.names = Names(self.registry, self.catalog, model="base")
+        self.picture = Picture(self.link)
+        self.intake = Intake(self.store, inspect=self.inspect, pack=self.pack)
+        self.revisions = Revisions(
+            self.registry, self.link, self.intake, self.catalog, self.events, self.tasks
+        )
+        self.registration = Registration(
+            self.names, self.link, self.intake, self.revisions, self.events
+        )
+        self.pins_refused = False
+        self.adapters = AdapterService(
+            self.names,
+            self.link,
+            self.intake,
+            self.revisions,
+            self.registration,
+            self.events,
+            self.tasks,
+            check_pin=self.check_pin,
+            refresh=self.picture.refresh,
+        )
+        self.listing = Listing(self.names, self.picture, self.events, layout=lambda: INFO.layout)
+        self.inbox = Inbox(
+            self.adapters,
+            self.names,
+            self.intake,
+            self.events,
+            self.tasks,
+            Memory(state_dir / "inbox.json"),
+            copy=lambda folder, staging: shutil.copytree(folder, staging.path, dirs_exist_ok=True),
+            on_delete="keep",
+        )
+
+    def new_client(self):
+        self.clients.append(FakeClient())
+        return self.clients[-1]
+
+    @property
+    def engine(self):
+        return self.clients[-1]
+
+    def check_pin(self, rev):
+        if self.pins_refused:
+            raise LoradError("no_room", "too many pins")
+
+    async def start(self):
+        self.link.start()
+        async with asyncio.timeout(5):
+            await self.link.ready.wait()
+
+    async def close(self):
+        await self.link.stop()
+        await self.tasks.cancel()
+        self.registry.close()
+
+    def folder(self, n, **config):
+        folder = self.dir / "folders" / f"f{n}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "adapter_config.json").write_text(json.dumps({"n": n, **config}))
+        return folder
+
+    def rev(self, n):
+        return hashlib.sha256(str(n).encode()).hexdigest()
+
+    def inspect(self, folder, /):
+        config = json.loads((folder / "adapter_config.json").read_text())
+        if "bad" in config:
+            raise AdapterInvalid(config["bad"], "not an adapter")
+        manifest = AdapterManifest(
+            rank=4,
+            ranks={"q_proj": 4},
+            alpha=8.0,
+            rslora=False,
+            targets=("q_proj",),
+            dtype="float32",
+            num_layers=1,
+            file_bytes=100,
+            modules=(PackedModule(0, "q_proj", 4, 2.0),),
+            tensors=(),
+            changes_kv=True,
+            warnings=(),
+            semantic={},
+            text_files=(),
+        )
+        return manifest, self.rev(config["n"])
+
+    async def pack(self, folder, out):
+        rev = folder.name
+        if reason := self.bad_packs.get(rev):
+            raise AdapterInvalid(reason, "cannot be packed")
+        self.packed.append(rev)
+        path = out / f"packed-{INFO.layout}.bin"
+        path.write_bytes(b"rows")
+        return PackedManifest(
+            rev=rev,
+            path=str(path),
+            layout=INFO.layout,
+            num_blocks=2,
+            true_bytes=100,
+            max_rank=4,
+            changes_kv=True,
+            modules=(PackedModule(0, "q_proj", 4, 2.0),),
+        )
+
+    async def add(self, name, n, **options):
+        staging = await self.adapters.stage()
+        shutil.copytree(self.folder(n), staging.path, dirs_exist_ok=True)
+        options = {"source": "upload", **options}
+        return await self.adapters.add(staging, name, **options)
+
+    def types(self, name=None):
+        items = self.events.newest(1000)
+        return [item.type for item in items if name is None or item.name == name]
+
+
+@pytest.fixture
+def memory_dir(tmp_path):
+    """A directory whose fsync costs nothing, where there is one: durability is tested elsewhere."""
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def world(memory_dir):
+    """Run `scenario(world)` with a started engine, or without; the same directory each time."""
+
+    def run(scenario, *, start=True):
+        async def inner():
+            world = World(memory_dir / "state")
+            try:
+                async with asyncio.timeout(20):
+                    if start:
+                        await world.start()
+                    return await scenario(world)
+            finally:
+                await world.close()
+
+        return asyncio.run(inner())
+
+    return run

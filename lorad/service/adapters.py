@@ -1,0 +1,371 @@
+"""AdapterService: the only writer of adapter truth.
+
+Goes in: names from requests, staged folders from the inbox and from uploads, an operator's wishes.
+Comes out: a revision for a name, what became of each wish, and events.  Every change is in the
+registry before it is in the catalog, and in the catalog before anybody is told.  Changes of one
+name follow each other; different names do not wait for one another.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.adapters.states import State
+from engine.messages import EngineInfo
+from lorad import wire
+from lorad.errors import LoradError
+from lorad.registry.store import StagingDir
+from lorad.service.engine_link import EngineLink
+from lorad.service.events import EventRing
+from lorad.service.intake import Intake
+from lorad.service.names import Names
+from lorad.service.registration import Registration, Terms
+from lorad.service.revisions import Revisions
+from lorad.service.tasks import Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a name means, for the whole life of a request.  `rev` None: the base model."""
+
+    name: str | None
+    rev: str | None
+    base: bool = False
+
+
+class AdapterService:
+    """One a daemon.  `check_pin(rev)` raises no_room when one more pin would leave too little."""
+
+    def __init__(
+        self,
+        names: Names,
+        link: EngineLink,
+        intake: Intake,
+        revisions: Revisions,
+        registration: Registration,
+        events: EventRing,
+        tasks: Tasks,
+        *,
+        check_pin: Callable[[str], None],
+        refresh: Callable[[], Awaitable[None]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.draining = False
+        self.revisions = revisions
+        self.refresh = refresh  # after a change: what is shown next shows it
+        self._names, self._link, self._intake = names, link, intake
+        self._registration, self._events, self._tasks = registration, events, tasks
+        self._check_pin, self._clock = check_pin, clock
+        self._used: dict[str, float] = {}  # name -> time of last use, not yet in the registry
+        revisions.on_missing = self.mark_missing
+        link.bring_up = self.bring_up
+
+    # ------------------------------------------------------------- for requests
+    def resolve(self, model: str) -> Resolved:
+        """The revision that `model` (a name, or name@digest) means now.
+
+        Raises model_not_found for what is unknown, quarantined or missing, draining, or what the
+        engine's state is.  A cold adapter is no error: its request waits.
+        """
+        resolved = Resolved(None, None, base=True)
+        if model != self._names.model:
+            name, at, digest = model.partition("@")
+            entry = self._names.catalog.get(name)
+            rev = entry.rev if entry is not None else None
+            other = at and (len(digest) < 8 or not (rev or "").startswith(digest))
+            if rev is None or other:
+                message = f"The model {model!r} does not exist"
+                raise LoradError("model_not_found", message, param="model")
+            resolved = Resolved(name, rev)
+            self._used[name] = self._clock()
+        if self.draining:
+            raise LoradError("draining", "lorad is shutting down")
+        self._link.check()
+        return resolved
+
+    def lease(self, rev: str) -> None:
+        """Hold `rev` until `release`, whatever becomes of the names that meant it."""
+        self.revisions.lease(rev)
+
+    def release(self, rev: str) -> None:
+        self.revisions.release(rev)
+
+    # ------------------------------------------------------------- adding and replacing
+    async def stage(self, expected_bytes: int = 0) -> StagingDir:
+        """A folder to fill and hand to `add` or `discard`; raises insufficient_storage."""
+        return await asyncio.to_thread(self._intake.store.stage, expected_bytes)
+
+    async def discard(self, staging: StagingDir) -> None:
+        await self._intake.discard(staging)
+
+    async def add(
+        self,
+        staging: StagingDir,
+        name: str,
+        *,
+        source: str,
+        replace: bool = False,
+        pin: bool | None = None,
+        priority: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        load: bool = False,
+        dry_run: bool = False,
+    ) -> wire.Added:
+        """Take a staged folder as `name`; returns when it serves (or, before READY, is registered).
+
+        The staging folder is used up in every case.  Raises adapter_invalid with its reason,
+        name_taken, invalid_value, insufficient_storage; with `load` or a pin also no_room.
+        """
+        terms = Terms(
+            source=source,
+            replace=replace,
+            pin=pin,
+            priority=priority,
+            labels=labels,
+            dry_run=dry_run,
+        )
+        added = await self.take(staging, name, terms)
+        if load and not dry_run and self._link.info is not None:
+            await self.revisions.load(added.rev)
+        return added
+
+    async def take(self, staging: StagingDir, name: str, terms: Terms) -> wire.Added:
+        """The same for whoever has more to say; a name that is pinned is loaded."""
+        _in_range(terms.priority)
+        try:
+            async with self._names.lock(name):
+                added = await self._registration.take(staging, name, terms)
+                if added.unchanged and not terms.dry_run:
+                    await self._set(name, terms.pin, terms.priority, terms.labels)
+        finally:
+            await self.discard(staging)
+        entry = self._names.catalog.get(name)
+        pinned = entry is not None and entry.pinned and entry.rev == added.rev
+        if pinned and not terms.dry_run and self._link.info is not None:
+            await self.revisions.load(added.rev)
+        await self.refresh()
+        return added
+
+    async def quarantine(
+        self, name: str, source: str, error: LoradError, *, display_name: str | None = None
+    ) -> None:
+        """File a folder that was refused; a name that serves goes on with what it has."""
+        async with self._names.lock(name):
+            await self._registration.quarantine(name, source, error, display_name)
+
+    async def mark_missing(self, rev: str) -> None:
+        """The store lost `rev`: its names cannot be asked for until the content returns."""
+        for name in self._names.catalog.names_of(rev):
+            await self._names.write(name, self._names.registry.mark_missing(name))
+            self._events.publish(
+                "adapter.missing",
+                level="warn",
+                name=name,
+                rev=rev,
+                message="its files are gone from the store; add it again",
+            )
+
+    # ------------------------------------------------------------- an operator's wishes
+    async def load(self, names: wire.Names) -> wire.Results:
+        async def one(name: str) -> None:
+            rev = self._names.serving(name)
+            if names.pin:
+                await self._pin(name)
+            await self.revisions.load(rev, names.tier)
+
+        return await self._each(names, one)
+
+    async def evict(self, names: wire.Names) -> wire.Results:
+        wanted = self._names.catalog.wanted
+
+        async def one(name: str) -> None:
+            rev = self._names.serving(name)
+            if wanted(rev)[0] and not names.force:
+                raise LoradError("pinned", f"{name!r} is pinned", hint=f"loractl unpin {name}")
+            await self.revisions.evict(
+                rev,
+                to=names.to,
+                drain=names.drain_timeout_s,
+                now=names.now,
+                force=names.force,
+            )
+
+        if not names.all:
+            return await self._each(names, one)
+        held = [rev for rev in self.revisions.tiers if self.revisions.resident(rev)]
+        chosen = [rev for rev in held if names.force or not wanted(rev)[0]]
+        every = {name for rev in chosen for name in self._names.catalog.names_of(rev)}
+        return await self._each(names, one, sorted(every))
+
+    async def pin(self, names: wire.Names) -> wire.Results:
+        async def one(name: str) -> None:
+            rev = self._names.serving(name)
+            await self._pin(name)
+            if not names.no_load:
+                await self.revisions.load(rev)
+
+        return await self._each(names, one)
+
+    async def unpin(self, names: wire.Names) -> wire.Results:
+        async def one(name: str) -> None:
+            async with self._names.lock(name):
+                await self._set(name, False, None, None)
+
+        return await self._each(names, one)
+
+    async def patch(self, name: str, patch: wire.AdapterPatch) -> None:
+        """Change pin, priority, labels; read the result from `Listing`."""
+        priority = _in_range(patch.priority)
+        async with self._names.lock(name):
+            record = self._names.known(name)
+            labels = dict(record.labels)
+            for key, value in patch.labels.items():
+                if value is None:
+                    labels.pop(key, None)
+                else:
+                    labels[key] = value
+            if patch.pinned and record.serving_rev is not None:
+                self._check_pin(record.serving_rev)
+            await self._set(name, patch.pinned, priority, labels)
+        await self.refresh()
+
+    async def remove(
+        self, name: str, *, keep_files: bool = False, forget: bool = False
+    ) -> wire.Removed:
+        """Take the name away; its requests in flight end on what they have.
+
+        The content stays away too until its source changes; `forget`: the source itself is gone.
+        """
+        async with self._names.lock(name):
+            record = self._names.known(name)
+            rev = record.serving_rev
+            if keep_files and rev is not None:
+                await self.revisions.keep_files(rev, True)
+            tombstone = None if forget else record.candidate_rev or rev
+            await self._names.write(name, self._names.registry.remove(name, tombstone))
+        self._events.publish("adapter.removed", name=name, rev=rev or "")
+        await self._registration.settle(rev, record.candidate_rev)
+        return wire.Removed(name=name, rev=rev)
+
+    # ------------------------------------------------------------- in the background
+    async def bring_up(self, info: EngineInfo) -> None:
+        """For a new engine: pinned adapters now; what else is unfinished goes on behind."""
+        await self.revisions.bring_up(info)
+        self._tasks.spawn(self._finish_unfinished())
+
+    async def _finish_unfinished(self) -> None:
+        """Candidates that were cut short take their names; every revision gets its packed file."""
+        for entry in self._names.catalog:
+            try:
+                if entry.candidate is not None:
+                    async with self._names.lock(entry.name):
+                        await self._registration.advance(entry.name, entry.candidate)
+                elif entry.rev is not None:
+                    async with self.revisions.hold(entry.rev):
+                        await self.revisions.packed(entry.rev)
+            except LoradError as error:
+                if error.code in ("engine_restarting", "loading_base"):
+                    return
+                if entry.candidate is None and entry.rev is not None:
+                    self.revisions.publish(
+                        "adapter.unpackable", entry.rev, "error", error.code, error.message
+                    )
+
+    async def flush(self) -> None:
+        """Write the times of last use."""
+        used, self._used = self._used, {}
+        if used:
+            await asyncio.wrap_future(self._names.registry.touch_used(used))
+
+    # ------------------------------------------------------------- inside
+    async def _pin(self, name: str) -> None:
+        async with self._names.lock(name):
+            self._check_pin(self._names.serving(name))
+            await self._set(name, True, None, None)
+
+    async def _set(
+        self,
+        name: str,
+        pin: bool | None,
+        priority: int | None,
+        labels: Mapping[str, str] | None,
+    ) -> None:
+        """With the name's lock held: change what differs, tell, and tell the engine."""
+        before, registry = self._names.known(name), self._names.registry
+        if pin is not None and pin != before.pinned:
+            await self._names.write(name, registry.set_pin(name, pin))
+            self._events.publish("pin.set" if pin else "pin.cleared", name=name)
+        if priority is not None and priority != before.priority:
+            await self._names.write(name, registry.set_priority(name, priority))
+            words = f"{before.priority} -> {priority}"
+            self._events.publish("priority.set", name=name, message=words)
+        if labels is not None and dict(labels) != dict(before.labels):
+            await self._names.write(name, registry.set_labels(name, labels))
+            self._events.publish("labels.set", name=name)
+        entry = self._names.catalog.get(name)
+        if entry is not None and entry.rev is not None:
+            await self.revisions.apply(entry.rev)
+
+    async def _each(
+        self,
+        names: wire.Names,
+        one: Callable[[str], Awaitable[None]],
+        every: Sequence[str] | None = None,
+    ) -> wire.Results:
+        chosen = list(dict.fromkeys(names.names if every is None else every))
+        if not chosen and every is None:
+            raise LoradError("invalid_value", "names is empty", param="names")
+        items = await asyncio.gather(*(self._item(name, one, names) for name in chosen))
+        await self.refresh()
+        return wire.Results(items=tuple(items))
+
+    async def _item(
+        self, name: str, one: Callable[[str], Awaitable[None]], names: wire.Names
+    ) -> wire.ItemResult:
+        """One name's outcome.  Work goes on when the caller leaves or runs out of time."""
+        try:
+            self._names.known(name)
+            if not names.dry_run:
+                task = self._tasks.spawn(_caught(one(name)))
+                if names.wait:
+                    async with asyncio.timeout(names.timeout_s):
+                        error = await asyncio.shield(task)
+                    if error is not None:
+                        raise error
+        except LoradError as error:
+            return wire.ItemResult(
+                name=name,
+                ok=False,
+                code=error.code,
+                message=error.message,
+                hint=error.hint,
+                details=error.details,
+            )
+        except TimeoutError:
+            return wire.ItemResult(
+                name=name,
+                ok=False,
+                code="deadline_exceeded",
+                message=f"not done after {names.timeout_s:g} s; it goes on",
+                hint=f"loractl show {name}",
+            )
+        entry = self._names.catalog.get(name)
+        rev = entry.rev if entry is not None else None
+        state = self.revisions.tiers.get(rev, State.REGISTERED) if rev else State.QUARANTINED
+        return wire.ItemResult(name=name, ok=True, state=state.value, rev=rev or "")
+
+
+def _in_range(priority: int | None) -> int | None:
+    if priority is not None and not 0 <= priority <= 100:
+        raise LoradError("invalid_value", "priority must be 0 to 100", param="priority")
+    return priority
+
+
+async def _caught(work: Awaitable[None]) -> LoradError | None:
+    """An expected error is a result here: the caller may have gone."""
+    try:
+        await work
+    except LoradError as error:
+        return error
+    return None

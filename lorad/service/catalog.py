@@ -1,0 +1,110 @@
+"""Catalog: what every name means right now, and who still uses each revision.
+
+Goes in: names as the registry holds them, leases of requests.  Comes out: the revision of a name,
+the names of a revision, its pin and priority over all of them.  Plain dictionaries, no I/O: the
+registry is the truth, and `AdapterService` is the only writer here.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A name that can be asked for.  `rev` None: registered, but nothing is served under it."""
+
+    name: str
+    rev: str | None
+    candidate: str | None = None
+    pinned: bool = False
+    priority: int = 50
+
+
+class Catalog:
+    """Names, and the revisions behind them."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._names: dict[str, set[str]] = {}  # serving revision -> names
+        self._candidates: Counter[str] = Counter()
+        self._leases: Counter[str] = Counter()
+        self._last_name: dict[str, str] = {}  # how a revision without a name is called in events
+        for entry in entries:
+            self.put(entry)
+
+    def get(self, name: str) -> Entry | None:
+        return self._entries.get(name)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(tuple(self._entries.values()))
+
+    def put(self, entry: Entry) -> None:
+        """Enter or replace a name."""
+        self.drop(entry.name)
+        self._entries[entry.name] = entry
+        if entry.rev is not None:
+            self._names.setdefault(entry.rev, set()).add(entry.name)
+            self._last_name[entry.rev] = entry.name
+        if entry.candidate is not None:
+            self._candidates[entry.candidate] += 1
+            self._last_name.setdefault(entry.candidate, entry.name)
+
+    def drop(self, name: str) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return
+        if entry.rev is not None:
+            names = self._names[entry.rev]
+            names.discard(name)
+            if not names:
+                del self._names[entry.rev]
+        if entry.candidate is not None:
+            self._candidates[entry.candidate] -= 1
+
+    # ------------------------------------------------------------- revisions
+    def names_of(self, rev: str) -> tuple[str, ...]:
+        """Names that serve `rev`, sorted."""
+        return tuple(sorted(self._names.get(rev, ())))
+
+    def label(self, rev: str) -> str:
+        """Its names, or for a replaced one `name@digest`, or the digest."""
+        if names := self.names_of(rev):
+            return ",".join(names)
+        last = self._last_name.get(rev)
+        return f"{last}@{rev[:8]}" if last else rev[:12]
+
+    def wanted(self, rev: str) -> tuple[bool, int]:
+        """Pinned if any name is, the highest priority of all; (False, 50) without a name."""
+        entries = [self._entries[name] for name in self._names.get(rev, ())]
+        if not entries:
+            return False, 50
+        return any(e.pinned for e in entries), max(e.priority for e in entries)
+
+    def referenced(self, rev: str) -> bool:
+        """Does a name serve it, or is it about to?"""
+        return rev in self._names or self._candidates[rev] > 0
+
+    def forget(self, rev: str) -> None:
+        """A retired revision is gone from the engine and the store."""
+        self._last_name.pop(rev, None)
+
+    # ------------------------------------------------------------- leases
+    def lease(self, rev: str) -> None:
+        self._leases[rev] += 1
+
+    def release(self, rev: str) -> int:
+        """Leases left."""
+        assert self._leases[rev] > 0, f"released more often than leased: {rev}"
+        self._leases[rev] -= 1
+        left = self._leases[rev]
+        if not left:
+            del self._leases[rev]
+        return left
+
+    def leases(self, rev: str) -> int:
+        return self._leases[rev]
+
+    def leased(self) -> set[str]:
+        """Revisions that some request still uses."""
+        return set(self._leases)

@@ -1,0 +1,275 @@
+"""Inbox: what the watcher reports becomes adapters.
+
+Goes in: settled folders and folders that are gone, from the watcher's thread.  Comes out: calls of
+AdapterService, and quarantined names for what cannot be taken.  Remembers, across restarts, what
+each folder looked like when it was taken, so that a start does not read every adapter again and an
+operator's changes outlive the folder's `lorad.toml`.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from engine.adapters.states import State
+from lorad.errors import LoradError
+from lorad.registry.store import StagingDir
+from lorad.service.adapters import AdapterService
+from lorad.service.events import EventRing
+from lorad.service.intake import Intake
+from lorad.service.names import Names
+from lorad.service.registration import Terms
+from lorad.service.tasks import Tasks
+from lorad.watch.inbox import InboxFolder, InboxOptions
+
+log = logging.getLogger("lorad.inbox")
+
+SOURCE = "inbox"
+
+
+class Watcher(Protocol):
+    """What is needed of InboxWatcher."""
+
+    def retry(self, folder: Path) -> None: ...
+
+
+class Seen(Struct, frozen=True):
+    """How a folder looked when it was taken, and what its lorad.toml said."""
+
+    name: str
+    signature: str
+    options: str  # a digest
+    #: The name under which it was filed, if not its own.
+    filed_as: str = ""
+
+
+class Memory:
+    """`path` holds what was seen; losing it costs a second look at every folder, no more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._dirty = False
+        try:
+            self.folders = msgspec.json.decode(path.read_bytes(), type=dict[str, Seen])
+        except (OSError, msgspec.MsgspecError):
+            self.folders = {}
+
+    def put(self, folder: Path, seen: Seen) -> None:
+        self.folders[str(folder)] = seen
+        self._dirty = True
+
+    def get(self, folder: Path) -> Seen | None:
+        return self.folders.get(str(folder))
+
+    def drop(self, folder: Path) -> None:
+        self._dirty |= self.folders.pop(str(folder), None) is not None
+
+    def save(self) -> None:
+        """Write if anything changed; readers see the old or the new bytes."""
+        if not self._dirty:
+            return
+        self._dirty = False
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_bytes(msgspec.json.encode(self.folders))
+        os.replace(temporary, self._path)
+
+
+class Inbox:
+    """`copy(folder, staging)` copies safely.  `watcher` is set once it exists."""
+
+    def __init__(
+        self,
+        adapters: AdapterService,
+        names: Names,
+        intake: Intake,
+        events: EventRing,
+        tasks: Tasks,
+        memory: Memory,
+        *,
+        copy: Callable[[Path, StagingDir], object],
+        on_delete: Literal["keep", "remove"],
+    ) -> None:
+        self.watcher: Watcher | None = None
+        self._adapters, self._names, self._intake = adapters, names, intake
+        self._events, self._tasks, self._memory = events, tasks, memory
+        self._copy, self._on_delete = copy, on_delete
+        self._loop = asyncio.get_running_loop()
+        self._locks: weakref.WeakValueDictionary[Path, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    # ------------------------------------------------------------- from the watcher's thread
+    def on_folder(self, folder: InboxFolder) -> None:
+        """A folder is whole: new, or changed since it was last reported."""
+        self._from_thread(lambda: self.take(folder))
+
+    def on_gone(self, folder: InboxFolder) -> None:
+        """A folder that was reported is there no more."""
+        self._from_thread(lambda: self.lose(folder.path))
+
+    # ------------------------------------------------------------- on the loop
+    def known(self) -> dict[Path, str]:
+        """Folders that need no second look while they are unchanged, with their signatures.
+
+        What serves, and what an operator removed.  What was refused is looked at again: this
+        program, or its settings, may think otherwise.
+        """
+        known = {}
+        for path, seen in self._memory.folders.items():
+            record = self._names.registry.get(seen.name)
+            refused = record is not None and record.stored_state != State.REGISTERED
+            known[Path(path)] = "" if refused or seen.filed_as else seen.signature
+        return known
+
+    async def take(self, folder: InboxFolder) -> None:
+        """Make it an adapter, or file why not.  Never raises for what a folder holds."""
+        async with self._lock(folder.path):
+            seen = self._memory.get(folder.path)
+            try:
+                filed_as = await self._take(folder, seen)
+            except LoradError as error:
+                # A full disk or a busy registry: the next rescan tries again.
+                log.warning("inbox: %s: %s", folder.display_name, error.message)
+                self._retry(folder.path)
+                return
+            if seen is not None and seen.filed_as not in ("", filed_as):
+                await self._unfile(seen.filed_as)
+            options = _digest(folder.options)
+            self._memory.put(folder.path, Seen(folder.name, folder.signature, options, filed_as))
+
+    async def _take(self, folder: InboxFolder, seen: Seen | None) -> str:
+        """The name under which it was filed as refused, "" if it was not."""
+        problem = _problem(folder, self._names.model)
+        if problem is not None:
+            name = folder.name if folder.legal and self._is_ours(folder.name) else _made_up(folder)
+            await self._file(name, folder, problem)
+            return name
+        try:
+            self._names.check_free(folder.name, SOURCE)
+        except LoradError as error:
+            await self._file(_made_up(folder), folder, error)
+            return _made_up(folder)
+        grave = self._names.registry.tombstone(folder.name)
+        same_options = seen is not None and seen.options == _digest(folder.options)
+        known = self._names.registry.get(folder.name) is not None
+        options = InboxOptions() if same_options and known else folder.options
+        terms = Terms(
+            source=SOURCE,
+            replace=True,
+            pin=options.pin,
+            priority=options.priority,
+            labels=options.labels or None,
+            unless_rev=grave.digest if grave is not None else None,
+            file_refusals=True,
+        )
+        try:
+            staging = await self._intake.fill(lambda staging: self._copy(folder.path, staging))
+        except LoradError as error:
+            if error.code != "adapter_invalid":
+                raise
+            await self._file(folder.name, folder, error)
+            return ""
+        try:
+            await self._adapters.take(staging, folder.name, terms)
+        except LoradError as error:
+            if error.code in ("insufficient_storage", "registry_busy"):
+                raise
+            if error.code == "name_taken":
+                await self._file(_made_up(folder), folder, error)
+                return _made_up(folder)
+            if error.code != "adapter_invalid":  # that was filed where it was found
+                self._events.publish(
+                    "adapter.not_loaded",
+                    level="warn",
+                    name=folder.name,
+                    cause=error.code,
+                    message=error.message,
+                )
+        return ""
+
+    async def lose(self, path: Path) -> None:
+        """Its folder is gone.  What serves goes on, unless `on_delete` says otherwise."""
+        async with self._lock(path):
+            seen = self._memory.get(path)
+            self._memory.drop(path)
+            if seen is None:
+                return
+            if seen.filed_as:
+                await self._unfile(seen.filed_as)
+                return
+            record = self._names.registry.get(seen.name)
+            if record is None or record.source != SOURCE:
+                return
+            if self._on_delete == "remove" or record.stored_state == State.QUARANTINED:
+                await self._adapters.remove(seen.name, forget=True)
+            else:
+                self._events.publish("adapter.source_gone", name=seen.name)
+
+    def reconsider(self, name: str) -> None:
+        """`name` is free now: a folder that wanted it may be taken at the next rescan."""
+        for path, seen in self._memory.folders.items():
+            if seen.name == name and seen.filed_as:
+                self._retry(Path(path))
+
+    # ------------------------------------------------------------- inside
+    async def _file(self, name: str, folder: InboxFolder, error: LoradError) -> None:
+        display = folder.display_name if name != folder.display_name else None
+        await self._adapters.quarantine(name, SOURCE, error, display_name=display)
+
+    async def _unfile(self, name: str) -> None:
+        record = self._names.registry.get(name)
+        if record is not None and record.stored_state == State.QUARANTINED:
+            await self._adapters.remove(name, forget=True)
+
+    def _is_ours(self, name: str) -> bool:
+        record = self._names.registry.get(name)
+        return name != self._names.model and (record is None or record.source == SOURCE)
+
+    def _retry(self, path: Path) -> None:
+        if self.watcher is not None:
+            self.watcher.retry(path)
+
+    def _from_thread(self, work: Callable[[], object]) -> None:
+        def start() -> None:
+            self._tasks.spawn(work())  # type: ignore[arg-type]
+
+        try:
+            self._loop.call_soon_threadsafe(start)
+        except RuntimeError:
+            log.debug("the daemon has stopped; the next start sees the inbox anew")
+
+    def _lock(self, path: Path) -> asyncio.Lock:
+        lock = self._locks.get(path)
+        if lock is None:
+            lock = self._locks[path] = asyncio.Lock()
+        return lock
+
+
+def _problem(folder: InboxFolder, model: str) -> LoradError | None:
+    """What is wrong with a folder before anybody looks at its files."""
+    if not folder.legal:
+        message = "the folder's name is no adapter name: [tenant/]name of a-z 0-9 . _ -"
+        return LoradError("adapter_invalid", message, details={"reason": "E_NAME_ILLEGAL"})
+    problem = folder.problem
+    if not problem and folder.options.model not in (None, model):
+        problem = f"lorad.toml: model = {folder.options.model!r} is not served here"
+    if problem:
+        return LoradError("adapter_invalid", problem, details={"reason": "E_OPTIONS"})
+    return None
+
+
+def _made_up(folder: InboxFolder) -> str:
+    """A name for a folder that cannot have its own."""
+    if not folder.legal:
+        return folder.name
+    return f"inbox:{hashlib.sha256(os.fsencode(folder.display_name)).hexdigest()[:12]}"
+
+
+def _digest(options: InboxOptions) -> str:
+    words = (options.model, options.pin, options.priority, sorted(options.labels.items()))
+    return hashlib.sha256(repr(words).encode()).hexdigest()[:16]

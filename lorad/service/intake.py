@@ -1,0 +1,130 @@
+"""Intake: a folder of files becomes a revision in the store, packed for the engine.
+
+Goes in: a StagingDir that somebody filled.  Comes out: what is in it (`Found`), then its place in
+the store, then a packed file; or LoradError `adapter_invalid` with an E_ reason.  Blocking work
+runs in threads, packing in a process of its own, and both a few at a time, so that one slow folder
+holds up nobody.  Knows neither names nor the engine process.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from engine.adapters.peft import AdapterManifest, Limits, inspect, revision_digest
+from engine.client import ModelSpec
+from engine.errors import AdapterInvalid, EngineError
+from engine.messages import PackedManifest
+from lorad.errors import LoradError, from_engine
+from lorad.registry.records import RevisionRecord
+from lorad.registry.store import StagingDir, Store
+from lorad.text.template import ChatTemplate
+from lorad.text.tokenizer import TextError
+
+T = TypeVar("T")
+
+#: (folder of the files, folder for the packed file) -> manifest; raises EngineError.
+Pack = Callable[[Path, Path], Awaitable[PackedManifest]]
+OWN_TEMPLATE = "it brings its own chat template, which its chats are rendered with"
+
+#: Facts that the registry keeps under the name that inspection gave them.
+_SHARED = (
+    *("rank", "ranks", "alpha", "rslora", "targets", "num_layers", "dtype", "file_bytes"),
+    *("changes_kv", "modules", "warnings"),
+)
+
+
+class Inspect(Protocol):
+    """Folder -> manifest and digest, both torch-free; raises AdapterInvalid.  Runs in a thread."""
+
+    def __call__(self, folder: Path, /) -> tuple[AdapterManifest, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A staged folder that passed."""
+
+    staging: StagingDir
+    manifest: AdapterManifest
+    rev: str
+
+
+def inspector(spec: ModelSpec, limits: Limits, *, served_dtype: str) -> Inspect:
+    """What the daemon inspects with: the engine's own rules, and that the chat template works."""
+
+    def inspect_folder(folder: Path, /) -> tuple[AdapterManifest, str]:
+        manifest = inspect(folder, spec, limits, served_dtype=served_dtype)
+        try:
+            template = ChatTemplate.load(folder)
+        except TextError as error:
+            raise AdapterInvalid("E_TOKENIZER_INVALID", f"chat template: {error}") from error
+        digest = revision_digest(folder, manifest)
+        if template is not None:
+            warnings = (*manifest.warnings, OWN_TEMPLATE)
+            manifest = msgspec.structs.replace(manifest, warnings=warnings)
+        return manifest, digest
+
+    return inspect_folder
+
+
+class Intake:
+    """`inspect` and `pack` are given, so that tests can go without tensors and processes."""
+
+    def __init__(self, store: Store, *, inspect: Inspect, pack: Pack, workers: int = 2) -> None:
+        self.store = store
+        self._inspect = inspect
+        self._pack = pack
+        self._room = asyncio.Semaphore(workers)
+
+    async def fill(self, fill: Callable[[StagingDir], object]) -> StagingDir:
+        """A new staging folder with what `fill` puts there; nothing is left if it raises."""
+
+        def stage() -> StagingDir:
+            staging = self.store.stage()
+            try:
+                fill(staging)
+            except BaseException:
+                self.store.discard(staging)
+                raise
+            return staging
+
+        return await self._work(stage)
+
+    async def find(self, staging: StagingDir) -> Found:
+        """Inspect and hash; the staging folder stays the caller's."""
+        manifest, rev = await self._work(lambda: self._inspect(staging.path))
+        return Found(staging, manifest, rev)
+
+    async def keep(self, found: Found) -> RevisionRecord:
+        """Move it into the store, durably."""
+        await self._work(lambda: self.store.commit(found.staging, found.rev))
+        return RevisionRecord(
+            rev=found.rev, **{name: getattr(found.manifest, name) for name in _SHARED}
+        )
+
+    async def pack(self, rev: str, layout: str) -> PackedManifest:
+        """Write the packed file of `rev` beside its files; recording it makes it last."""
+        folder = self.store.path(rev)
+        async with self._room:
+            try:
+                manifest = await self._pack(folder, folder)
+            except EngineError as error:
+                raise from_engine(error) from error
+            except OSError as error:
+                raise LoradError("load_failed", f"cannot pack {rev[:12]}: {error}") from error
+        if manifest.layout != layout:
+            raise LoradError("load_failed", f"packed for {manifest.layout}, wanted {layout}")
+        return manifest
+
+    async def discard(self, staging: StagingDir) -> None:
+        await asyncio.to_thread(self.store.discard, staging)
+
+    async def _work(self, function: Callable[[], T]) -> T:
+        async with self._room:
+            try:
+                return await asyncio.to_thread(function)
+            except EngineError as error:
+                raise from_engine(error) from error

@@ -1,0 +1,255 @@
+"""Listing: rows and pages of adapters, the registry's words beside the engine's numbers.
+
+Goes in: filters, sorting and cursors of a client.  Comes out: `wire` values, paged in SQLite so
+that ten thousand names cost what a page costs.  Reads only; the engine's part is `Picture`'s.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from engine.adapters.states import STORED, State
+from engine.messages import RevisionStatus
+from lorad import wire
+from lorad.errors import LoradError
+from lorad.lifecycle import shown_state
+from lorad.registry.records import AdapterRecord, Page, RevisionRecord
+from lorad.registry.registry import Registry
+from lorad.service.catalog import Catalog
+from lorad.service.events import EventRing, rfc3339
+from lorad.service.names import Names
+from lorad.service.picture import Picture
+
+#: Events and earlier revisions in one detail.
+DETAIL_EVENTS, DETAIL_HISTORY = 20, 20
+_HELD = (State.LOADING, State.ACTIVE, State.IDLE, State.DRAINING)
+
+
+class Listing:
+    """`layout` names the engine's layout, "" before it is known."""
+
+    def __init__(
+        self,
+        names: Names,
+        picture: Picture,
+        events: EventRing,
+        *,
+        layout: Callable[[], str],
+    ) -> None:
+        self._names, self._picture, self._events = names, picture, events
+        self._registry: Registry = names.registry
+        self._catalog: Catalog = names.catalog
+        self._layout = layout
+
+    def page(
+        self,
+        *,
+        state: str | None = None,
+        tenant: str | None = None,
+        q: str | None = None,
+        sort: str = "name",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> wire.AdapterPage:
+        """One page; `state` may be a derived one.  invalid_value for what is unknown."""
+        filters = _state_filter(state, self._picture.by_rev)
+        page: Page = self._registry.list(
+            tenant=tenant, q=q, sort=sort, limit=limit, cursor=cursor, **filters
+        )
+        return wire.AdapterPage(items=self._rows(page.items), total=page.total, cursor=page.cursor)
+
+    def detail(self, name: str) -> wire.AdapterDetail:
+        """Everything about one name; `name@digest` is accepted for its serving revision."""
+        record = self._names.known(name.partition("@")[0])
+        revisions = self._revisions_of(record)
+        serving = revisions.get(record.serving_rev or "")
+        candidate = revisions.get(record.candidate_rev or "")
+        return wire.AdapterDetail(
+            adapter=self._row(record, serving),
+            serving=self._revision(serving),
+            candidate=self._revision(candidate),
+            history=self._registry.revisions_of(record.name)[:DETAIL_HISTORY],
+            events=self._events_of(record.name),
+        )
+
+    def slots(self) -> wire.SlotPage:
+        """Resident or loading, in slot order; a revision without a name shows as name@digest."""
+        held = [s for s in self._picture.by_rev.values() if s.state in _HELD]
+        held.sort(key=lambda s: (s.slot is None, s.slot, s.rev))
+        names = [name for s in held for name in self._catalog.names_of(s.rev)]
+        records = {name: record for name in names if (record := self._registry.get(name))}
+        revisions = self._registry.revisions(s.rev for s in held)
+        items = []
+        for status in held:
+            revision = revisions.get(status.rev)
+            for name in self._catalog.names_of(status.rev):
+                if name in records:
+                    items.append(self._row(records[name], revision, status))
+            if not self._catalog.names_of(status.rev):
+                items.append(self._nameless(status, revision))
+        snapshot = self._picture.snapshot
+        return wire.SlotPage(
+            items=tuple(items),
+            slots_total=snapshot.slots_total if snapshot else 0,
+            slots_used=snapshot.slots_used if snapshot else 0,
+        )
+
+    def counts(self) -> dict[str, int]:
+        """How many names are in each printed state."""
+        counts = {state.value: number for state, number in self._registry.counts().items()}
+        for status in self._picture.by_rev.values():
+            if status.state != State.REGISTERED:
+                number = len(self._catalog.names_of(status.rev))
+                if number:
+                    counts[status.state] = counts.get(status.state, 0) + number
+                    counts["registered"] = counts.get("registered", 0) - number
+        return {state: number for state, number in counts.items() if number > 0}
+
+    # ------------------------------------------------------------- rows
+    def _rows(self, records: tuple[AdapterRecord, ...]) -> tuple[wire.Adapter, ...]:
+        revs = [record.serving_rev for record in records if record.serving_rev is not None]
+        revisions = self._registry.revisions(revs)
+        return tuple(self._row(r, revisions.get(r.serving_rev or "")) for r in records)
+
+    def _row(
+        self,
+        record: AdapterRecord,
+        revision: RevisionRecord | None,
+        status: RevisionStatus | None = None,
+    ) -> wire.Adapter:
+        status = status or self._picture.by_rev.get(record.serving_rev or "")
+        return wire.Adapter(
+            name=record.name,
+            tenant=record.tenant,
+            model=record.model,
+            state=shown_state(record, status).value,
+            pinned=record.pinned,
+            priority=record.priority,
+            rev=record.serving_rev,
+            candidate_rev=record.candidate_rev,
+            rank=revision.rank if revision else None,
+            num_bytes=self._packed_bytes(revision),
+            source=record.source,
+            labels=dict(record.labels),
+            reason=record.reason,
+            reason_message=record.reason_message,
+            created_at=_time(record.created_at),
+            last_used_at=_time(record.last_used_at) if record.last_used_at else None,
+            targets=revision.targets if revision else (),
+            display_name=record.display_name,
+            **_live(status),
+        )
+
+    def _nameless(self, status: RevisionStatus, revision: RevisionRecord | None) -> wire.Adapter:
+        """A replaced revision that still serves its requests."""
+        return wire.Adapter(
+            name=self._catalog.label(status.rev),
+            tenant=None,
+            model=self._names.model,
+            state=status.state,
+            pinned=status.pinned,
+            priority=status.priority,
+            rev=status.rev,
+            candidate_rev=None,
+            rank=status.max_rank,
+            num_bytes=self._packed_bytes(revision),
+            source="-",
+            labels={},
+            reason=None,
+            reason_message=None,
+            created_at=_time(revision.created_at) if revision else "",
+            last_used_at=None,
+            targets=revision.targets if revision else (),
+            **_live(status),
+        )
+
+    def _revision(self, record: RevisionRecord | None) -> wire.Revision | None:
+        if record is None:
+            return None
+        packed = record.packed.get(self._layout())
+        return wire.Revision(
+            rev=record.rev,
+            rank=record.rank,
+            ranks=dict(record.ranks),
+            alpha=record.alpha,
+            rslora=record.rslora,
+            targets=record.targets,
+            num_layers=record.num_layers,
+            dtype=record.dtype,
+            file_bytes=record.file_bytes,
+            packed_bytes=self._packed_bytes(record) or 0,
+            num_blocks=packed.num_blocks if packed else 0,
+            changes_kv=record.changes_kv,
+            warnings=record.warnings,
+            created_at=_time(record.created_at),
+        )
+
+    def _packed_bytes(self, revision: RevisionRecord | None) -> int | None:
+        """Whole blocks once it is packed, its file's bytes before."""
+        if revision is None:
+            return None
+        packed = revision.packed.get(self._layout())
+        snapshot = self._picture.snapshot
+        if packed is None or snapshot is None:
+            return revision.file_bytes
+        return packed.num_blocks * snapshot.pool.block_bytes
+
+    def _revisions_of(self, record: AdapterRecord) -> Mapping[str, RevisionRecord]:
+        wanted = [r for r in (record.serving_rev, record.candidate_rev) if r is not None]
+        return self._registry.revisions(wanted)
+
+    def _events_of(self, name: str) -> tuple[wire.EventItem, ...]:
+        """This daemon's events; before it has any, what the registry remembers."""
+        if live := self._events.of(name, DETAIL_EVENTS):
+            return live
+        stored = self._registry.events(DETAIL_EVENTS, name)
+        return tuple(
+            wire.EventItem(
+                id=0,
+                time=_time(event.time),
+                level="warn" if event.level == "warn" else "info",
+                type=event.type,
+                name=event.name,
+                rev=event.rev,
+                cause=event.cause,
+                message=event.message,
+            )
+            for event in reversed(stored)
+        )
+
+
+def _state_filter(state: str | None, live: Mapping[str, RevisionStatus]) -> dict[str, Any]:
+    """Which names of the registry are in a printed state now."""
+    if state is None:
+        return {}
+    if state not in set(State):
+        known = ", ".join(sorted(State))
+        raise LoradError("invalid_value", f"no state {state!r}; known: {known}", param="state")
+    if state == State.REGISTERED:
+        moved = {rev for rev, status in live.items() if status.state != State.REGISTERED}
+        return {"state": state, "without_revs": moved}
+    if state in STORED:
+        return {"state": state}
+    there = {rev for rev, status in live.items() if status.state == state}
+    return {"state": State.REGISTERED.value, "revs": there}
+
+
+def _live(status: RevisionStatus | None) -> dict[str, Any]:
+    if status is None:
+        return {}
+    return {
+        "slot": status.slot,
+        "running": status.running,
+        "waiting": status.waiting,
+        "loads": status.loads,
+        "evictions": status.evictions,
+        "idle_seconds": status.idle_seconds,
+        "loaded_seconds": status.loaded_seconds,
+        "prefix_query_tokens": status.prefix_query_tokens,
+        "prefix_hit_tokens": status.prefix_hit_tokens,
+        "generated_tokens": status.generated_tokens,
+    }
+
+
+def _time(seconds: float) -> str:
+    return rfc3339(datetime.fromtimestamp(seconds, UTC))

@@ -1,0 +1,123 @@
+"""Names: the registry's word on a name, and the catalog that follows it.
+
+Goes in: changes as the registry's futures.  Comes out: records, or LoradError with the nearest
+name.  One lock a name puts its changes in a row.  Knows neither files nor the engine.
+"""
+
+import asyncio
+import difflib
+import re
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TypeVar
+
+from engine.adapters.states import State
+from lorad.errors import LoradError
+from lorad.registry.records import AdapterRecord
+from lorad.registry.registry import Registry
+from lorad.service.catalog import Catalog, Entry
+
+T = TypeVar("T")
+
+NAME = re.compile(r"(?:[a-z0-9][a-z0-9._-]{0,62}/)?[a-z0-9][a-z0-9._-]{0,62}")
+
+
+class Names:
+    """`model` is the base model's name, which no adapter may take."""
+
+    def __init__(self, registry: Registry, catalog: Catalog, *, model: str) -> None:
+        self.registry = registry
+        self.catalog = catalog
+        self.model = model
+        self.on_change: Callable[[], None] = lambda: None
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    def lock(self, name: str) -> asyncio.Lock:
+        """Held while a name changes."""
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
+
+    async def write(self, name: str, change: "Future[T]") -> T:
+        """Wait until a change is on disk, then let the catalog follow."""
+        try:
+            return await asyncio.wrap_future(change)
+        finally:
+            self.refresh(name)
+
+    def refresh(self, name: str) -> None:
+        record = self.registry.get(name)
+        if record is None:
+            self.catalog.drop(name)
+        else:
+            self.catalog.put(entry_of(record))
+        self.on_change()
+
+    def known(self, name: str) -> AdapterRecord:
+        """Its record; raises model_not_found."""
+        record = self.registry.get(name)
+        if record is None:
+            near = difflib.get_close_matches(name, [e.name for e in self.catalog], n=1)
+            raise LoradError(
+                "model_not_found",
+                f"no adapter named {name!r}",
+                hint=f"did you mean {near[0]}?" if near else "loractl ls",
+            )
+        return record
+
+    def serving(self, name: str) -> str:
+        """The revision that an operator's wish is about; raises why there is none."""
+        record = self.known(name)
+        if record.stored_state == State.QUARANTINED:
+            raise LoradError(
+                "adapter_invalid",
+                f"{name!r} is quarantined: {record.reason_message}",
+                details={"reason": record.reason or ""},
+                hint=f"loractl show {name}",
+            )
+        rev = record.serving_rev or record.candidate_rev
+        if record.stored_state == State.MISSING or rev is None:
+            raise LoradError("model_not_found", f"{name!r} has no files", hint="add it again")
+        return rev
+
+    def check_free(self, name: str, source: str) -> None:
+        """May content from `source` be called `name`?  Raises invalid_value or name_taken."""
+        if not NAME.fullmatch(name):
+            raise LoradError(
+                "invalid_value",
+                f"{name[:80]!r} is not an adapter name",
+                param="name",
+                hint="[tenant/]name of a-z 0-9 . _ -, each up to 63, first a letter or digit",
+            )
+        if name == self.model:
+            raise LoradError(
+                "name_taken",
+                f"{name!r} is the base model's name",
+                details={"reason": "E_NAME_TAKEN"},
+            )
+        before = self.registry.get(name)
+        if before is not None and before.source != source:
+            raise LoradError(
+                "name_taken",
+                f"{name!r} belongs to an adapter from {before.source}",
+                hint=f"loractl rm {name}, or choose another name",
+                details={"reason": "E_NAME_TAKEN"},
+            )
+
+
+def entry_of(record: AdapterRecord) -> Entry:
+    """What the catalog keeps of a name: only a registered one serves.
+
+    A new name means its candidate at once: a request for it waits for the packing.
+    """
+    rev = record.serving_rev or record.candidate_rev
+    entry = Entry(record.name, rev, record.candidate_rev, record.pinned, record.priority)
+    return entry if record.stored_state == State.REGISTERED else replace(entry, rev=None)
+
+
+def tenant_of(name: str) -> str | None:
+    """The part before the slash, if there is one."""
+    return name.partition("/")[0] if "/" in name else None

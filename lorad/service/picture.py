@@ -1,0 +1,69 @@
+"""Picture: the engine's newest snapshot, at most a second old, and fresh after a change.
+
+Goes in: `changed` from whoever changed something.  Comes out: `snapshot`, without waiting.  One
+question at a time is asked of the engine, however many look.  Knows no names.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from engine.messages import Answer, EngineSnapshot, GetSnapshot, RevisionStatus
+from lorad.errors import LoradError
+
+MAX_AGE_SECONDS = 1.0
+#: Transitions come in bursts: between two questions there is at least this.
+MIN_PAUSE_SECONDS = 0.05
+
+
+class Link(Protocol):
+    """What is needed of EngineLink."""
+
+    @property
+    def state(self) -> str: ...
+    def next_id(self) -> int: ...
+    async def call(self, command: GetSnapshot) -> Answer: ...
+
+
+class Picture:
+    """`run` keeps it fresh until it is cancelled."""
+
+    def __init__(self, link: Link) -> None:
+        self.snapshot: EngineSnapshot | None = None
+        self.by_rev: Mapping[str, RevisionStatus] = {}
+        self._link = link
+        self._changed = asyncio.Event()
+        self._asking: asyncio.Task[None] | None = None
+
+    def changed(self) -> None:
+        """Something moved: look again soon."""
+        self._changed.set()
+
+    async def refresh(self) -> None:
+        """Returns with a snapshot that was taken after this call, if the engine answers."""
+        if self._asking is not None:
+            await asyncio.wait({self._asking})  # it was asked before this call: too old
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.wait({self._asking})
+
+    async def run(self) -> None:
+        while True:
+            await self.refresh()
+            self._changed.clear()
+            await asyncio.sleep(MIN_PAUSE_SECONDS)
+            try:
+                async with asyncio.timeout(MAX_AGE_SECONDS):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _ask(self) -> None:
+        try:
+            answer = await self._link.call(GetSnapshot(self._link.next_id()))
+        except LoradError:
+            self.snapshot, self.by_rev = None, {}  # no engine: nothing is resident
+            return
+        if answer.snapshot is not None:
+            self.snapshot = answer.snapshot
+            self.by_rev = {status.rev: status for status in answer.snapshot.revisions}

@@ -1,0 +1,205 @@
+"""Registration: a staged folder becomes what a name serves, without a request noticing.
+
+Goes in: a staging folder, a name, settings.  Comes out: `wire.Added`, or LoradError with the reason
+that quarantined it.  The order is fixed: inspect, store, register as candidate, pack, stand beside
+the old revision, take the name.  Failing at any point leaves what served before serving.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.adapters.states import State
+from lorad import wire
+from lorad.errors import LoradError
+from lorad.registry.records import AdapterRecord
+from lorad.registry.store import StagingDir
+from lorad.service.engine_link import EngineLink
+from lorad.service.events import EventRing
+from lorad.service.intake import Found, Intake
+from lorad.service.names import Names, tenant_of
+from lorad.service.revisions import Revisions
+
+log = logging.getLogger("lorad.registration")
+
+#: A candidate that is not resident by then takes the name anyway; requests wait for it.
+FLIP_SECONDS = 60.0
+#: These only mean that the new revision cannot stand beside the old one now.
+_NO_MATTER = ("no_room", "engine_restarting", "engine_stalled", "loading_base")
+#: The engine went away: its next start takes it from here.
+_LATER = ("engine_restarting", "engine_stalled", "loading_base", "draining")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How to take a folder in.  None leaves a setting as it is (new: unpinned, priority 50)."""
+
+    source: str
+    replace: bool = False
+    pin: bool | None = None
+    priority: int | None = None
+    labels: Mapping[str, str] | None = None
+    dry_run: bool = False
+    unless_rev: str | None = None  # this very content is not taken: an operator removed it
+    file_refusals: bool = False  # quarantine what inspection refuses: nobody waits for the answer
+
+
+class Registration:
+    """Called by AdapterService with the name's lock held."""
+
+    def __init__(
+        self,
+        names: Names,
+        link: EngineLink,
+        intake: Intake,
+        revisions: Revisions,
+        events: EventRing,
+    ) -> None:
+        self._names, self._link, self._intake = names, link, intake
+        self._revisions, self._events = revisions, events
+
+    async def take(self, staging: StagingDir, name: str, terms: Terms) -> wire.Added:
+        """All of it; before the engine is ready it ends with the registration."""
+        self._names.check_free(name, terms.source)
+        found = await self._find(staging, name, terms)
+        before = self._names.registry.get(name)
+        serves = before is not None and before.stored_state == State.REGISTERED
+        old = before.serving_rev if before is not None and serves else None
+        unchanged = old == found.rev
+        if old is not None and not unchanged and not terms.replace:
+            raise LoradError(
+                "name_taken", f"{name!r} serves other content ({old[:12]})", hint="use --replace"
+            )
+        if not terms.dry_run and not unchanged and found.rev != terms.unless_rev:
+            await self._register(found, name, terms, before)
+            if self._link.info is not None:
+                await self.advance(name, found.rev)
+        return wire.Added(
+            name=name,
+            rev=found.rev,
+            state=self._revisions.tiers.get(found.rev, State.REGISTERED).value,
+            unchanged=unchanged,
+            replaced_rev=None if unchanged else old,
+            warnings=found.manifest.warnings,
+            dry_run=terms.dry_run,
+        )
+
+    async def _find(self, staging: StagingDir, name: str, terms: Terms) -> Found:
+        try:
+            return await self._intake.find(staging)
+        except LoradError as error:
+            if terms.file_refusals and error.code == "adapter_invalid":
+                await self.quarantine(name, terms.source, error, None)
+            raise
+
+    async def _register(
+        self, found: Found, name: str, terms: Terms, before: AdapterRecord | None
+    ) -> None:
+        """Into the store, then the registry: from here on it is acknowledged."""
+        async with self._revisions.hold(found.rev):
+            revision = await self._intake.keep(found)
+            done = await self._names.write(
+                name,
+                self._names.registry.register(
+                    name,
+                    tenant=tenant_of(name),
+                    model=self._names.model,
+                    source=terms.source,
+                    revision=revision,
+                    labels=terms.labels,
+                    pin=terms.pin,
+                    priority=terms.priority,
+                    as_candidate=True,
+                ),
+            )
+            await self._revisions.keep_files(found.rev, False)
+        kind = "adapter.added" if done.created else "adapter.candidate"
+        self._events.publish(kind, name=name, rev=found.rev, cause=terms.source.partition(":")[0])
+        for old in (before.candidate_rev, before.serving_rev) if before is not None else ():
+            if old is not None:
+                self._revisions.consider_retiring(old)
+
+    async def advance(self, name: str, rev: str) -> None:
+        """Pack the candidate, stand it beside what serves if that is on the GPU, then flip."""
+        entry = self._names.catalog.get(name)
+        if entry is None or entry.candidate != rev:
+            return  # served already, or removed meanwhile
+        old = entry.rev if entry.rev != rev else None
+        try:
+            await self._revisions.prepare(rev)
+            if old is not None and self._revisions.resident(old):
+                await self._load_beside(rev)
+        except LoradError as error:
+            if error.code in _LATER:
+                return
+            await self._reject(name, rev, error)
+            raise
+        await self._names.write(name, self._names.registry.promote(name, rev))
+        if old is not None:
+            message = f"was {old[:12]}"
+            self._events.publish("adapter.replaced", name=name, rev=rev, message=message)
+        await self.settle(rev, old)
+
+    async def settle(self, *revs: str | None) -> None:
+        """After a name moved: pins and priorities follow it, and what nobody means goes."""
+        for rev in revs:
+            if rev is None:
+                continue
+            try:
+                await self._revisions.apply(rev)
+            except LoradError as error:
+                if error.code not in _LATER:
+                    raise
+            self._revisions.consider_retiring(rev)
+
+    async def quarantine(
+        self, name: str, source: str, error: LoradError, display_name: str | None
+    ) -> None:
+        """File what was refused before it had a revision; what serves goes on."""
+        reason = error.details.get("reason", error.code.upper())
+        before = self._names.registry.get(name)
+        if before is not None and (before.reason, before.reason_message) == (reason, error.message):
+            return  # said so before
+        await self._names.write(
+            name,
+            self._names.registry.quarantine(
+                name,
+                source,
+                reason,
+                error.message,
+                display_name,
+                tenant=tenant_of(name),
+                model=self._names.model,
+            ),
+        )
+        self._tell(name, "", reason, error)
+
+    async def _load_beside(self, rev: str) -> None:
+        """Without room for both the name flips at once, and new requests wait for the new one."""
+        try:
+            async with asyncio.timeout(FLIP_SECONDS):
+                await self._revisions.load(rev)
+        except TimeoutError:
+            log.info("%s is not resident after %g s; it takes its name", rev[:12], FLIP_SECONDS)
+        except LoradError as error:
+            if error.code not in _NO_MATTER:
+                raise
+
+    async def _reject(self, name: str, rev: str, error: LoradError) -> None:
+        """Clear the candidate, and quarantine the name if nothing else serves under it."""
+        reason = error.details.get("reason", error.code.upper())
+        change = self._names.registry.fail_candidate(name, reason, error.message)
+        await self._names.write(name, change)
+        self._tell(name, rev, reason, error)
+        self._revisions.consider_retiring(rev)
+
+    def _tell(self, name: str, rev: str, reason: str, error: LoradError) -> None:
+        self._events.publish(
+            "adapter.rejected",
+            level="warn",
+            name=name,
+            rev=rev,
+            cause=reason,
+            message=error.message,
+        )

@@ -1,0 +1,326 @@
+"""Revisions: what the engine must know and hold, so that names can be asked for.
+
+Goes in: revisions that the catalog refers to, wishes (load, evict, pin), the engine's transitions.
+Comes out: AddRevision, SetRevision, Load, Evict and RemoveRevision commands, each sent once and in
+an order that holds: packed before added, added before used, removed after the last lease.  Knows
+names only to label events.
+"""
+
+import asyncio
+import contextlib
+import logging
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+from engine.adapters.states import RESIDENT, State
+from engine.messages import (
+    AdapterEvent,
+    AddRevision,
+    EngineInfo,
+    Evict,
+    Load,
+    PackedManifest,
+    RemoveRevision,
+    SetRevision,
+)
+from lorad.errors import LoradError
+from lorad.registry.registry import Registry
+from lorad.registry.store import Store
+from lorad.service.catalog import Catalog
+from lorad.service.engine_link import EngineLink
+from lorad.service.events import EventRing
+from lorad.service.intake import Intake
+from lorad.service.tasks import Tasks
+
+log = logging.getLogger("lorad.revisions")
+
+#: Left in a store folder by `rm --keep-files`: the files stay though no name points to them.
+KEPT = "kept"
+#: How many revisions are brought up side by side at a start.
+PARALLEL_LOADS = 8
+
+
+class Revisions:
+    """One lock a revision: preparing, changing and retiring the same one never overlap."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        link: EngineLink,
+        intake: Intake,
+        catalog: Catalog,
+        events: EventRing,
+        tasks: Tasks,
+    ) -> None:
+        self.tiers: dict[str, State] = {}  # as the engine's last transition left it
+        self.on_missing: Callable[[str], Awaitable[None]] = _nobody
+        self.on_retired: Callable[[str], None] = lambda rev: None
+        self.on_change: Callable[[], None] = lambda: None
+        self._registry, self._link, self._intake = registry, link, intake
+        self._catalog, self._events, self._tasks = catalog, events, tasks
+        self._kept = kept_in(intake.store)
+        self._arriving: Counter[str] = Counter()  # on their way from the store to the registry
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        link.prepare = self.prepare_for_request
+        link.on_adapter = self.take_transition
+
+    # ------------------------------------------------------------- towards the engine
+    async def prepare(self, rev: str) -> None:
+        """Make sure that the engine knows `rev`: its files are here, packed, and announced."""
+        if rev in self._link.known:
+            return
+        async with self._lock(rev):
+            if rev in self._link.known:
+                return
+            manifest = await self.packed(rev)
+            pinned, priority = self._catalog.wanted(rev)
+            await self._link.call(
+                AddRevision(
+                    command_id=self._link.next_id(),
+                    manifest=manifest,
+                    priority=priority,
+                    pinned=pinned,
+                )
+            )
+            self._link.known.add(rev)
+            if self._catalog.wanted(rev) != (pinned, priority):
+                await self.apply(rev)  # changed while the engine was being told
+
+    async def prepare_for_request(self, rev: str) -> None:
+        """The same for a request: content that turns out bad is a model that is not there."""
+        try:
+            await self.prepare(rev)
+        except LoradError as error:
+            if error.code in ("adapter_invalid", "load_failed"):
+                raise LoradError("model_not_found", error.message) from error
+            raise
+
+    async def packed(self, rev: str) -> PackedManifest:
+        """The manifest of `rev` for the present layout; packs it first if need be."""
+        info = self._link.info
+        if info is None:
+            raise LoradError("loading_base", "the base model is still loading")
+        record = self._registry.revision(rev)
+        if record is None:
+            raise LoradError("not_found", f"revision {rev[:12]} is not registered")
+        manifest = record.packed_manifest(info.layout)
+        if manifest is not None and Path(manifest.path).is_file():
+            return manifest
+        if not self._intake.store.has(rev):
+            await self.on_missing(rev)
+            raise LoradError("load_failed", f"the files of {rev[:12]} are gone from the store")
+        manifest = await self._intake.pack(rev, info.layout)
+        await asyncio.wrap_future(
+            self._registry.record_packed(
+                rev,
+                info.layout,
+                num_blocks=manifest.num_blocks,
+                true_bytes=manifest.true_bytes,
+            )
+        )
+        return manifest
+
+    async def apply(self, rev: str) -> None:
+        """Tell the engine pin and priority as the names want them now."""
+        if rev not in self._link.known:
+            return
+        pinned, priority = self._catalog.wanted(rev)
+        command_id = self._link.next_id()
+        await self._link.call(
+            SetRevision(command_id=command_id, rev=rev, pinned=pinned, priority=priority)
+        )
+        self.on_change()
+
+    async def load(self, rev: str, tier: Literal["gpu", "ram"] = "gpu") -> None:
+        """Bring it to `tier`; raises no_room, load_failed, or what preparing raised."""
+        await self.prepare(rev)
+        try:
+            await self._link.call(Load(command_id=self._link.next_id(), rev=rev, tier=tier))
+        except LoradError as error:
+            if error.code == "load_failed" and not self._intake.store.has(rev):
+                await self.on_missing(rev)
+            raise
+        finally:
+            self.on_change()
+
+    async def evict(
+        self, rev: str, *, to: Literal["ram", "disk"], drain: float, now: bool, force: bool
+    ) -> None:
+        """Out of its slot, and with `to` disk out of the host cache."""
+        held = self.tiers.get(rev) in (*RESIDENT, State.LOADING)
+        held |= to == "disk" and self.tiers.get(rev) == State.RAM
+        if not held or rev not in self._link.known:
+            return
+        await self._link.call(
+            Evict(
+                command_id=self._link.next_id(),
+                rev=rev,
+                to=to,
+                drain_timeout=drain,
+                abort_running=now,
+                force=force,
+            )
+        )
+        self.on_change()
+
+    def resident(self, rev: str) -> bool:
+        return self.tiers.get(rev) in RESIDENT
+
+    # ------------------------------------------------------------- leases and farewell
+    def lease(self, rev: str) -> None:
+        self._catalog.lease(rev)
+
+    def release(self, rev: str) -> None:
+        if self._catalog.release(rev) == 0:
+            self.consider_retiring(rev)
+
+    def consider_retiring(self, rev: str) -> None:
+        """Without a name and without a lease it leaves the engine, then the store."""
+        if not self._in_use(rev):
+            self._tasks.spawn(self._retire(rev))
+
+    async def _retire(self, rev: str) -> None:
+        async with self._lock(rev):
+            if self._in_use(rev):
+                return
+            if rev in self._link.known:
+                self._link.known.discard(rev)
+                try:
+                    await self._link.call(RemoveRevision(self._link.next_id(), rev))
+                except LoradError as error:  # a dead engine holds nothing either
+                    log.info("removing %s from the engine: %s", rev[:12], error.message)
+            label = self._catalog.label(rev)
+            self.tiers.pop(rev, None)
+            self._catalog.forget(rev)
+            self.on_retired(rev)
+            await self.collect()
+        self._events.publish("adapter.retired", name=label, rev=rev)
+        self.on_change()
+
+    async def collect(self) -> None:
+        """Drop what no name points to and nobody uses from the registry and the store."""
+        used = self._catalog.leased() | self._kept | set(self._arriving)
+        await asyncio.wrap_future(self._registry.collect(used))
+
+    async def keep_files(self, rev: str, keep: bool) -> None:
+        """Files that outlive their last name, across restarts too; or no longer."""
+        mark = self._intake.store.path(rev) / KEPT
+        if keep and self._intake.store.has(rev):
+            self._kept.add(rev)
+            await asyncio.to_thread(mark.touch)
+        elif not keep and rev in self._kept:
+            self._kept.discard(rev)
+            await asyncio.to_thread(mark.unlink, missing_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def hold(self, rev: str) -> AsyncIterator[None]:
+        """Nothing collects or changes `rev` meanwhile."""
+        self._arriving[rev] += 1
+        try:
+            async with self._lock(rev):
+                yield
+        finally:
+            self._arriving[rev] -= 1
+            if not self._arriving[rev]:
+                del self._arriving[rev]
+
+    def _in_use(self, rev: str) -> bool:
+        return self._catalog.referenced(rev) or self._catalog.leases(rev) > 0
+
+    # ------------------------------------------------------------- after a start of the engine
+    async def bring_up(self, info: EngineInfo) -> None:
+        """Give a new engine its pinned adapters; what else was resident follows by itself."""
+        before = [rev for rev, tier in self.tiers.items() if tier in (*RESIDENT, State.LOADING)]
+        self.tiers.clear()
+        self.on_change()
+        wanted = {e.rev: self._catalog.wanted(e.rev) for e in self._catalog if e.rev is not None}
+        pinned = [rev for rev, (pin, _) in wanted.items() if pin]
+        pinned.sort(key=lambda rev: (-wanted[rev][1], rev))
+        await self._load_all(pinned, "pin")
+        rest = [rev for rev in before if rev in wanted and rev not in pinned]
+        if rest:
+            self._tasks.spawn(self._load_all(rest, "restart"))
+
+    async def _load_all(self, revs: Iterable[str], cause: str) -> None:
+        room = asyncio.Semaphore(PARALLEL_LOADS)
+
+        async def one(rev: str) -> None:
+            async with room:
+                try:
+                    await self.load(rev)
+                except LoradError as error:
+                    self.publish("slot.load_failed", rev, "warn", cause, error.message)
+
+        await asyncio.gather(*(one(rev) for rev in revs))
+
+    # ------------------------------------------------------------- from the engine
+    def take_transition(self, event: AdapterEvent) -> None:
+        """Remember where a revision is now, and tell those who watch."""
+        before, after = State(event.before), State(event.after)
+        self.tiers[event.rev] = after
+        kind = _kind(before, after, bool(event.message))
+        if kind is None:
+            return  # active and idle change with every request: the snapshot shows them
+        details = {"before": before.value, "after": after.value}
+        details |= {"seconds": f"{event.seconds:.4f}"} if event.seconds else {}
+        details |= {"slot": str(event.slot)} if event.slot is not None else {}
+        details |= {"num_bytes": str(event.num_bytes)} if event.num_bytes else {}
+        level: Literal["info", "warn"] = "warn" if event.message else "info"
+        self.publish(kind, event.rev, level, event.cause, event.message, details)
+        self.on_change()
+
+    def publish(
+        self,
+        kind: str,
+        rev: str,
+        level: Literal["info", "warn", "error"] = "info",
+        cause: str = "",
+        message: str = "",
+        details: dict[str, str] | None = None,
+    ) -> None:
+        """An event under every name of `rev`, or under what a nameless one was called."""
+        for name in self._catalog.names_of(rev) or (self._catalog.label(rev),):
+            self._events.publish(
+                kind,
+                level=level,
+                name=name,
+                rev=rev,
+                cause=cause,
+                message=message,
+                details=details,
+            )
+
+    def _lock(self, rev: str) -> asyncio.Lock:
+        lock = self._locks.get(rev)
+        if lock is None:
+            lock = self._locks[rev] = asyncio.Lock()
+        return lock
+
+
+def kept_in(store: Store) -> set[str]:
+    """Revisions whose files an operator wanted to keep."""
+    return {rev for rev in store.revs() if (store.path(rev) / KEPT).exists()}
+
+
+async def _nobody(rev: str) -> None:
+    return None
+
+
+def _kind(before: State, after: State, failed: bool) -> str | None:
+    """The event type of a transition; None for those that every request makes."""
+    if {before, after} <= {State.ACTIVE, State.IDLE}:
+        return None
+    if after == State.LOADING:
+        return "slot.loading"
+    if before == State.LOADING:
+        if after in RESIDENT:
+            return "slot.load"
+        return "slot.load_failed" if failed or after == State.REGISTERED else "ram.load"
+    if after == State.DRAINING:
+        return "slot.drain"
+    if before in RESIDENT:
+        return "slot.evict" if after not in RESIDENT else "slot.undrain"
+    return "ram.drop" if after == State.REGISTERED else "ram.load"

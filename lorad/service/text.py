@@ -1,0 +1,104 @@
+"""Text: the tokenizer and chat template that go with a revision.
+
+Goes in: the base model's folder, and revision folders of the store.  Comes out: `RevisionText`,
+the base's words with an adapter's own chat template over them where it brings one.  Called from
+worker threads.  Every failure is a LoradError.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lorad.errors import BadConfig, LoradError
+from lorad.text.detok import Detokenizer
+from lorad.text.template import ChatTemplate
+from lorad.text.tokenizer import TextError, Tokenizer
+
+#: Compiled templates of adapters that are kept; a compile takes milliseconds.
+CACHED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionText:
+    """`template` None: nobody said how this model chats."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+    @property
+    def chat_stop_ids(self) -> frozenset[int]:
+        return self.tokenizer.chat_stop_ids
+
+    def encode(self, text: str, add_special: bool) -> list[int]:
+        try:
+            return self.tokenizer.encode(text, add_special)
+        except TextError as error:
+            raise LoradError("invalid_value", str(error), param="prompt") from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.tokenizer.token_bytes(token)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """Messages as the model was trained to read them; invalid_value if the template refuses."""
+        if self.template is None:
+            raise LoradError(
+                "invalid_value",
+                "this model has no chat template",
+                param="messages",
+                hint="use /v1/completions",
+            )
+        try:
+            return self.template.render(messages, **variables)
+        except TextError as error:
+            raise LoradError("invalid_value", str(error), param="messages") from error
+
+    def detokenizer(self, prompt: Sequence[int], stop: Sequence[str]) -> Detokenizer:
+        return Detokenizer(self.tokenizer, prompt, stop)
+
+
+class TextService:
+    """Call it with a revision, or None for the base.  Thread-safe."""
+
+    def __init__(self, base: Path, folder_of: Callable[[str], Path]) -> None:
+        try:
+            self.base = RevisionText(Tokenizer.load(base), ChatTemplate.load(base))
+        except TextError as error:
+            raise BadConfig(f"models.base: {error}") from error
+        self._folder_of = folder_of
+        self._texts: OrderedDict[str, RevisionText] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, rev: str | None) -> RevisionText:
+        if rev is None:
+            return self.base
+        with self._lock:
+            if rev in self._texts:
+                self._texts.move_to_end(rev)
+                return self._texts[rev]
+        text = self._load(rev)
+        with self._lock:
+            self._texts[rev] = text
+            while len(self._texts) > CACHED:
+                self._texts.popitem(last=False)
+        return text
+
+    def forget(self, rev: str) -> None:
+        with self._lock:
+            self._texts.pop(rev, None)
+
+    def _load(self, rev: str) -> RevisionText:
+        """A template that cannot be used is an error, never the base's in silence."""
+        try:
+            own = ChatTemplate.load(self._folder_of(rev), specials=self.base.tokenizer.specials)
+        except TextError as error:
+            message = f"the adapter's chat template cannot be used: {error}"
+            raise LoradError("invalid_value", message, param="model") from error
+        if own is None:
+            return self.base
+        return RevisionText(self.base.tokenizer, own)

@@ -1,0 +1,254 @@
+"""What the watcher reports becomes adapters, or a quarantined name that says why not."""
+
+import errno
+
+from engine.errors import AdapterInvalid
+from lorad.errors import LoradError
+from lorad.service.inbox import Memory
+from lorad.watch.inbox import InboxFolder, InboxOptions
+
+
+class Watcher:
+    def __init__(self):
+        self.retried = []
+
+    def retry(self, folder):
+        self.retried.append(folder)
+
+
+def report(w, n, name=None, *, signature="s1", legal=True, problem="", **options):
+    """A settled folder `f<n>` that wants to be called `name`."""
+    name = name or f"a{n}"
+    return InboxFolder(
+        path=w.dir / "folders" / f"f{n}",
+        name=name,
+        tenant=None,
+        legal=legal,
+        display_name=name,
+        options=InboxOptions(**options),
+        problem=problem,
+        signature=signature,
+    )
+
+
+def test_a_folder_becomes_an_adapter_with_what_its_lorad_toml_asks_for(world):
+    async def scenario(w):
+        w.folder(1)
+        await w.inbox.take(report(w, 1, pin=True, priority=70, labels={"team": "x"}))
+        record = w.registry.get("a1")
+        assert (record.serving_rev, record.source) == (w.rev(1), "inbox")
+        assert (record.pinned, record.priority, record.labels) == (True, 70, {"team": "x"})
+        assert w.engine.revisions == {w.rev(1): "gpu"}
+
+    world(scenario)
+
+
+def test_a_changed_folder_replaces_and_a_bad_change_leaves_what_served(world):
+    async def scenario(w):
+        w.folder(1)
+        await w.inbox.take(report(w, 1))
+        (w.dir / "folders/f1/adapter_config.json").write_text('{"n": 2}')
+        await w.inbox.take(report(w, 1, signature="s2"))
+        assert w.adapters.resolve("a1").rev == w.rev(2)
+        w.folder(1, bad="E_TRUNCATED")
+        await w.inbox.take(report(w, 1, signature="s3"))
+        assert w.adapters.resolve("a1").rev == w.rev(2)
+        assert w.registry.get("a1").reason == "E_TRUNCATED"
+        assert w.types("a1").count("adapter.rejected") == 1
+
+    world(scenario)
+
+
+def test_a_bad_folder_is_quarantined_until_it_is_good(world):
+    async def scenario(w):
+        w.folder(1, bad="E_HALF_PAIR")
+        await w.inbox.take(report(w, 1))
+        record = w.registry.get("a1")
+        assert (record.stored_state, record.reason) == ("quarantined", "E_HALF_PAIR")
+        await w.inbox.take(report(w, 1, signature="s2"))
+        assert w.types("a1").count("adapter.rejected") == 1
+        w.folder(1)
+        await w.inbox.take(report(w, 1, signature="s3"))
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+
+    world(scenario)
+
+
+def test_an_illegal_name_is_filed_under_a_made_up_one(world):
+    async def scenario(w):
+        w.folder(1)
+        folder = report(w, 1, name="inbox:0123456789ab", legal=False)
+        await w.inbox.take(folder)
+        record = w.registry.get("inbox:0123456789ab")
+        assert (record.stored_state, record.reason) == ("quarantined", "E_NAME_ILLEGAL")
+        await w.inbox.lose(folder.path)
+        assert w.registry.get("inbox:0123456789ab") is None
+
+    world(scenario)
+
+
+def test_a_name_of_another_source_is_not_taken_over(world):
+    async def scenario(w):
+        w.inbox.watcher = Watcher()
+        await w.add("a1", 7)
+        w.folder(1)
+        folder = report(w, 1)
+        await w.inbox.take(folder)
+        assert w.adapters.resolve("a1").rev == w.rev(7)
+        filed = w.listing.page(state="quarantined").items
+        assert [(item.reason, item.display_name) for item in filed] == [("E_NAME_TAKEN", "a1")]
+        await w.adapters.remove("a1")
+        w.inbox.reconsider("a1")
+        assert w.inbox.watcher.retried == [folder.path]
+        await w.inbox.take(folder)
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+        assert w.listing.page(state="quarantined").total == 0
+
+    world(scenario)
+
+
+def test_the_base_models_name_is_not_taken_over_either(world):
+    async def scenario(w):
+        w.folder(1)
+        await w.inbox.take(report(w, 1, name="base"))
+        assert w.adapters.resolve("base").base
+        assert w.listing.page(state="quarantined").items[0].reason == "E_NAME_TAKEN"
+
+    world(scenario)
+
+
+def test_a_wrong_lorad_toml_or_another_model_is_refused_by_name(world):
+    async def scenario(w):
+        w.folder(1)
+        await w.inbox.take(report(w, 1, problem="lorad.toml: unknown key 'pinn'"))
+        assert w.registry.get("a1").reason == "E_OPTIONS"
+        w.folder(2)
+        await w.inbox.take(report(w, 2, model="qwen"))
+        assert "qwen" in w.registry.get("a2").reason_message
+
+    world(scenario)
+
+
+def test_removed_content_stays_away_until_the_folder_changes(world):
+    async def scenario(w):
+        w.folder(1)
+        await w.inbox.take(report(w, 1))
+        await w.adapters.remove("a1")
+        await w.inbox.take(report(w, 1, signature="touched"))
+        assert w.registry.get("a1") is None
+        (w.dir / "folders/f1/adapter_config.json").write_text('{"n": 2}')
+        await w.inbox.take(report(w, 1, signature="s2"))
+        assert w.adapters.resolve("a1").rev == w.rev(2)
+
+    world(scenario)
+
+
+def test_an_operators_word_outlives_lorad_toml_until_that_changes(world):
+    async def scenario(w):
+        from lorad import wire
+
+        w.folder(1)
+        await w.inbox.take(report(w, 1, pin=True))
+        await w.adapters.unpin(wire.Names(names=("a1",)))
+        await w.inbox.take(report(w, 1, signature="s2", pin=True))
+        assert not w.registry.get("a1").pinned
+        await w.inbox.take(report(w, 1, signature="s3", pin=True, priority=9))
+        assert w.registry.get("a1").pinned
+
+    world(scenario)
+
+
+def test_a_folder_that_goes_leaves_its_adapter_serving(world):
+    async def scenario(w):
+        w.folder(1)
+        folder = report(w, 1)
+        await w.inbox.take(folder)
+        await w.inbox.lose(folder.path)
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+        assert "adapter.source_gone" in w.types("a1")
+
+    world(scenario)
+
+
+def test_a_folder_that_goes_takes_its_adapter_along_if_so_configured(world):
+    async def scenario(w):
+        w.inbox._on_delete = "remove"
+        w.folder(1)
+        folder = report(w, 1)
+        await w.inbox.take(folder)
+        await w.inbox.lose(folder.path)
+        assert w.registry.get("a1") is None
+        await w.inbox.take(folder)
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+
+    world(scenario)
+
+
+def test_a_full_disk_is_tried_again_and_files_nothing(world):
+    async def scenario(w):
+        w.inbox.watcher = Watcher()
+        w.folder(1)
+        folder = report(w, 1)
+
+        def full(path, staging):
+            raise LoradError("insufficient_storage", str(errno.ENOSPC))
+
+        whole, w.inbox._copy = w.inbox._copy, full
+        await w.inbox.take(folder)
+        assert w.registry.get("a1") is None
+        assert w.inbox.watcher.retried == [folder.path]
+        w.inbox._copy = whole
+        await w.inbox.take(folder)
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+
+    world(scenario)
+
+
+def test_a_folder_that_cannot_be_copied_safely_is_quarantined(world):
+    async def scenario(w):
+        w.folder(1)
+
+        def link(path, staging):
+            raise AdapterInvalid("E_NOT_REGULAR", "a symlink")
+
+        w.inbox._copy = link
+        await w.inbox.take(report(w, 1))
+        assert w.registry.get("a1").reason == "E_NOT_REGULAR"
+        assert not list(w.store.directory.joinpath(".staging").iterdir())
+
+    world(scenario)
+
+
+def test_what_was_seen_is_remembered_over_a_restart_but_refusals_are_looked_at_again(world):
+    async def first(w):
+        w.folder(1)
+        await w.inbox.take(report(w, 1))
+        w.folder(2, bad="E_TRUNCATED")
+        await w.inbox.take(report(w, 2))
+        w.inbox._memory.save()
+
+    async def second(w):
+        folders = w.dir / "folders"
+        assert w.inbox.known() == {folders / "f1": "s1", folders / "f2": ""}
+
+    world(first)
+    world(second, start=False)
+
+
+def test_a_broken_memory_is_an_empty_one(tmp_path):
+    (tmp_path / "inbox.json").write_bytes(b"{")
+    assert Memory(tmp_path / "inbox.json").folders == {}
+
+
+def test_reports_from_the_watchers_thread_arrive(world, eventually):
+    async def scenario(w):
+        import threading
+
+        w.folder(1)
+        thread = threading.Thread(target=w.inbox.on_folder, args=(report(w, 1),))
+        thread.start()
+        await eventually(lambda: w.registry.get("a1") is not None)
+        thread.join()
+        await w.tasks.settle()
+
+    world(scenario)

@@ -1,0 +1,135 @@
+"""Rows and pages: the registry's words beside the engine's numbers."""
+
+import pytest
+
+from engine.messages import RevisionStatus
+from lorad import wire
+from lorad.errors import LoradError
+
+
+def test_rows_show_the_stored_and_the_live_side(world):
+    async def scenario(w):
+        await w.add("a", 1, load=True, pin=True, priority=60, labels={"team": "x"})
+        await w.add("acme/b", 2)
+        await w.picture.refresh()
+        page = w.listing.page()
+        a, b = page.items
+        assert (a.name, a.state, a.slot, a.pinned, a.priority) == ("a", "idle", 0, True, 60)
+        assert (a.rank, a.num_bytes, a.targets) == (4, 2 << 16, ("q_proj",))
+        assert a.labels == {"team": "x"}
+        assert a.created_at.endswith("Z")
+        assert (b.name, b.tenant, b.state, b.slot) == ("acme/b", "acme", "registered", None)
+        assert (page.total, page.cursor) == (2, None)
+
+    world(scenario)
+
+
+def test_pages_follow_each_other(world):
+    async def scenario(w):
+        for n in range(5):
+            await w.add(f"a{n}", n)
+        seen, cursor = [], None
+        while True:
+            page = w.listing.page(limit=2, cursor=cursor, sort="-name")
+            seen += [item.name for item in page.items]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert seen == ["a4", "a3", "a2", "a1", "a0"]
+
+    world(scenario)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("idle", ["a"]),
+        ("ram", ["b"]),
+        ("registered", ["c"]),
+        ("quarantined", ["d"]),
+        ("active", []),
+    ],
+)
+def test_any_printed_state_can_be_asked_for(world, state, expected):
+    async def scenario(w):
+        await w.add("a", 1, load=True)
+        await w.add("b", 2)
+        await w.adapters.load(wire.Names(names=("b",), tier="ram"))
+        await w.add("c", 3)
+        await w.adapters.quarantine("d", "inbox", LoradError("adapter_invalid", "no"))
+        await w.picture.refresh()
+        assert [item.name for item in w.listing.page(state=state).items] == list(expected)
+        assert w.listing.counts() == {"idle": 1, "ram": 1, "registered": 1, "quarantined": 1}
+
+    world(scenario)
+
+
+def test_an_unknown_state_is_refused(world):
+    async def scenario(w):
+        with pytest.raises(LoradError, match="no state"):
+            w.listing.page(state="happy")
+
+    world(scenario)
+
+
+def test_detail_tells_revision_history_and_events(world):
+    async def scenario(w):
+        await w.add("a", 1)
+        await w.add("a", 2, replace=True)
+        detail = w.listing.detail("a")
+        assert detail.serving.rev == w.rev(2)
+        assert detail.serving.num_blocks == 2
+        assert detail.candidate is None
+        assert detail.history == (w.rev(1),)
+        assert "adapter.replaced" in [event.type for event in detail.events]
+        with pytest.raises(LoradError, match=r"no adapter named 'ab'") as caught:
+            w.listing.detail("ab")
+        assert caught.value.hint == "did you mean a?"
+
+    world(scenario)
+
+
+def test_after_a_restart_detail_has_the_registrys_events(world):
+    async def first(w):
+        await w.add("a", 1)
+
+    async def second(w):
+        assert "adapter.added" in [event.type for event in w.listing.detail("a").events]
+
+    world(first)
+    world(second)
+
+
+def test_slots_are_in_slot_order_and_show_replaced_revisions(world):
+    async def scenario(w):
+        await w.add("a", 1, load=True)
+        await w.add("b", 2, load=True)
+        w.adapters.lease(w.rev(1))
+        await w.add("a", 3, replace=True)
+        await w.picture.refresh()
+        slots = w.listing.slots()
+        assert [item.name for item in slots.items] == [f"a@{w.rev(1)[:8]}", "b", "a"]
+        assert (slots.slots_total, slots.slots_used) == (8, 3)
+        w.adapters.release(w.rev(1))
+
+    world(scenario)
+
+
+def test_without_an_engine_nothing_is_resident(world):
+    async def scenario(w):
+        await w.add("a", 1)
+        await w.picture.refresh()
+        assert w.listing.slots() == wire.SlotPage(items=(), slots_total=0, slots_used=0)
+        assert w.listing.page().items[0].state == "registered"
+
+    world(scenario, start=False)
+
+
+def test_the_picture_is_taken_after_the_question(world):
+    async def scenario(w):
+        await w.picture.refresh()
+        w.engine.revisions[w.rev(9)] = "gpu"
+        await w.picture.refresh()
+        assert isinstance(w.picture.by_rev[w.rev(9)], RevisionStatus)
+
+    world(scenario)
