@@ -50,6 +50,7 @@ STALL_SECONDS = 10.0
 #: How long a process that has closed its socket may take to go.
 REAP_SECONDS = 5.0
 READ_BYTES = 1 << 18
+STDERR_FD = 2
 #: The packer's status for "the folder is refused".
 EXIT_INVALID = 8
 
@@ -96,6 +97,7 @@ class EngineClient:
                 str(theirs.fileno()),
                 msgspec.json.encode(config).decode(),
                 stdin=asyncio.subprocess.DEVNULL,
+                stdout=STDERR_FD,  # results are printed by others; whatever it says is log
                 pass_fds=(theirs.fileno(),),
                 env=_child_environment(),
             )

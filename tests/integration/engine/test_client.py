@@ -68,6 +68,11 @@ def tokens(events: list[Event], request_id: str) -> list[int]:
     return [token for delta in deltas(events, request_id) for token in delta.tokens]
 
 
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def with_client(body: Callable[[EngineClient], Awaitable[None]], settings: EngineConfig) -> None:
     """Run `body` with a started client; whatever happens, no process is left behind."""
 
@@ -122,7 +127,12 @@ def test_a_whole_life_from_start_to_shutdown(model_dir, adapters, start_core, pr
         snapshot = (await client.call(GetSnapshot(client.next_id()))).snapshot
         assert snapshot is not None and snapshot.running == 0
         assert [(r.rev, r.state) for r in snapshot.revisions] == [(adapters[0].rev, "idle")]
-        await until(client, lambda e: isinstance(e, Heartbeat))
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGINT)  # Ctrl+C in the daemon's terminal reaches it too
+        before = cpu_seconds(client.pid)
+        for _ in range(2):
+            await until(client, lambda e: isinstance(e, Heartbeat))
+        assert cpu_seconds(client.pid) - before < 0.25, "an idle engine spins"
 
         client.submit(Submit(request_id="last", prompt=prompt(9), sampling=ENDLESS))
         await until(client, has_tokens)
