@@ -136,25 +136,21 @@ def _classify(ref: TensorRef) -> _Factor | str | None:
 def _kind_without_factor(name: str, segments: list[str]) -> str | None:
     """The code for a tensor that is neither lora_A nor lora_B; None if it may be ignored."""
     last = segments[-1] if segments else ""
-    there = set(segments)
-    if not there.isdisjoint(_BUFFERS):
-        return None
-    for code, marks in _MARKS:
-        if not there.isdisjoint(marks):
-            return code
+    there = _MARKED.intersection(segments)
+    if there:
+        return next((code for code, marks in _MARKS if not there.isdisjoint(marks)), None)
     if name.startswith(("lora_unet_", "lora_te")) or last == "alpha":
         return "E_KOHYA"
-    if any(s.startswith(("hada_", "lokr_")) for s in segments):
+    if "hada_" in name or "lokr_" in name:
         return "E_LYCORIS"
-    if "base_layer" in there:
+    if "base_layer" in segments:
         return "E_BIAS" if last == "bias" else "E_BASE_COPY"
-    if "modules_to_save" in there or {"classifier", "score", "v_head"} & there:
-        return "E_MODULES_TO_SAVE"
     return {"bias": "E_BIAS", "weight": "E_MODULES_TO_SAVE"}.get(last, "E_UNKNOWN_TENSOR")
 
 
 #: code -> segments of which one is enough; looked through in this order.
-_MARKS: tuple[tuple[str, frozenset[str]], ...] = (
+_MARKS: tuple[tuple[str | None, frozenset[str]], ...] = (
+    (None, _BUFFERS),
     ("E_VISION", _VISION),
     ("E_MOE", _EXPERTS),
     ("E_DORA", frozenset(("lora_magnitude_vector", "dora_scale"))),
@@ -165,7 +161,9 @@ _MARKS: tuple[tuple[str, frozenset[str]], ...] = (
     ("E_PEFT_TYPE", frozenset(("lora_E", "ranknum"))),
     ("E_KASA", frozenset(("lora_diag",))),
     ("E_MONTECLORA", frozenset(("lora_monteclora_sampler",))),
+    ("E_MODULES_TO_SAVE", frozenset(("modules_to_save", "classifier", "score", "v_head"))),
 )
+_MARKED = frozenset().union(*(marks for _, marks in _MARKS))
 
 
 def _refuse_others(others: dict[str, list[TensorRef]], spec: ModelSpec) -> None:

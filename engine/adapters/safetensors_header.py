@@ -22,6 +22,7 @@ ITEMSIZES = {
 }  # fmt: skip
 
 MAX_DIMS = 8
+_FIELDS = {"dtype", "shape", "data_offsets"}
 _MAX_DIM = 1 << 48
 #: A tensor's entry has two commas between its fields, one between offsets, and one a dimension.
 _MAX_COMMAS_EACH = 16
@@ -98,7 +99,7 @@ def _count_first(raw: bytes, limits: Limits) -> None:
 
 
 def _tensor(name: str, entry: Any, data_start: int) -> TensorRef:
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+    if type(entry) is not dict or entry.keys() != _FIELDS:
         raise _bad_entry(name, "wants exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZES:

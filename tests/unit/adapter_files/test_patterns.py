@@ -10,30 +10,9 @@ from peft.utils.other import get_pattern_key
 
 from engine.adapters.patterns import Budget, Pattern, PatternRefused, PatternTable
 
-_atoms = st.sampled_from(
-    [
-        r"a",
-        r"b",
-        r"_",
-        r"1",
-        r"\.",
-        r".",
-        r"\d",
-        r"\w",
-        r"\W",
-        r"\s",
-        r"[ab]",
-        r"[^a]",
-        r"[a-c1]",
-        r"[\d_]",
-        r"\b",
-        r"\B",
-        r"^",
-        r"$",
-        r"\A",
-        r"\Z",
-    ]
-)
+_CLASSES = [r"\d", r"\w", r"\W", r"\s", "[ab]", "[^a]", "[a-c1]", r"[\d_]"]
+_ANCHORS = [r"\b", r"\B", "^", "$", r"\A", r"\Z"]
+_atoms = st.sampled_from(["a", "b", "_", "1", r"\.", ".", *_CLASSES, *_ANCHORS])
 
 
 def _wider(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
