@@ -48,6 +48,7 @@ def pack_folder(
 ) -> PackedManifest:
     """Write the packed file of `manifest` into `out_dir`, replacing one that is there.  Raises
     AdapterInvalid, or OSError from writing; in either case nothing is left behind."""
+    _sweep(out_dir, layout)
     placement = place(manifest.modules, layout)
     size = placement.num_blocks * layout.block_bytes
     final = out_dir / f"packed-{layout.id}.bin"
@@ -134,6 +135,13 @@ def _write_all(fd: int, data: memoryview, at: int) -> None:
         data, at = data[count:], at + count
 
 
+def _sweep(out_dir: Path, layout: BlockLayout) -> None:
+    """Remove what packers left that were killed: their process is gone, their file is not."""
+    for path in out_dir.glob(f"packed-{layout.id}.bin.*.tmp"):
+        if not Path("/proc", path.name.split(".")[-2]).exists():
+            path.unlink(missing_ok=True)
+
+
 def _sync_folder(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -178,13 +186,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=sorted(ITEMSIZE), required=True, help="the arena's")
     parser.add_argument("--out", type=Path, required=True, help="where the packed file goes")
     parser.add_argument("--max-rank", type=int, default=Limits().max_rank)
-    parser.add_argument("--max-bytes", type=int, default=Limits().max_bytes)
     return parser.parse_args(arguments)
 
 
 def _pack(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayout]:
     spec = read_spec(options.model)
-    limits = Limits(max_rank=options.max_rank, max_bytes=options.max_bytes)
+    # Whoever filed the folder has bounded its size already.
+    limits = Limits(max_rank=options.max_rank, max_bytes=sys.maxsize)
     layout = spec.block_layout(block_size=options.block_size, dtype=options.dtype)
     manifest = inspect(options.folder, spec, limits, served_dtype=options.dtype)
     rev = revision_digest(options.folder, manifest)

@@ -281,6 +281,9 @@ def _pattern(
         return ()
     if not isinstance(value, dict):
         raise _bad_value(name, value, "an object of pattern: number")
+    for key in value:
+        if not key.isprintable():  # lone surrogates too, which no encoder takes
+            raise _bad_value(name, key, "a pattern of printable characters")
     return tuple((key, read(each, f"{name}[{shown(key)}]")) for key, each in value.items())
 
 

@@ -106,8 +106,10 @@ def refuse(code: str, message: str, hint: str) -> AdapterInvalid:
 
 def shown(value: object, limit: int = 120) -> str:
     """`value` as one printable line: control and bidi characters escaped, cut after `limit`."""
-    text = value if isinstance(value, str) else repr(value)
-    text = text[: limit + 1]
+    try:
+        text = (value if isinstance(value, str) else repr(value))[: limit + 1]
+    except RecursionError:  # JSON can be just shallow enough to be parsed
+        return "a deeply nested value"
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return safe if len(text) <= limit else safe[:limit] + "..."
 

@@ -99,6 +99,8 @@ def _count_first(raw: bytes, limits: Limits) -> None:
 
 
 def _tensor(name: str, entry: Any, data_start: int) -> TensorRef:
+    if not name.isprintable():  # lone surrogates too, which no encoder takes
+        raise _bad_entry(name, "has a name with unprintable characters")
     if type(entry) is not dict or entry.keys() != _FIELDS:
         raise _bad_entry(name, "wants exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -51,6 +51,8 @@ LIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "broken JSON": ("E_HEADER", lambda: file(b'{"a": ')),
     "invalid UTF-8": ("E_HEADER", lambda: file(b'{"\xff\xfe": 1}')),
     "NaN": ("E_HEADER", lambda: file(b'{"a": {"dtype": NaN}}')),
+    "control characters": ("E_HEADER", lambda: file({"\x1b]0;": entry(0, 4)}, 4)),
+    "lone surrogate": ("E_HEADER", lambda: file({"a.\ud800": entry(0, 4)}, 4)),
     "missing field": ("E_HEADER", lambda: file({"a": {"dtype": "F32", "shape": [1]}})),
     "extra field": ("E_HEADER", lambda: file({"a": entry(0, 4) | {"x": 1}}, 4)),
     "entry is a list": ("E_HEADER", lambda: file({"a": [1]})),

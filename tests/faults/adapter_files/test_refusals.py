@@ -157,6 +157,7 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("E_CONFIG_VALUE", config(rank_pattern=["q_proj"]), ("rank_pattern is",)),
     ("E_CONFIG_VALUE", config(rank_pattern={"q_proj": [True]}), ("rank_pattern[q_proj]",)),
     ("E_CONFIG_VALUE", config(alpha_pattern={"q_proj": "x"}), ("alpha_pattern[q_proj]",)),
+    ("E_CONFIG_VALUE", config(alpha_pattern={"q\ud800": 1}), (r"q\ud800",)),
     ("E_ALPHA", without("lora_alpha"), ("lora_alpha",)),
     ("E_ALPHA", config(lora_alpha=None), ("lora_alpha",)),
     ("E_ALPHA", config(alpha_pattern={"q_proj": None}), ("alpha_pattern[q_proj]",)),
@@ -411,6 +412,15 @@ def test_at_most_five_names_are_listed(draft: Any, spec: ModelSpec) -> None:
     message = refusal(draft.write(), spec).message
     assert message.count("other_proj") == 5
     assert "35 more" in message
+
+
+@pytest.mark.parametrize("depth", [500, 900, 930, 950, 960, 970, 980, 990, 1500])
+def test_a_value_of_any_depth_is_refused_and_no_crash(
+    depth: int, draft: Any, spec: ModelSpec
+) -> None:
+    nested = b"[" * depth + b"]" * depth
+    draft.raw_config = b'{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "x": %s}' % nested
+    assert refusal(draft.write(), spec).reason in ("E_UNKNOWN_FIELD", "E_CONFIG_INVALID")
 
 
 def test_foreign_names_cannot_drive_a_terminal(draft: Any, spec: ModelSpec) -> None:

@@ -175,6 +175,21 @@ class TestFailures:
         assert Path(packed.path).read_bytes() == before
         assert [p.name for p in tmp_path.glob("*.tmp")] == []
 
+    def test_what_a_killed_packer_left_is_swept_and_a_running_ones_is_not(
+        self, make_folder: MakeFolder, pair: MakePair, spec: ModelSpec, tmp_path: Path
+    ) -> None:
+        folder = make_folder(some_adapter(pair), r=37)
+        layout = spec.block_layout(block_size=16, dtype="float32")
+        gone = subprocess.run(
+            ["sh", "-c", "echo $$"], capture_output=True, text=True
+        ).stdout.strip()
+        left, alive = (tmp_path / f"packed-{layout.id}.bin.{pid}.tmp" for pid in (gone, "1"))
+        left.touch()
+        alive.touch()
+        pack_folder(folder, inspect(folder, spec), layout, tmp_path, "a" * 64)
+        assert not left.exists()
+        assert alive.exists()
+
     def test_a_layout_of_another_model_is_refused(
         self, make_folder: MakeFolder, pair: MakePair, spec: ModelSpec, tmp_path: Path
     ) -> None:
