@@ -35,7 +35,7 @@ class Resolved:
 
 
 class AdapterService:
-    """One a daemon.  `check_pin(rev)` raises no_room when one more pin would leave too little."""
+    """One a daemon.  `check_pin` is PinRoom's; `refresh` makes what is shown next show a change."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class AdapterService:
         events: EventRing,
         tasks: Tasks,
         *,
-        check_pin: Callable[[str], None],
+        check_pin: Callable[[str, int], None],
         refresh: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.draining = False
         self.revisions = revisions
-        self.refresh = refresh  # after a change: what is shown next shows it
+        self.refresh = refresh
         self._names, self._link, self._intake = names, link, intake
         self._registration, self._events, self._tasks = registration, events, tasks
         self._check_pin, self._clock = check_pin, clock
@@ -226,7 +226,7 @@ class AdapterService:
                 else:
                     labels[key] = value
             if patch.pinned and record.serving_rev is not None:
-                self._check_pin(record.serving_rev)
+                self._check_pin(record.serving_rev, 0)
             await self._set(name, patch.pinned, priority, labels)
         await self.refresh()
 
@@ -281,7 +281,7 @@ class AdapterService:
     # ------------------------------------------------------------- inside
     async def _pin(self, name: str) -> None:
         async with self._names.lock(name):
-            self._check_pin(self._names.serving(name))
+            self._check_pin(self._names.serving(name), 0)
             await self._set(name, True, None, None)
 
     async def _set(

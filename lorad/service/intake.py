@@ -112,6 +112,9 @@ class Intake:
             try:
                 manifest = await self._pack(folder, folder)
             except EngineError as error:
+                if error.code == "no_room":  # on the disk, not in the arena
+                    hint = error.hint or "free space on the store's disk"
+                    raise LoradError("insufficient_storage", error.message, hint=hint) from error
                 raise from_engine(error) from error
             except OSError as error:
                 raise LoradError("load_failed", f"cannot pack {rev[:12]}: {error}") from error

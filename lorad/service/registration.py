@@ -7,7 +7,7 @@ the old revision, take the name.  Failing at any point leaves what served before
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from engine.adapters.states import State
@@ -27,6 +27,8 @@ log = logging.getLogger("lorad.registration")
 FLIP_SECONDS = 60.0
 #: These only mean that the new revision cannot stand beside the old one now.
 _NO_MATTER = ("no_room", "engine_restarting", "engine_stalled", "loading_base")
+#: Only these say something about the content.
+_ITS_FAULT = ("adapter_invalid", "load_failed")
 #: The engine went away: its next start takes it from here.
 _LATER = ("engine_restarting", "engine_stalled", "loading_base", "draining")
 
@@ -55,9 +57,12 @@ class Registration:
         intake: Intake,
         revisions: Revisions,
         events: EventRing,
+        *,
+        check_pin: Callable[[str, int], None],
     ) -> None:
         self._names, self._link, self._intake = names, link, intake
         self._revisions, self._events = revisions, events
+        self._check_pin = check_pin
 
     async def take(self, staging: StagingDir, name: str, terms: Terms) -> wire.Added:
         """All of it; before the engine is ready it ends with the registration."""
@@ -97,6 +102,7 @@ class Registration:
         self, found: Found, name: str, terms: Terms, before: AdapterRecord | None
     ) -> None:
         """Into the store, then the registry: from here on it is acknowledged."""
+        pin = self._granted(found, name, terms)
         async with self._revisions.hold(found.rev):
             revision = await self._intake.keep(found)
             done = await self._names.write(
@@ -108,7 +114,7 @@ class Registration:
                     source=terms.source,
                     revision=revision,
                     labels=terms.labels,
-                    pin=terms.pin,
+                    pin=pin,
                     priority=terms.priority,
                     as_candidate=True,
                 ),
@@ -119,6 +125,18 @@ class Registration:
         for old in (before.candidate_rev, before.serving_rev) if before is not None else ():
             if old is not None:
                 self._revisions.consider_retiring(old)
+
+    def _granted(self, found: Found, name: str, terms: Terms) -> bool | None:
+        """The pin that was asked for, if there is room; else no_room for whoever waits for it."""
+        try:
+            if terms.pin:
+                self._check_pin(found.rev, found.manifest.file_bytes)
+        except LoradError as error:
+            if not terms.file_refusals:
+                raise
+            self._events.publish("pin.refused", level="warn", name=name, message=error.message)
+            return None
+        return terms.pin
 
     async def advance(self, name: str, rev: str) -> None:
         """Pack the candidate, stand it beside what serves if that is on the GPU, then flip."""
@@ -133,7 +151,8 @@ class Registration:
         except LoradError as error:
             if error.code in _LATER:
                 return
-            await self._reject(name, rev, error)
+            if error.code in _ITS_FAULT:
+                await self._reject(name, rev, error)
             raise
         await self._names.write(name, self._names.registry.promote(name, rev))
         if old is not None:

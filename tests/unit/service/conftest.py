@@ -12,7 +12,7 @@ import pytest
 
 from engine.adapters.peft import AdapterManifest
 from engine.config import EngineConfig
-from engine.errors import AdapterInvalid
+from engine.errors import AdapterInvalid, EngineError
 from engine.messages import (
     AdapterEvent,
     AddRevision,
@@ -231,7 +231,12 @@ class World:
             self.registry, self.link, self.intake, self.catalog, self.events, self.tasks
         )
         self.registration = Registration(
-            self.names, self.link, self.intake, self.revisions, self.events
+            self.names,
+            self.link,
+            self.intake,
+            self.revisions,
+            self.events,
+            check_pin=self.check_pin,
         )
         self.pins_refused = False
         self.adapters = AdapterService(
@@ -265,7 +270,7 @@ class World:
     def engine(self):
         return self.clients[-1]
 
-    def check_pin(self, rev):
+    def check_pin(self, rev, file_bytes):
         if self.pins_refused:
             raise LoradError("no_room", "too many pins")
 
@@ -327,6 +332,11 @@ class World:
             changes_kv=True,
             modules=(PackedModule(0, "q_proj", 4, 2.0),),
         )
+
+    async def disk_full(self, folder, out):
+        error = EngineError("no room for the packed file")
+        error.code = "no_room"
+        raise error
 
     async def add(self, name, n, **options):
         staging = await self.adapters.stage()

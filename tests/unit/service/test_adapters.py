@@ -199,6 +199,20 @@ def test_a_new_name_that_cannot_be_packed_is_quarantined(world):
     world(scenario)
 
 
+def test_a_full_disk_while_packing_blames_nobody_and_is_tried_again(world):
+    async def scenario(w):
+        whole, w.intake._pack = w.intake._pack, w.disk_full
+        with pytest.raises(LoradError) as caught:
+            await w.add("a", 1)
+        assert (caught.value.code, caught.value.exit) == ("insufficient_storage", 9)
+        assert w.registry.get("a").stored_state == "registered"
+        w.intake._pack = whole
+        await w.add("a", 1)
+        assert w.registry.get("a").serving_rev == w.rev(1)
+
+    world(scenario)
+
+
 def test_names_that_may_not_be_are_refused(world):
     async def scenario(w):
         for name, code in [
@@ -280,6 +294,9 @@ def test_a_pin_that_leaves_too_little_room_is_refused(world):
         assert not w.registry.get("a").pinned
         with pytest.raises(LoradError):
             await w.adapters.patch("a", wire.AdapterPatch(pinned=True))
+        with pytest.raises(LoradError):
+            await w.add("b", 2, pin=True)
+        assert w.registry.get("b") is None
 
     world(scenario)
 

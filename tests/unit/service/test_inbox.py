@@ -87,6 +87,18 @@ def test_an_illegal_name_is_filed_under_a_made_up_one(world):
     world(scenario)
 
 
+def test_a_pin_without_room_is_told_and_the_adapter_serves_unpinned(world):
+    async def scenario(w):
+        w.pins_refused = True
+        w.folder(1)
+        await w.inbox.take(report(w, 1, pin=True))
+        assert not w.registry.get("a1").pinned
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+        assert "pin.refused" in w.types("a1")
+
+    world(scenario)
+
+
 def test_a_name_of_another_source_is_not_taken_over(world):
     async def scenario(w):
         w.inbox.watcher = Watcher()

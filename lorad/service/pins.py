@@ -1,0 +1,68 @@
+"""PinRoom: may one more adapter be pinned?
+
+Goes in: the engine's arena, and what is pinned already.  Comes out: no_room, with numbers.
+Pinned adapters leave room for the KV floor plus the largest registered adapter, or `pin_limit`.
+An adapter that is pinned already never counts against itself.
+"""
+
+from lorad.config import Lora
+from lorad.errors import LoradError
+from lorad.registry.records import RevisionRecord
+from lorad.registry.registry import Registry
+from lorad.service.catalog import Catalog
+from lorad.service.engine_link import EngineLink
+
+
+class PinRoom:
+    """All sizes in blocks of the arena."""
+
+    def __init__(
+        self, registry: Registry, catalog: Catalog, link: EngineLink, settings: Lora
+    ) -> None:
+        self._registry, self._catalog, self._link = registry, catalog, link
+        self._settings = settings
+
+    def check(self, rev: str, file_bytes: int = 0) -> None:
+        """Raise no_room if `rev` (of `file_bytes`, where it is not registered yet) is too much."""
+        if self._link.info is None:
+            return  # what is too much shows when it is loaded
+        pinned = {e.rev for e in self._catalog if e.pinned and e.rev is not None}
+        if rev in pinned:
+            return
+        records = self._registry.revisions([*pinned, rev])
+        held = sum(self._blocks(records[r]) for r in pinned if r in records)
+        asked = self._blocks(records[rev]) if rev in records else self._estimate(file_bytes)
+        limit = self._limit()
+        if held + asked > limit:
+            block = self._link.info.block_bytes
+            raise LoradError(
+                "no_room",
+                f"pinned adapters hold {held * block} bytes, this one takes {asked * block}, "
+                f"the limit is {limit * block}",
+                hint="unpin another one, or raise lora.pin_limit",
+            )
+
+    def _limit(self) -> int:
+        info = self._link.info
+        assert info is not None
+        if self._settings.pin_limit:
+            return self._settings.pin_limit // info.block_bytes
+        longest = -(-info.max_model_len // info.block_size)
+        floor = -(-self._settings.kv_floor // info.block_bytes)
+        floor = floor or max(1, min(longest, info.num_blocks // 10))
+        largest = self._registry.list(sort="-size", limit=1).items
+        rev = largest[0].serving_rev if largest else None
+        record = self._registry.revision(rev) if rev is not None else None
+        return info.num_blocks - floor - (self._blocks(record) if record else 0)
+
+    def _blocks(self, record: RevisionRecord) -> int:
+        info = self._link.info
+        assert info is not None
+        packed = record.packed.get(info.layout)
+        return packed.num_blocks if packed else self._estimate(record.file_bytes)
+
+    def _estimate(self, file_bytes: int) -> int:
+        """A file is its tensors and a header; the packed rows take a little more."""
+        info = self._link.info
+        assert info is not None
+        return -(-file_bytes // info.block_bytes)
