@@ -8,6 +8,7 @@ Importing it is cheap: httpx and openai are imported when first needed.
 
 import errno
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,8 +71,9 @@ class LoradClient:
     def __init__(self, host: str | os.PathLike[str], *, timeout: float = TIMEOUT_SECONDS) -> None:
         import httpx
 
-        self.host, base_url, uds = _address(host)
-        transport = httpx.HTTPTransport(uds=uds) if uds else None
+        self.host, base_url, self._uds = _address(host)
+        self._answered = not self._uds
+        transport = httpx.HTTPTransport(uds=self._uds) if self._uds else None
         self._http = httpx.Client(
             base_url=base_url, transport=transport, timeout=timeout, trust_env=False
         )
@@ -257,6 +259,16 @@ class LoradClient:
         except (ApiError, Unreachable):
             return
 
+    def _look(self) -> None:
+        """Is anybody there?  httpcore leaves the socket of a failed connect open, we do not."""
+        if self._answered:
+            return
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(self._uds)
+            except OSError as error:
+                raise Unreachable(self.host, _why(error)) from error
+
     def _open(
         self,
         method: str,
@@ -297,8 +309,11 @@ class _Response:
         self._response: Any = None
 
     def __enter__(self) -> "_Response":
+        self._client._look()
+        self._client._answered = False
         with _told(self._client.host):
             self._response = self._client._http.send(self._request, stream=True)
+            self._client._answered = True
             if self._response.is_error:
                 body = self._response.read()
                 self._response.close()
@@ -338,7 +353,7 @@ def _told(host: str) -> Iterator[None]:
 
 
 def _why(error: BaseException) -> Why:
-    """The errno at the bottom of httpx's chain of causes."""
+    """The errno, which httpx keeps at the bottom of a chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _WHY:

@@ -71,6 +71,7 @@ def admin_app(deps: Deps) -> Starlette:
         limits.headers,
         limits.request_receipt,
         uids=admin_uids(deps.settings.admin.allow_uids),
+        open_paths=frozenset(route.path for route in HEALTH),
         streamed=_is_upload,
     )
     return _app(deps, ADMIN, bounds)

@@ -28,12 +28,13 @@ _JSON = re.compile(r"application/(json|[a-z0-9.+-]+\+json)\s*(;|$)", re.IGNORECA
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bytes and seconds of one request; `uids` None lets every peer in."""
+    """Bytes and seconds of one request; `uids` None lets every peer in, `open_paths` too."""
 
     body_bytes: int
     header_bytes: int
     receipt_seconds: float
     uids: frozenset[int] | None = None
+    open_paths: frozenset[str] = frozenset()
     streamed: Callable[[Scope], bool] = field(default=lambda scope: False)
 
 
@@ -85,11 +86,9 @@ class Guard:
             await failure(error)(scope, receive, tagged)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
-        peer: Peer | None = scope.get("lorad_peer")
-        if self._bounds.uids is not None and (peer is None or peer.uid not in self._bounds.uids):
-            who = f"uid {peer.uid}" if peer else "this client"
-            message = f"{who} may not use the admin socket"
-            raise LoradError("permission_denied", message, hint="admin.allow_uids in lorad.toml")
+        uids, peer = self._bounds.uids, scope.get("lorad_peer")
+        if uids is not None and scope["path"] not in self._bounds.open_paths:
+            _admit_peer(uids, peer)
         size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         size += len(scope["raw_path"]) + len(scope["query_string"])
         if size > self._bounds.header_bytes:
@@ -105,6 +104,13 @@ class Guard:
             message = f"content-type {headers['content-type'][:60]!r} is not application/json"
             hint = "curl: add -H 'content-type: application/json'"
             raise LoradError("unsupported_media_type", message, hint=hint)
+
+
+def _admit_peer(uids: frozenset[int], peer: Peer | None) -> None:
+    if peer is None or peer.uid not in uids:
+        who = f"uid {peer.uid}" if peer else "this client"
+        message = f"{who} may not use the admin socket"
+        raise LoradError("permission_denied", message, hint="admin.allow_uids in lorad.toml")
 
 
 class _Body:

@@ -5,7 +5,6 @@ with the JSON path in `param`.  What depends on the model (context, vocabulary) 
 by `service/plan.py`.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -226,9 +225,8 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _within(param: str, value: float | None, low: float, high: float) -> None:
-    if value is None or (math.isfinite(value) and low <= value <= high):
-        return
-    raise _invalid(param, f"must be {low:g} to {high:g}")
+    if value is not None and not low <= value <= high:  # an int may be beyond any float
+        raise _invalid(param, f"must be {low:g} to {high:g}")
 
 
 def _invalid(param: str, rule: str) -> LoradError:

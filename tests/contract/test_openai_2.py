@@ -1,0 +1,60 @@
+"""The same socket through openai-python 2.x, which speaks httpx, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import json, sys
+import openai
+from lorad.client import openai as connect
+
+client = connect(sys.argv[1])
+ask = [{"role": "user", "content": "Say it."}]
+answer = client.chat.completions.create(model="acme/sql", messages=ask)
+stream = list(client.chat.completions.create(
+    model="tiny", messages=ask, stream=True, stream_options={"include_usage": True}))
+plain = client.completions.create(model="tiny", prompt="ab", echo=True, logprobs=1)
+try:
+    client.chat.completions.create(model="nobody", messages=ask)
+    error = None
+except openai.NotFoundError as caught:
+    error = caught.code
+print(json.dumps({
+    "version": openai.__version__,
+    "text": answer.choices[0].message.content,
+    "cached": answer.usage.prompt_tokens_details.cached_tokens,
+    "streamed": "".join(c.choices[0].delta.content or "" for c in stream if c.choices),
+    "usage": stream[-1].usage.completion_tokens,
+    "tokens": plain.choices[0].logprobs.tokens[:3],
+    "models": [m.id for m in client.models.list()],
+    "error": error,
+}))
+"""
+
+
+def test_openai_2_reads_every_shape(api, openai_2_site):
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{openai_2_site}{os.pathsep}{root}"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(api.inference)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen.pop("version").startswith("2.54.")
+    assert seen == {
+        "text": "Hello world",
+        "cached": 0,
+        "streamed": "Hello world",
+        "usage": 12,
+        "tokens": ["a", "b", "H"],
+        "models": ["tiny", "acme/sql", "bible"],
+        "error": "model_not_found",
+    }

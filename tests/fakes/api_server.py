@@ -1,0 +1,411 @@
+"""The real HTTP faces over real Unix sockets, on services that a test can steer.
+
+`ApiServer` runs both apps in an event loop of its own thread, as the daemon does in its main one.
+The engine behind it, `FakeEngine`, answers with the bytes that a test chose: a token is a byte, so
+that half characters happen all the time.
+"""
+
+import asyncio
+import dataclasses
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from engine.messages import EngineInfo, SequenceDelta, Submit, TokenLogprobs
+from lorad import wire
+from lorad.api.app import admin_app, inference_app
+from lorad.api.deps import Deps
+from lorad.api.server import HttpServer, bind_unix
+from lorad.api.uploads import Uploads
+from lorad.config import Admin, Limits, Model, Settings
+from lorad.errors import LoradError
+from lorad.service.events import EventRing
+from lorad.service.requests import RequestService
+from lorad.service.text import RevisionText
+from lorad.text.template import ChatTemplate
+from lorad.text.tokenizer import Tokenizer, _byte_alphabet
+
+T = TypeVar("T")
+
+BASE = "tiny"
+END = 256  # ends a turn
+VOCAB = 257
+CONTEXT = 512
+REVS = {"acme/sql": "a1" * 32, "bible": "b2" * 32}
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+def byte_text() -> RevisionText:
+    """A vocabulary of the 256 bytes, each its own id, and an end of turn."""
+    inner = tokenizers.Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken("<|im_end|>", special=True)])
+    tokenizer = Tokenizer(inner, specials={"eos_token": "<|im_end|>"})
+    return RevisionText(tokenizer, ChatTemplate({"default": TEMPLATE}, {}))
+
+
+class FakeEngine:
+    """`reply` (bytes, or a function of the Submit) comes in deltas of `per_delta` tokens.
+
+    `gate`, when set, is awaited before the delta that holds token number `gate_at`; `error` ends
+    the sequence instead of a finish.
+    """
+
+    def __init__(self) -> None:
+        self.info: EngineInfo | None = EngineInfo(
+            device="cpu",
+            device_name="fake",
+            dtype="float32",
+            layout="fake",
+            block_bytes=1024,
+            block_size=16,
+            num_blocks=64,
+            max_model_len=CONTEXT,
+            max_num_seqs=16,
+            max_batch_tokens=512,
+            vocab_size=VOCAB,
+            eos_token_ids=(END,),
+            weight_bytes=1,
+            arena_bytes=1,
+            ram_cache_bytes=1,
+            pid=1,
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        self.submits: list[Submit] = []
+        self.aborts: list[str] = []
+        self.running: dict[str, asyncio.Task[None]] = {}
+        self.reply: bytes | Callable[[Submit], bytes] = b"Hello world"
+        self.per_delta = 1
+        self.gate: asyncio.Event | None = None
+        self.gate_at = 0
+        self.error: tuple[str, str] | None = None
+        self.cached_tokens = 0
+        self.not_ready: LoradError | None = None
+
+    def check(self) -> None:
+        if self.not_ready is not None:
+            raise self.not_ready
+
+    def submit(self, submit: Submit, on_delta: Callable[[SequenceDelta], None]) -> None:
+        self.submits.append(submit)
+        task = asyncio.get_running_loop().create_task(self._run(submit, on_delta))
+        self.running[submit.request_id] = task
+
+    def abort(self, request_id: str) -> None:
+        self.aborts.append(request_id)
+        if (task := self.running.get(request_id)) is not None:
+            task.cancel()
+
+    async def _run(self, submit: Submit, on_delta: Callable[[SequenceDelta], None]) -> None:
+        try:
+            await self._answer(submit, on_delta)
+        except asyncio.CancelledError:
+            on_delta(SequenceDelta(request_id=submit.request_id, finish_reason="abort"))
+        finally:
+            self.running.pop(submit.request_id, None)
+
+    async def _answer(self, submit: Submit, on_delta: Callable[[SequenceDelta], None]) -> None:
+        reply = self.reply(submit) if callable(self.reply) else self.reply
+        sampling = submit.sampling
+        tokens = [*reply, *([] if sampling.ignore_eos else [END])][: sampling.max_tokens]
+        first = True
+        for start in range(0, len(tokens), self.per_delta):
+            piece = tokens[start : start + self.per_delta]
+            if self.gate is not None and start + len(piece) > self.gate_at:
+                await self.gate.wait()
+            await asyncio.sleep(0)
+            done = start + len(piece) >= len(tokens)
+            if done and self.error is not None:
+                break
+            finish = ("stop" if tokens[-1] == END else "length") if done else None
+            on_delta(
+                SequenceDelta(
+                    request_id=submit.request_id,
+                    tokens=tuple(piece),
+                    logprobs=self._logprobs(submit, piece, sampling.logprobs),
+                    prompt_logprobs=self._prompt_logprobs(submit) if first else (),
+                    cached_tokens=self.cached_tokens if first else None,
+                    finish_reason=finish,  # type: ignore[arg-type]
+                )
+            )
+            first = False
+        if self.error is not None:
+            code, message = self.error
+            on_delta(
+                SequenceDelta(
+                    request_id=submit.request_id, finish_reason="error", code=code, message=message
+                )
+            )
+
+    def _logprobs(
+        self, submit: Submit, tokens: list[int], top: int | None
+    ) -> tuple[TokenLogprobs, ...]:
+        if top is None:
+            return ()
+        alternatives = tuple((ord("a") + i, -0.5 - i) for i in range(top))
+        return tuple(TokenLogprobs(token, -0.25, alternatives) for token in tokens)
+
+    def _prompt_logprobs(self, submit: Submit) -> tuple[TokenLogprobs | None, ...]:
+        if submit.sampling.prompt_logprobs is None:
+            return ()
+        return (None, *self._logprobs(submit, submit.prompt[1:], submit.sampling.prompt_logprobs))
+
+
+@dataclasses.dataclass(frozen=True)
+class Meant:
+    rev: str | None
+
+
+class FakeAdapters:
+    """Names and revisions; wishes are noted in `calls`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.reset()
+
+    def reset(self) -> None:
+        self.revs = dict(REVS)
+        self.leases: Counter[str] = Counter()
+        self.calls: list[tuple[Any, ...]] = []
+        self.answer: LoradError | None = None
+        self.added_files: dict[str, int] = {}
+
+    def resolve(self, model: str) -> Meant:
+        if model == BASE:
+            return Meant(None)
+        if model not in self.revs:
+            raise LoradError(
+                "model_not_found", f"The model {model!r} does not exist", param="model"
+            )
+        return Meant(self.revs[model])
+
+    def lease(self, rev: str) -> None:
+        self.leases[rev] += 1
+
+    def release(self, rev: str) -> None:
+        self.leases[rev] -= 1
+        assert self.leases[rev] >= 0
+
+    async def stage(self, expected_bytes: int = 0) -> "Staged":
+        path = self.folder / f"staged-{len(list(self.folder.iterdir()))}"
+        path.mkdir()
+        return Staged(path)
+
+    async def discard(self, staging: "Staged") -> None:
+        self.calls.append(("discard", staging.path))
+
+    async def add(self, staging: "Staged", name: str, **options: Any) -> wire.Added:
+        self._note("add", name, options)
+        self.added_files = {p.name: p.stat().st_size for p in staging.path.iterdir()}
+        return wire.Added(name=name, rev="c3" * 32, state="registered")
+
+    async def load(self, names: wire.Names) -> wire.Results:
+        return self._results("load", names)
+
+    async def evict(self, names: wire.Names) -> wire.Results:
+        return self._results("evict", names)
+
+    async def pin(self, names: wire.Names) -> wire.Results:
+        return self._results("pin", names)
+
+    async def unpin(self, names: wire.Names) -> wire.Results:
+        return self._results("unpin", names)
+
+    async def patch(self, name: str, patch: wire.AdapterPatch) -> None:
+        self._note("patch", name, patch)
+
+    async def remove(self, name: str, *, keep_files: bool = False) -> wire.Removed:
+        self._note("remove", name, keep_files)
+        return wire.Removed(name=name, rev=self.revs.get(name))
+
+    def _results(self, verb: str, names: wire.Names) -> wire.Results:
+        self._note(verb, names)
+        return wire.Results(items=tuple(wire.ItemResult(name=n, ok=True) for n in names.names))
+
+    def _note(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.answer is not None:
+            raise self.answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    path: Path
+
+
+class FakeListing:
+    """Pictures of what FakeAdapters holds."""
+
+    def __init__(self, adapters: FakeAdapters) -> None:
+        self.adapters = adapters
+        self.reset()
+
+    def reset(self) -> None:
+        self.not_ready = ""
+
+    def ready(self) -> tuple[bool, str]:
+        return not self.not_ready, self.not_ready
+
+    def status(self) -> wire.Status:
+        zero: dict[type, Any] = {int: 0, str: "", float: 0.0}
+        given = {"adapters": {"idle": 2}, "pool": wire.PoolPicture(), "inbox": None}
+        plain = {
+            field.name: zero[field.type]
+            for field in msgspec.structs.fields(wire.Status)
+            if field.required and field.name not in given
+        }
+        return wire.Status(**plain, **given)
+
+    def page(self, *, limit: int, cursor: str | None, **filters: str | None) -> wire.AdapterPage:
+        names = sorted(self.adapters.revs)
+        start = int(cursor or 0)
+        items = tuple(map(self._row, names[start : start + limit]))
+        more = start + limit < len(names)
+        return wire.AdapterPage(
+            items=items, total=len(names), cursor=str(start + limit) if more else None
+        )
+
+    def detail(self, name: str) -> wire.AdapterDetail:
+        if name not in self.adapters.revs:
+            raise LoradError("model_not_found", f"no adapter named {name!r}")
+        return wire.AdapterDetail(adapter=self._row(name), serving=None, candidate=None)
+
+    def slots(self) -> wire.SlotPage:
+        return wire.SlotPage(items=(), slots_total=8, slots_used=0)
+
+    def _row(self, name: str) -> wire.Adapter:
+        return wire.Adapter(
+            name=name,
+            tenant=None,
+            model=BASE,
+            state="quarantined" if name == "broken" else "idle",
+            pinned=False,
+            priority=50,
+            rev=self.adapters.revs[name],
+            candidate_rev=None,
+            rank=8,
+            num_bytes=1,
+            source="upload",
+            labels={},
+            reason=None,
+            reason_message=None,
+            created_at="2025-03-01T09:30:00.000Z",
+            last_used_at=None,
+        )
+
+
+class ApiServer:
+    """Both sockets in `folder`; `limits` and `admin` replace the settings' defaults."""
+
+    def __init__(
+        self,
+        folder: Path,
+        limits: Limits,
+        admin: Admin | None = None,
+        *,
+        ping_seconds: float = 15.0,
+        max_upload: int = 1 << 20,
+    ) -> None:
+        self.inference = folder / "inference.sock"
+        self.admin = folder / "admin.sock"
+        self.limits = limits
+        self.engine = FakeEngine()
+        (folder / "staging").mkdir()
+        self.adapters = FakeAdapters(folder / "staging")
+        self.listing = FakeListing(self.adapters)
+        self.settings = Settings(
+            models=(Model(base="/models/tiny", name=BASE),), limits=limits, admin=admin or Admin()
+        )
+        self._ping_seconds, self._max_upload = ping_seconds, max_upload
+        listeners = [bind_unix(path, 0o600) for path in (self.inference, self.admin)]
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.run(self._start, listeners)
+
+    async def _start(self, listeners: list[Any]) -> None:
+        text = byte_text()
+        self.events = EventRing(capacity=8, instance_id="i1")
+        self.requests = RequestService(
+            self.adapters,
+            self.engine,
+            lambda rev: text,
+            limits=self.limits,
+            version="0.1.0",
+            base_digest="ba5eba5eba5e",
+        )
+        self.uploads = Uploads(self.adapters, max_bytes=self._max_upload)
+        self.deps = Deps(
+            settings=self.settings,
+            requests=self.requests,
+            adapters=self.adapters,
+            listing=self.listing,
+            events=self.events,
+            link=self.engine,
+            uploads=self.uploads,
+            version="0.1.0",
+            started=1_740_000_000.0,
+            ping_seconds=self._ping_seconds,
+        )
+        apps = (inference_app(self.deps), admin_app(self.deps))
+        self.servers = [
+            HttpServer(
+                app,
+                listener,
+                receipt_seconds=self.limits.request_receipt,
+                idle_seconds=self.limits.idle,
+                connections=self.limits.connections,
+                header_bytes=self.limits.headers,
+            )
+            for app, listener in zip(apps, listeners, strict=True)
+        ]
+        for server in self.servers:
+            await server.start()
+
+    def run(self, function: Callable[..., Awaitable[T] | T], *args: Any) -> T:
+        """Call `function` on the server's loop and wait for what it returns."""
+
+        async def call() -> T:
+            result = function(*args)
+            return await result if isinstance(result, Awaitable) else result
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(10)
+
+    def until(self, true: Callable[[], object], seconds: float = 5.0) -> None:
+        """Poll on the loop until `true`; AssertionError after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not self.run(true):
+            assert time.monotonic() < deadline, "it did not come true in time"
+            time.sleep(0.002)
+
+    def hold_engine(self, at: int = 0) -> asyncio.Event:
+        """From token number `at` on, the engine waits until the event is set (on the loop)."""
+        self.engine.gate, self.engine.gate_at = asyncio.Event(), at
+        return self.engine.gate
+
+    def reset(self) -> None:
+        """Between tests: nothing may be left over."""
+        for request_id in list(self.engine.running):
+            self.run(self.engine.abort, request_id)
+        self.until(lambda: not self.engine.running and self.requests.active == 0)
+        assert self.requests.waiting == 0
+        assert not any(self.adapters.leases.values())
+        for fake in (self.engine, self.adapters, self.listing):
+            fake.reset()
+
+    def close(self) -> None:
+        for server in self.servers:
+            self.run(server.stop, 0.2)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(5)
+        self.loop.close()
