@@ -33,7 +33,7 @@ class Name(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A revision that the engine should know: pinned if any of its names is, the highest priority."""
+    """A revision that the engine should know; pin and priority are the most of its names."""
 
     rev: str
     pinned: bool
@@ -54,7 +54,7 @@ class Diff:
 
 
 def shown_state(name: Name, status: RevisionStatus | None) -> State:
-    """The printed state of a name; `status` is the engine's of its serving revision, None if unknown.
+    """The printed state of a name; `status` is what the engine says of its serving revision.
 
     quarantined and missing are the registry's word, even while a copy serves on from memory.
     """

@@ -54,7 +54,7 @@ class Backups:
 def good(path: Path) -> bool:
     """A registry of this or an earlier schema that passes quick_check."""
     try:
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         try:
             application = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -67,13 +67,8 @@ def good(path: Path) -> bool:
     return known and bool(check == "ok")
 
 
-def companions(database: Path) -> tuple[Path, Path]:
-    """The WAL and the shared-memory file; a WAL must never meet another database than its own."""
-    return Path(f"{database}-wal"), Path(f"{database}-shm")
-
-
 def remove_database(path: Path) -> None:
-    for file in (path, *companions(path)):
+    for file in (path, *sqlite.companions(path)):
         file.unlink(missing_ok=True)
 
 

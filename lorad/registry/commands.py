@@ -71,11 +71,11 @@ def register(
     if before is not None and not candidate and not serves:
         _remember(connection, at, before)
     _unbury(connection, name, source)
-    unchanged = serves or (candidate and waits)
+    new, unchanged = before is None, serves or (candidate and waits)
     note(
         connection,
         at,
-        "adapter.added" if before is None else "adapter.unchanged" if unchanged else "adapter.new",
+        "adapter.added" if new else "adapter.candidate" if candidate else "adapter.replaced",
         name,
         rev,
         action="register",
@@ -86,7 +86,7 @@ def register(
     return Registered(
         name=name,
         rev=rev,
-        created=before is None,
+        created=new,
         unchanged=unchanged,
         serving=not candidate,
         replaced_rev=before.serving_rev if before and not candidate and not serves else None,
@@ -97,6 +97,7 @@ def promote(connection: Connection, at: Stamp, name: str, rev: str) -> bool:
     """The candidate `rev` serves from now on; False if it does already.  conflict for another."""
     before = _need(connection, name)
     if before.serving_rev == rev and before.candidate_rev is None:
+        note(connection, at, "", name, rev, action="promote", changed=False)
         return False
     if rev not in (before.candidate_rev, before.serving_rev):
         raise LoradError(
@@ -114,8 +115,9 @@ def promote(connection: Connection, at: Stamp, name: str, rev: str) -> bool:
     _update(connection, at, name, values)
     if before.serving_rev != rev:
         _remember(connection, at, before)
-    old = (before.serving_rev or "nothing")[:12]
-    note(connection, at, "adapter.promoted", name, rev, action="promote", message=f"was {old}")
+    old = before.serving_rev
+    kind, text = ("adapter.replaced", f"was {old[:12]}") if old else ("adapter.promoted", "")
+    note(connection, at, kind, name, rev, action="promote", message=text)
     return True
 
 
@@ -197,12 +199,13 @@ def set_presence(connection: Connection, at: Stamp, name: str, *, present: bool)
     """missing and back; False if it was so already, or is quarantined.  Pointers stay."""
     before = _need(connection, name)
     after = State.REGISTERED if present else State.MISSING
-    if before.stored_state in (after, State.QUARANTINED):
-        return False
-    _update(connection, at, name, {"state": after})
     word = "present" if present else "missing"
     level = "info" if present else "warn"
     rev = before.serving_rev or ""
+    if before.stored_state in (after, State.QUARANTINED):
+        note(connection, at, "", name, rev, action=f"mark_{word}", changed=False)
+        return False
+    _update(connection, at, name, {"state": after})
     note(connection, at, f"adapter.{word}", name, rev, action=f"mark_{word}", level=level)
     return True
 
@@ -272,9 +275,9 @@ def drop_unused(connection: Connection, at: Stamp, leased: set[str]) -> tuple[st
     unused = queries.known_revs(connection) - queries.live_revs(connection) - leased
     for rev in sorted(unused):
         connection.execute(delete(revisions).where(revisions.c.rev == rev))
-    if unused:
-        text = f"{len(unused)} revisions"
-        note(connection, at, "store.collected", "", "", action="collect", message=text)
+    text = f"{len(unused)} revisions"
+    changed = bool(unused)
+    note(connection, at, "store.collected", "", "", action="collect", message=text, changed=changed)
     return tuple(sorted(unused))
 
 

@@ -44,9 +44,14 @@ def inspect(path: Path) -> Found:
     """
     if not path.exists():
         return Found(Kind.ABSENT)
+    wal = sqlite.companions(path)[0]
+    # without changes in a WAL the one file is all there is, and not even a lock is left behind
+    alone = not wal.exists() or wal.stat().st_size == 0
     try:
         connection = sqlite3.connect(
-            f"file:{path}?mode=ro", uri=True, timeout=sqlite.BUSY_TIMEOUT_SECONDS
+            f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if alone else ''}",
+            uri=True,
+            timeout=sqlite.BUSY_TIMEOUT_SECONDS,
         )
         try:
             application = connection.execute("PRAGMA application_id").fetchone()[0]

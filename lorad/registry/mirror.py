@@ -81,13 +81,15 @@ class Mirror:
         late = self._clock() - self._backed_up_at >= BACKUP_SECONDS
         return self._changes >= BACKUP_CHANGES or (late and self._changes > 0)
 
-    def back_up(self, connection: Connection) -> Path:
+    def back_up_if_due(self, connection: Connection) -> bool:
         """Copy the database as committed, and drop the cards that only older backups needed."""
+        if not self.backup_due():
+            return False
         self._changes, self._backed_up_at = 0, self._clock()
         generation = queries.generation(connection)
-        path = self._backups.take(self._database, generation, self._backed_up_at)
+        self._backups.take(self._database, generation, self._backed_up_at)
         self._cards.forget_removed(_names(connection), self._backups.oldest_time())
-        return path
+        return True
 
 
 def _names(connection: Connection) -> set[str]:

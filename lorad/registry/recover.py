@@ -114,7 +114,7 @@ def _set_aside(path: Path, now: float) -> Path | None:
         kept = path.with_name(f"{path.name}.corrupt-{stamp}-{number}")
     moved = None
     # the WAL goes first: left alone with a new database it would be played into it
-    for source, target in zip(copies.companions(path), copies.companions(kept), strict=True):
+    for source, target in zip(sqlite.companions(path), sqlite.companions(kept), strict=True):
         if source.exists():
             source.rename(target)
     if path.exists():

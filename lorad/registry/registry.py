@@ -304,7 +304,7 @@ class Registry:
         )
 
     def record_packed(
-        self, rev: str, layout: str, *, num_blocks: int, true_bytes: int, actor: str = "packer"
+        self, rev: str, layout: str, num_blocks: int, true_bytes: int, *, actor: str = "packer"
     ) -> "Future[None]":
         """The packed file of `rev` for `layout` is in the store, whole.  Made read-only here."""
 
@@ -420,16 +420,20 @@ class Registry:
         def follow(behind: bool) -> None:
             if behind:
                 self._mirror.follow(passed)
-            self._back_up_if_due()
 
         self._writer.submit(lambda c: self._mirror.catch_up(c, self.store, passed), follow)
+        self._back_up()
 
     def _back_up_if_due(self) -> None:
         if self._mirror.backup_due() and not self._writer.closed:
-            self._writer.submit(self._mirror.back_up).add_done_callback(_log_failure)
+            self._back_up()
+
+    def _back_up(self) -> None:
+        """Behind the changes that were given so far: nobody waits for it."""
+        self._writer.submit(self._mirror.back_up_if_due).add_done_callback(_log_failure)
 
 
-def _log_failure(future: "Future[Path]") -> None:
+def _log_failure(future: "Future[bool]") -> None:
     error = future.exception()
     if error is not None:
         log.warning("the registry could not be backed up: %s", error)

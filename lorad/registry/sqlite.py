@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
@@ -44,7 +44,7 @@ def _engine(
     if query_only:
         pool = {"poolclass": QueuePool, "pool_size": 4, "max_overflow": 60}
     engine = create_engine(
-        f"sqlite:///{path}",
+        URL.create("sqlite", database=str(path)),
         connect_args={"timeout": busy_timeout, "check_same_thread": False},
         **pool,
     )
@@ -103,9 +103,16 @@ def storage_full(message: str) -> LoradError:
     )
 
 
+def companions(database: Path) -> tuple[Path, Path]:
+    """The WAL and the shared-memory file; a WAL must never meet another database than its own."""
+    return Path(f"{database}-wal"), Path(f"{database}-shm")
+
+
 def backup(source: Path, target: Path, copied: Callable[[], None]) -> None:
     """Copy one consistent state of `source` into the new file `target`, while others write."""
-    reader = sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_SECONDS)
+    reader = sqlite3.connect(
+        f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_SECONDS
+    )
     try:
         writer = sqlite3.connect(target)
         try:
