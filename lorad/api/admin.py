@@ -4,6 +4,7 @@ Goes in: requests of peers that the guard let in.  Comes out: what AdapterServic
 answer.  Decides nothing itself.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -97,22 +98,31 @@ async def put_file(request: Request) -> Response:
 
 
 async def commit_upload(request: Request) -> Response:
+    """Adding goes on when its client stops waiting; `loractl show` then says what came of it."""
     deps = deps_of(request)
-    await _body(request, wire.UploadCommit)
+    commit = await _body(request, wire.UploadCommit)
     upload = deps.uploads.take(request.path_params["upload_id"], _uid(request))
     start = upload.start
-    added = await deps.adapters.add(
-        upload.staging,
-        start.name,
-        source=start.source,
-        replace=start.replace,
-        pin=start.pin or None,
-        priority=start.priority,
-        labels=start.labels or None,
-        load=start.load,
-        dry_run=start.dry_run,
+    adding = deps.uploads.keep(
+        deps.adapters.add(
+            upload.staging,
+            start.name,
+            source=start.source,
+            replace=start.replace,
+            pin=start.pin or None,
+            priority=start.priority,
+            labels=start.labels or None,
+            load=start.load,
+            dry_run=start.dry_run,
+        )
     )
-    return json(added)
+    await asyncio.wait({adding}, timeout=max(commit.timeout_s, 0.0) if commit.wait else 0.0)
+    if adding.done():
+        return json(adding.result())
+    if not commit.wait:
+        return json(wire.Added(name=start.name, rev="", state="loading"), status=202)
+    message = f"not added after {commit.timeout_s:g} s; it goes on"
+    raise LoradError("deadline_exceeded", message, hint=f"loractl show {start.name}")
 
 
 async def drop_upload(request: Request) -> Response:

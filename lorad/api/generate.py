@@ -61,6 +61,7 @@ async def _generate(
         headers=_headers(generation),
         stall_seconds=deps.limits.stall_write,
         on_gone=deps.note_aborted,
+        on_close=generation.close,
     )
 
 

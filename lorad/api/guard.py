@@ -10,7 +10,6 @@ piece: their handler bounds the bytes, and each piece has the time of a whole bo
 import asyncio
 import os
 import re
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lorad.api.protocol import Peer
-from lorad.api.respond import failure, log
+from lorad.api.respond import failure, log, new_request_id
 from lorad.api.sse import ClientGone
 from lorad.errors import LoradError
 
@@ -57,7 +56,7 @@ class Guard:
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
-            request_id = f"req_{secrets.token_hex(12)}"
+            request_id = new_request_id()
         scope["lorad_request_id"] = request_id
         begun = False
         body = _Body(receive, headers, self._bounds, streamed=self._bounds.streamed(scope))

@@ -20,7 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from lorad.api.respond import envelope, error_headers
+from lorad.api.respond import envelope, error_headers, new_request_id
 from lorad.errors import LoradError
 
 _UCRED = struct.Struct("3i")
@@ -132,6 +132,7 @@ class GuardedProtocol(H11Protocol):
             "content-type": "application/json",
             "content-length": str(len(body)),
             "connection": "close",
+            "x-request-id": new_request_id(),
             **error_headers(error),
         }
         response = h11.Response(

@@ -7,6 +7,7 @@ here and answered `internal_error`.
 
 import logging
 import math
+import secrets
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -70,6 +71,10 @@ def error_headers(error: LoradError) -> dict[str, str]:
         # The SDKs retry all of these unless told otherwise.
         headers["x-should-retry"] = "true" if error.retryable else "false"
     return headers
+
+
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(12)}"
 
 
 def failure(error: Exception) -> Response:

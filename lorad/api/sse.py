@@ -43,7 +43,10 @@ def event(value: object, *, name: str = "", event_id: str = "") -> bytes:
 
 
 class EventStream(Response):
-    """`stall_seconds`: how long one write may wait for a reader.  `on_gone` hears why it ended."""
+    """`stall_seconds`: how long one write may wait for a reader.
+
+    `on_gone` hears why a client was lost; `on_close` is called at the end, whatever it is.
+    """
 
     media_type = "text/event-stream"
 
@@ -54,6 +57,7 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         stall_seconds: float = 30.0,
         on_gone: Callable[[str], None] = lambda reason: None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -61,6 +65,7 @@ class EventStream(Response):
         self._events = events
         self._stall = stall_seconds
         self._on_gone = on_gone
+        self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -70,6 +75,7 @@ class EventStream(Response):
             if gone.reason == "slow_client" and "lorad_connection" in scope:
                 scope["lorad_connection"].abort()  # its buffer will not empty by itself
         finally:
+            self._on_close()
             await self._events.aclose()
 
     async def _send_all(self, send: Send) -> None:

@@ -10,14 +10,16 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from engine.adapters.manifest import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILE
 from lorad import wire
 from lorad.errors import LoradError
+
+T = TypeVar("T")
 
 FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, *TEXT_FILES})
 MAX_OPEN = 16
@@ -60,6 +62,7 @@ class Uploads:
         self.max_bytes = max_bytes
         self._stage, self._clock = stage, clock
         self._open: dict[str, Upload] = {}
+        self._adding: set[asyncio.Task[Any]] = set()
 
     async def open(self, start: wire.UploadStart, owner: int | None) -> Upload:
         """Begin one; raises queue_full when too many are open."""
@@ -99,6 +102,18 @@ class Uploads:
             raise LoradError("conflict", f"{', '.join(sorted(upload.busy))} is still being written")
         del self._open[upload_id]
         return upload
+
+    def keep(self, adding: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Let a commit run to its end though nobody may wait for it; a failure is an event."""
+        task = asyncio.get_running_loop().create_task(adding)
+        self._adding.add(task)
+        task.add_done_callback(self._added)
+        return task
+
+    def _added(self, task: asyncio.Task[Any]) -> None:
+        self._adding.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever still waits raises it; adding itself has published it
 
     async def drop(self, upload_id: str, owner: int | None) -> None:
         """Give one up."""

@@ -179,6 +179,7 @@ class FakeAdapters:
         self.calls: list[tuple[Any, ...]] = []
         self.answer: LoradError | None = None
         self.added_files: dict[str, int] = {}
+        self.add_gate: asyncio.Event | None = None
 
     def resolve(self, model: str) -> Meant:
         if model == BASE:
@@ -206,6 +207,8 @@ class FakeAdapters:
 
     async def add(self, staging: "Staged", name: str, **options: Any) -> wire.Added:
         self._note("add", name, options)
+        if self.add_gate is not None:
+            await self.add_gate.wait()
         self.added_files = {p.name: p.stat().st_size for p in staging.path.iterdir()}
         return wire.Added(name=name, rev="c3" * 32, state="registered")
 

@@ -1,5 +1,6 @@
 """LoradClient against the real faces, and against nobody."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -135,6 +136,22 @@ def test_an_upload_is_its_openers_alone_and_ends_once(api, admin, monkeypatch):
     admin.request("POST", f"{path}/commit", body={})
     with pytest.raises(ApiError, match="no such upload"):
         admin.request("POST", f"{path}/commit", body={})
+
+
+def test_a_commit_may_be_waited_for_shortly_or_not_at_all(api, admin):
+    for commit, status in (({"timeout_s": 0.01}, 504), ({"wait": False}, 202)):
+        api.adapters.add_gate = gate = asyncio.Event()
+        opened = admin.post("/admin/v1/uploads", wire.UploadStart(name="x"), wire.UploadOpen)
+        path = f"/admin/v1/uploads/{opened.upload_id}/commit"
+        if status == 504:
+            with pytest.raises(ApiError, match="it goes on") as caught:
+                admin.request("POST", path, body=commit)
+            assert caught.value.code == "deadline_exceeded"
+        else:
+            assert admin.post(path, commit, wire.Added).state == "loading"
+        assert len(api.uploads._adding) == 1
+        api.run(gate.set)
+        api.until(lambda: not api.uploads._adding)
 
 
 def test_uploads_that_nobody_continues_are_discarded(api, admin):
