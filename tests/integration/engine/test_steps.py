@@ -1,8 +1,11 @@
 """What the step loop does when room is short, reads are slow and requests leave early."""
 
+import threading
+
 import pytest
 import torch
 
+from engine.adapters import host
 from engine.messages import Abort, Evict, GetSnapshot, Load
 
 
@@ -150,17 +153,48 @@ def test_blocks_of_a_cancelled_load_serve_the_next_owner(
         driver.core.pool.check()
 
 
-def test_a_slow_read_holds_up_nobody_else(start_core, adapters, prompt, cold) -> None:
-    driver = start_core(fail_reads_slowly=0.5)
+@pytest.mark.parametrize("slow", ["read", "copy"])
+def test_a_slow_load_holds_up_nobody_else(
+    start_core, adapters, prompt, cold, monkeypatch, slow
+) -> None:
+    """The load stands still until the other stream has ended; a step that waits for it fails."""
+    gate = threading.Event()
+    read_whole, copy = host._read_whole, torch.Tensor.copy_
+
+    def slow_read(path, target):
+        assert slow != "read" or gate.wait(20), "the gate is opened after the other stream's end"
+        return read_whole(path, target)
+
+    def slow_copy(tensor, source):
+        in_copier = threading.current_thread().name == "lorad-copier"
+        assert slow != "copy" or not in_copier or gate.wait(20)
+        return copy(tensor, source)
+
+    monkeypatch.setattr(host, "_read_whole", slow_read)
+    monkeypatch.setattr(torch.Tensor, "copy_", slow_copy)
+    driver = start_core()
     driver.add(adapters[0])
-    slow = driver.submit("slow", prompt(20), adapters[0].rev, logprobs=0)
-    driver.step()
+    late = driver.submit("late", prompt(20), adapters[0].rev, logprobs=0)
+    if slow == "copy":
+        driver.until(lambda: driver.core.machine.copier.in_flight)
+    else:
+        driver.step()
     quick = driver.submit("quick", prompt(20), max_tokens=30, logprobs=0)
-    driver.until(lambda: quick.finish)
-    assert not slow.tokens, "the read was not slow enough to prove anything"
-    assert quick.steps == list(range(quick.steps[0], quick.steps[0] + 30)), "a token every step"
+    for _ in range(30):
+        driver.step()
+    assert quick.finish == "length", "a token every step"
+    assert not late.tokens and driver.status(adapters[0].rev).state == "loading"
+    gate.set()
     driver.finish()
-    assert told(slow) == cold(prompt(20), adapters[0])
+    assert told(late) == cold(prompt(20), adapters[0])
+
+
+def test_reads_can_be_made_slow_for_a_drill(start_core, adapters, prompt) -> None:
+    driver = start_core(fail_reads_slowly=0.05)
+    driver.add(adapters[0])
+    assert driver.call(lambda i: Load(command_id=i, rev=adapters[0].rev, tier="ram")).code == ""
+    read = next(e for e in driver.events if (e.before, e.after) == ("loading", "ram"))
+    assert read.seconds >= 0.05
 
 
 @pytest.mark.parametrize("tokens", [0, 5])
