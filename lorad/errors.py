@@ -13,6 +13,7 @@ type, and whether the same call may succeed later.  Engine errors join by their 
 `from_engine`; nothing else in the project maps one world to the other.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -149,6 +150,12 @@ class StartError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def print(self) -> None:
+        """One line on stderr, and one with the next step."""
+        print(f"lorad: error: {self.message}", file=sys.stderr)
+        if self.hint:
+            print(f"  try: {self.hint}", file=sys.stderr)
 
 
 class BadConfig(StartError):

@@ -10,6 +10,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from engine.adapters.states import State
 from engine.messages import EngineInfo
@@ -34,6 +36,13 @@ class Resolved:
     base: bool = False
 
 
+class Staged(Protocol):
+    """A staging folder, whoever made the object."""
+
+    @property
+    def path(self) -> Path: ...
+
+
 class AdapterService:
     """One a daemon.  `check_pin` is PinRoom's; `refresh` makes what is shown next show a change."""
 
@@ -52,6 +61,7 @@ class AdapterService:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.draining = False
+        self.on_removed: Callable[[str], None] = lambda name: None
         self.revisions = revisions
         self.refresh = refresh
         self._names, self._link, self._intake = names, link, intake
@@ -96,12 +106,12 @@ class AdapterService:
         """A folder to fill and hand to `add` or `discard`; raises insufficient_storage."""
         return await asyncio.to_thread(self._intake.store.stage, expected_bytes)
 
-    async def discard(self, staging: StagingDir) -> None:
-        await self._intake.discard(staging)
+    async def discard(self, staging: Staged) -> None:
+        await self._intake.discard(StagingDir(staging.path))
 
     async def add(
         self,
-        staging: StagingDir,
+        staging: Staged,
         name: str,
         *,
         source: str,
@@ -130,12 +140,12 @@ class AdapterService:
             await self.revisions.load(added.rev)
         return added
 
-    async def take(self, staging: StagingDir, name: str, terms: Terms) -> wire.Added:
+    async def take(self, staging: Staged, name: str, terms: Terms) -> wire.Added:
         """The same for whoever has more to say; a name that is pinned is loaded."""
         _in_range(terms.priority)
         try:
             async with self._names.lock(name):
-                added = await self._registration.take(staging, name, terms)
+                added = await self._registration.take(StagingDir(staging.path), name, terms)
                 if added.unchanged and not terms.dry_run:
                     await self._set(name, terms.pin, terms.priority, terms.labels)
         finally:
@@ -246,6 +256,8 @@ class AdapterService:
             await self._names.write(name, self._names.registry.remove(name, tombstone))
         self._events.publish("adapter.removed", name=name, rev=rev or "")
         await self._registration.settle(rev, record.candidate_rev)
+        await self.refresh()
+        self.on_removed(name)
         return wire.Removed(name=name, rev=rev)
 
     # ------------------------------------------------------------- in the background

@@ -182,7 +182,8 @@ class EngineLink:
         self._stopping = True
         self._set("stopped", "stopped")
         if self._client is not None:
-            await self._client.stop(timeout)
+            # One that is loading weights hears nothing, and has nothing to lose.
+            await self._client.stop(timeout if self.info is not None else 0.5)
             self._drain_events(self._client)
         for task in list(self._tasks):
             task.cancel()

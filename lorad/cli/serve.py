@@ -1,0 +1,107 @@
+"""`lorad`: the daemon's own command line.
+
+Goes in: argv and the environment.  Comes out: an exit status of CONVENTIONS §2.2: 0 after a drain,
+1 crash, 2 bad configuration, 3 cannot bind, 4 registry unusable, 5 no usable device, 6 another
+lorad holds the lock.  Errors are one line and the next step, never a traceback.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorad import __version__
+from lorad.errors import BadConfig
+
+app = typer.Typer(
+    name="lorad",
+    help="Serve one base model with very many LoRA adapters.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="Read this file last.")]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print every setting with its origin, and end.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Check the configuration, and end.")]
+Level = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
+Form = Annotated[str | None, typer.Option("--log-format", help="text or json.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"lorad {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    config: Config = None,
+    print_config: PrintConfig = False,
+    check: Check = False,
+    log_level: Level = None,
+    log_format: Form = None,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Without a command: serve."""
+    if context.invoked_subcommand is None:
+        raise typer.Exit(_serve(config, print_config, check, log_level, log_format))
+
+
+@app.command()
+def serve(
+    config: Config = None,
+    print_config: PrintConfig = False,
+    check: Check = False,
+    log_level: Level = None,
+    log_format: Form = None,
+) -> None:
+    """Run the daemon in the foreground; it logs to stderr."""
+    raise typer.Exit(_serve(config, print_config, check, log_level, log_format))
+
+
+def _serve(
+    config: Path | None,
+    print_config: bool,
+    check: bool,
+    log_level: str | None,
+    log_format: str | None,
+) -> int:
+    from lorad import config_sources
+
+    flags = {"log.level": log_level, "log.format": log_format}
+    given = {key: value for key, value in flags.items() if value is not None}
+    try:
+        settings, places = config_sources.load(config, os.environ, given)
+    except BadConfig as error:
+        error.print()
+        return error.exit
+    if print_config:
+        print(config_sources.dump(settings))
+        return 0
+    if check:
+        print("the configuration is valid")
+        return 0
+    from lorad import daemon  # imports the server: not needed to print or check
+
+    return daemon.run(
+        settings,
+        places,
+        os.environ,
+        reload=lambda: config_sources.load(config, os.environ, given)[0],
+    )
+
+
+def main() -> None:
+    """The `lorad` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,521 @@
+"""The daemon: what exists, in which order it starts, and how it ends.
+
+    run        state lock → registry → reconcile → sockets bound           (no thread of ours yet
+    Daemon     → livez → engine → warm-up → pinned adapters → READY         but the registry's)
+               → signals: drain, then abort → everything closed → exit status
+
+The composition root: the only module that knows all the others.  Goes in: Settings.  Comes out: an
+exit status.  StartError is printed as one line with the next step.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import grp
+import hashlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.adapters.peft import Limits
+from engine.client import EngineClient, ModelSpec, pack, read_spec
+from engine.errors import AdapterInvalid, EngineError
+from engine.messages import PackedManifest
+from lorad import __version__, logs, paths
+from lorad.api.app import admin_app, inference_app
+from lorad.api.deps import Deps
+from lorad.api.server import HttpServer, bind_unix, unlink_unix
+from lorad.api.uploads import Uploads
+from lorad.config import Settings, placed
+from lorad.dump import dump_state
+from lorad.errors import BadConfig, CannotBind, LockHeld, LoradError, RegistryUnusable, StartError
+from lorad.registry.registry import Registry
+from lorad.registry.store import StagingDir, Store
+from lorad.service.adapters import AdapterService
+from lorad.service.catalog import Catalog
+from lorad.service.engine_link import EngineLink
+from lorad.service.events import EventRing
+from lorad.service.inbox import Inbox, Memory
+from lorad.service.intake import Inspect, Intake, inspector
+from lorad.service.listing import Listing
+from lorad.service.names import Names, entry_of
+from lorad.service.picture import Picture
+from lorad.service.pins import PinRoom
+from lorad.service.registration import Registration
+from lorad.service.requests import RequestService
+from lorad.service.revisions import Revisions
+from lorad.service.snapshot import Snapshot
+from lorad.service.tasks import Tasks
+from lorad.service.text import TextService
+from lorad.sources.local import LocalSourceError, copy_folder
+from lorad.systemd import Notifier, activated_sockets
+from lorad.watch.watcher import InboxWatcher
+
+log = logging.getLogger("lorad")
+
+TOKENIZER_THREADS = 4
+FLUSH_SECONDS = 10.0
+#: After an abort, streams get this long to send their error event.
+FAREWELL_SECONDS = 2.0
+#: systemd is asked for this much more time at each step of the engine's start.
+EXTEND_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a start holds before its event loop: the lock, the registry, bound sockets."""
+
+    settings: Settings
+    registry: Registry
+    inference: socket.socket
+    admin: socket.socket
+
+
+def run(
+    settings: Settings,
+    places: paths.Paths,
+    env: Mapping[str, str],
+    reload: Callable[[], Settings],
+) -> int:
+    """Serve until a signal says otherwise; returns the exit status.
+
+    `reload` reads the configuration anew, for SIGHUP; it raises BadConfig.
+    """
+    logs.setup(settings.log.level, settings.log.format, env)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        with _ground(settings, places, env) as ground:
+            asyncio.run(Daemon(ground, Notifier(env), reload).run())
+    except StartError as error:
+        error.print()
+        return error.exit
+    except Exception:  # the last border: a fault of ours is logged whole, and is exit 1
+        log.critical("lorad failed", exc_info=True)
+        return 1
+    return 0
+
+
+# ----------------------------------------------------------------- before the event loop
+@contextlib.contextmanager
+def _ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> Iterator[Ground]:
+    with contextlib.ExitStack() as undo:
+        state_dir = Path(settings.registry.dir)
+        undo.enter_context(_lock(state_dir))
+        try:
+            store = Store(Path(settings.store.dir), budget_bytes=settings.store.budget)
+        except (OSError, LoradError) as error:
+            raise RegistryUnusable(f"the store {settings.store.dir}: {error}") from error
+        registry = Registry.open(state_dir, store=store)
+        undo.callback(registry.close)
+        try:
+            registry.reconcile().result()
+        except LoradError as error:
+            raise RegistryUnusable(error.message, hint=error.hint) from error
+        passed = activated_sockets(env)
+        if not settings.inference.socket or not settings.admin.socket:
+            runtime = paths.fresh_runtime()
+            print(f"lorad: XDG_RUNTIME_DIR is not set; the sockets are in {runtime}")
+            settings = placed(settings, runtime)
+            undo.callback(_remove_empty, runtime)
+        inference, admin = settings.inference, settings.admin
+        listeners: list[socket.socket] = []
+        for name, path, mode, group, usual in (
+            ("inference", inference.socket, inference.mode, inference.group, "lorad"),
+            ("admin", admin.socket, admin.mode, admin.group, "lorad-admin"),
+        ):
+            listener = passed.get(name)
+            if listener is None:
+                usual = usual if places.system else ""
+                listener = _bind(Path(path), int(mode, 8), group or _existing(usual))
+                undo.callback(unlink_unix, Path(path))
+            undo.callback(listener.close)
+            listeners.append(listener)
+        yield Ground(settings, registry, *listeners)
+
+
+@contextlib.contextmanager
+def _lock(state_dir: Path) -> Iterator[None]:
+    """The state directory is ours, or LockHeld; the kernel lets go of it when we end, however."""
+    try:
+        state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+        fd = os.open(state_dir / "lorad.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise RegistryUnusable(
+            f"cannot use the state directory {state_dir}: {error.strerror}",
+            hint="set registry.dir, or STATE_DIRECTORY",
+        ) from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(fd, 32).decode(errors="replace").strip()
+            raise LockHeld(
+                f"another lorad (pid {pid or 'unknown'}) uses {state_dir}", hint="loractl status"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(fd)
+
+
+def _bind(path: Path, mode: int, group: str) -> socket.socket:
+    try:
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotBind(f"cannot make {path.parent}: {error.strerror}") from error
+    return bind_unix(path, mode, group)
+
+
+def _existing(group: str) -> str:
+    """A default group that the machine lacks is none; one that was configured must exist."""
+    try:
+        return grp.getgrnam(group).gr_name if group else ""
+    except KeyError:
+        return ""
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+# ----------------------------------------------------------------- the event loop
+class Daemon:
+    """Everything that runs.  Built inside the loop by `run`."""
+
+    def __init__(self, ground: Ground, notifier: Notifier, reload: Callable[[], Settings]) -> None:
+        self.ground, self.settings = ground, ground.settings
+        self.notifier, self.reload = notifier, reload
+        self._told: tuple[str, int] | None = None  # progress that was reported last
+
+    async def run(self) -> None:
+        """Start, serve, drain, stop.  Raises StartError if the engine cannot be had."""
+        self._build()
+        self._handle_signals()
+        servers = self._servers()
+        for server in servers:
+            await server.start()
+        self._say(f"listening on {self.settings.inference.socket}; loading the base model")
+        try:
+            await self._serve()
+        finally:
+            for server in servers:
+                await server.stop(FAREWELL_SECONDS)
+            await self._close()
+
+    # ------------------------------------------------------------- building
+    def _build(self) -> None:
+        settings, registry = self.settings, self.ground.registry
+        loop = asyncio.get_running_loop()
+        self.instance_id = secrets.token_hex(8)
+        self.stopping = asyncio.Event()  # the first signal
+        self.aborting = asyncio.Event()  # the second one
+        self.tasks = Tasks()
+        self.events = EventRing(instance_id=self.instance_id)
+        self.spec = _read_spec(settings)
+        self.text = TextService(Path(settings.model.base), registry.store.path)
+        self.link = EngineLink(settings.engine_config(), self.events, new_client=EngineClient)
+        self.link.on_progress = self._on_progress
+        catalog = Catalog(entry_of(s.adapter) for s in registry.all_serving())
+        self.names = Names(registry, catalog, model=settings.model.name)
+        self.picture = Picture(self.link)
+        intake = Intake(registry.store, inspect=self._inspector(), pack=self._pack)
+        revisions = Revisions(registry, self.link, intake, catalog, self.events, self.tasks)
+        pins = PinRoom(registry, catalog, self.link, settings.lora)
+        registration = Registration(
+            self.names, self.link, intake, revisions, self.events, check_pin=pins.check
+        )
+        self.adapters = AdapterService(
+            self.names,
+            self.link,
+            intake,
+            revisions,
+            registration,
+            self.events,
+            self.tasks,
+            check_pin=pins.check,
+            refresh=self.picture.refresh,
+        )
+        self.names.on_change = revisions.on_change = self.picture.changed
+        revisions.on_retired = self.text.forget
+        self.memory = Memory(Path(settings.registry.dir) / "inbox.json")
+        self.inbox = Inbox(
+            self.adapters,
+            self.names,
+            intake,
+            self.events,
+            self.tasks,
+            self.memory,
+            copy=self._copy,
+            on_delete=settings.watch.on_delete,
+        )
+        self.adapters.on_removed = self.inbox.reconsider
+        self.pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="lorad-text")
+        self.requests = RequestService(
+            self.adapters,
+            self.link,
+            self.text,
+            limits=settings.limits,
+            version=__version__,
+            base_digest=_base_digest(Path(settings.model.base)),
+            pool=self.pool,
+        )
+        listing = Listing(self.names, self.picture, self.events, layout=self._layout)
+        self.snapshot = Snapshot(
+            settings,
+            self.link,
+            self.picture,
+            listing,
+            self.adapters,
+            version=__version__,
+            instance_id=self.instance_id,
+        )
+        self.watcher = self._watcher()
+        self.inbox.watcher = self.watcher
+        self._loop = loop
+
+    def _servers(self) -> list[HttpServer]:
+        limits = self.settings.limits
+        deps = Deps(
+            settings=self.settings,
+            requests=self.requests,
+            adapters=self.adapters,
+            listing=self.snapshot,
+            events=self.events,
+            link=self.link,
+            uploads=Uploads(self.adapters, max_bytes=self.settings.watch.max_adapter_bytes),
+            version=__version__,
+            started=time.time(),
+        )
+        return [
+            HttpServer(
+                app,
+                listener,
+                receipt_seconds=limits.request_receipt,
+                idle_seconds=limits.idle,
+                connections=limits.connections,
+                header_bytes=limits.headers,
+            )
+            for app, listener in (
+                (inference_app(deps), self.ground.inference),
+                (admin_app(deps), self.ground.admin),
+            )
+        ]
+
+    def _watcher(self) -> InboxWatcher | None:
+        watch = self.settings.watch
+        if watch.mode == "off":
+            return None
+        inbox = Path(watch.dir)
+        try:
+            inbox.mkdir(mode=0o770, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadConfig(f"watch.dir: cannot make {inbox}: {error.strerror}") from error
+        return InboxWatcher(
+            inbox,
+            settle=watch.settle,
+            rescan=watch.rescan,
+            mode=watch.mode,
+            known=self.inbox.known(),
+            on_folder=self.inbox.on_folder,
+            on_gone=self.inbox.on_gone,
+            on_warning=self._on_watch_warning,
+        )
+
+    # ------------------------------------------------------------- serving
+    async def _serve(self) -> None:
+        """From the engine's start to the end of the drain."""
+        self.link.start()
+        for work in (self.picture.run(), self._flush(), self._feed_watchdog()):
+            self.tasks.spawn(work)
+        if self.watcher is not None:
+            self.watcher.start()
+        self.events.publish("daemon.start", message=f"lorad {__version__}, pid {os.getpid()}")
+        if await self._first_of(self.link.ready.wait()):
+            self.notifier.ready(f"serving {self.settings.model.name}")
+            self._say(f"ready: serving {self.settings.model.name}")
+            await self._first_of()
+        await self._drain()
+
+    async def _first_of(self, *work: object) -> bool:
+        """Wait for `work`, unless a signal or a dead engine comes first; True if it was done."""
+        waiting = [asyncio.ensure_future(w) for w in (*work, self.stopping.wait())]  # type: ignore[call-overload]
+        try:
+            await asyncio.wait({*waiting, self.link.failed}, return_when=asyncio.FIRST_COMPLETED)
+            if self.link.failed.done():
+                self.link.failed.result()
+            return not self.stopping.is_set()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    async def _drain(self) -> None:
+        """No new work; what runs may end within `drain_timeout`, or until the second signal."""
+        timeout = self.settings.shutdown.drain_timeout
+        self.adapters.draining = True
+        self.requests.drain()
+        self.notifier.stopping("draining")
+        self.events.publish("drain.start", message=f"{self.requests.active} requests in flight")
+        idle = asyncio.ensure_future(self.requests.wait_idle(timeout))
+        second = asyncio.ensure_future(self.aborting.wait())
+        await asyncio.wait({idle, second}, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        second.cancel()
+        if left := self.requests.active:
+            self.events.publish("drain.forced", level="warn", message=f"{left} requests aborted")
+            self.requests.abort_all("draining", "lorad is shutting down")
+            await self.requests.wait_idle(FAREWELL_SECONDS)
+
+    async def _close(self) -> None:
+        self.notifier.stopping("stopping")
+        if self.watcher is not None:
+            await asyncio.to_thread(self.watcher.stop)
+        await self.link.stop()
+        await self.tasks.cancel()
+        await self.adapters.flush()
+        self.memory.save()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._say("stopped")
+
+    # ------------------------------------------------------------- signals
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop)
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        loop.add_signal_handler(signal.SIGUSR1, self._on_dump)
+
+    def _on_stop(self) -> None:
+        if self.stopping.is_set():
+            self.aborting.set()
+        self.stopping.set()
+
+    def _on_reload(self) -> None:
+        """A broken file changes nothing; what cannot change while running is named."""
+        self.notifier.reloading()
+        try:
+            fresh = self.reload()
+        except StartError as error:
+            self.events.publish(
+                "config.rejected", level="error", message=f"{error.message} {error.hint}".strip()
+            )
+        else:
+            logs.set_level(fresh.log.level)
+            stale = ", ".join(_needs_restart(self.settings, fresh))
+            message = f"needs a restart: {stale}" if stale else ""
+            self.events.publish(
+                "config.reloaded", level="warn" if stale else "info", message=message
+            )
+        if self.watcher is not None:
+            self.watcher.rescan_now()
+        if self.link.ready.is_set():
+            self.notifier.ready(f"serving {self.settings.model.name}")
+
+    def _on_dump(self) -> None:
+        dump_state(self.snapshot.status())
+
+    # ------------------------------------------------------------- in the background
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            try:
+                await self.adapters.flush()
+                await asyncio.to_thread(self.memory.save)
+            except (LoradError, OSError) as error:
+                log.warning("times of last use are not written now: %s", error)
+
+    async def _feed_watchdog(self) -> None:
+        """That this runs is the proof that systemd asks for."""
+        while self.notifier.watchdog_seconds:
+            self.notifier.watchdog()
+            await asyncio.sleep(self.notifier.watchdog_seconds)
+
+    def _on_progress(self, phase: str, fraction: float) -> None:
+        """Weights report every tensor; people hear of each quarter."""
+        step = (phase, int(fraction * 4))
+        if step == self._told:
+            return
+        self._told = step
+        text = f"loading the base model: {phase} {fraction:.0%}"
+        self.notifier.status(text, extend_seconds=EXTEND_SECONDS)
+        log.info("%s", text)
+
+    def _on_watch_warning(self, message: str) -> None:
+        """From the watcher's thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(
+                lambda: self.events.publish("watch.warning", level="warn", message=message)
+            )
+
+    # ------------------------------------------------------------- adapters' files
+    def _inspector(self) -> Inspect:
+        return inspector(self.spec, self._limits(), served_dtype=self.settings.model.dtype)
+
+    def _limits(self) -> Limits:
+        settings = self.settings
+        return Limits(max_rank=settings.lora.max_rank, max_bytes=settings.watch.max_adapter_bytes)
+
+    async def _pack(self, folder: Path, out: Path) -> PackedManifest:
+        info = self.link.info
+        if info is None:
+            raise EngineError("the engine is not there to say how to pack")
+        return await pack(
+            folder,
+            model=Path(self.settings.model.base),
+            block_size=info.block_size,
+            dtype=info.dtype,
+            out_dir=out,
+            max_rank=self.settings.lora.max_rank,
+        )
+
+    def _copy(self, folder: Path, staging: StagingDir) -> None:
+        roots = [Path(self.settings.watch.dir)]
+        try:
+            copy_folder(
+                folder,
+                staging.path,
+                roots=roots,
+                max_bytes=self.settings.watch.max_adapter_bytes,
+            )
+        except LocalSourceError as error:
+            if error.code.startswith("E_"):
+                raise AdapterInvalid(error.code, error.message, hint=error.hint) from error
+            raise LoradError(error.code, error.message, hint=error.hint) from error
+
+    def _layout(self) -> str:
+        return self.link.info.layout if self.link.info is not None else ""
+
+    def _say(self, text: str) -> None:
+        log.info("%s", text)
+        self.notifier.status(text)
+
+
+def _read_spec(settings: Settings) -> ModelSpec:
+    try:
+        return read_spec(Path(settings.model.base))
+    except EngineError as error:
+        raise BadConfig(f"models.base: {error.message}", hint=error.hint) from error
+    except OSError as error:
+        raise BadConfig(f"models.base: {error}") from error
+
+
+def _base_digest(folder: Path) -> str:
+    """Tells two bases apart in `system_fingerprint`, without reading gigabytes."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for weights in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{weights.name} {weights.stat().st_size}".encode())
+    return digest.hexdigest()
+
+
+def _needs_restart(now: Settings, fresh: Settings) -> list[str]:
+    """Sections that differ and are only read at start."""
+    names = [n for n in now.__struct_fields__ if n not in ("origins", "log")]
+    return [n for n in names if getattr(now, n) != getattr(fresh, n)]
