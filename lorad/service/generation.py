@@ -99,14 +99,13 @@ class Generation:
 
     async def _next(self, idle: float | None) -> tuple[Choice, SequenceDelta] | None:
         left = self._seconds_left()
-        timeout = left if idle is None else min(idle, left)
+        if left <= 0:
+            raise LoradError("deadline_exceeded", "the request ran into its deadline")
         try:
-            async with asyncio.timeout(max(timeout, 0.0)):
+            async with asyncio.timeout(left if idle is None else min(idle, left)):
                 item = await self._inbox.get()
         except TimeoutError:
-            if self._seconds_left() > 0:
-                return None
-            raise LoradError("deadline_exceeded", "the request ran into its deadline") from None
+            return None
         if isinstance(item, LoradError):
             raise item
         return item
