@@ -79,6 +79,7 @@ class InboxWatcher:
         self._retries: deque[Path] = deque()
         self._stopping = threading.Event()
         self._scan_wanted = threading.Event()
+        self._wake_lock = threading.Lock()  # so that nobody writes to a number that was closed
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="lorad-watch", daemon=True)
 
@@ -89,21 +90,30 @@ class InboxWatcher:
     def stop(self) -> None:
         """Returns when no callback can come any more.  For good."""
         self._stopping.set()
-        os.eventfd_write(self._wake, 1)
+        self._nudge()
         if self._thread.is_alive():
             self._thread.join()
         self._detach()
-        os.close(self._wake)
+        with self._wake_lock:
+            if self._wake >= 0:
+                os.close(self._wake)
+                self._wake = -1
 
     def rescan_now(self) -> None:
         """Look at everything now, as after SIGHUP."""
         self._scan_wanted.set()
-        os.eventfd_write(self._wake, 1)
+        self._nudge()
 
     def retry(self, folder: Path) -> None:
         """What was done with `folder` failed for a reason that may pass (a full disk): report it
         again at the next rescan."""
         self._retries.append(folder)
+
+    def _nudge(self) -> None:
+        """End the thread's wait; nothing after `stop`."""
+        with self._wake_lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     # ------------------------------------------------------------- the loop
     def _run(self) -> None:
@@ -195,6 +205,7 @@ class InboxWatcher:
     def _poll_instead(self, error: OSError) -> None:
         self._detach()
         self.mode = "polling"
+        self._next_scan = self._clock()
         why = _LIMITS.get(error.errno or 0, f"inotify failed: {error.strerror}")
         self._warn("mode", f"{why}; the inbox is polled instead")
 
