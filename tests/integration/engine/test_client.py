@@ -1,6 +1,7 @@
 """The engine as a process, seen through EngineClient."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +10,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
-from engine.client import EngineClient, packed_layout, read_spec
+from engine.client import EngineClient, pack, packed_layout, read_spec
 from engine.config import EngineConfig
-from engine.errors import EngineDied, EngineError
+from engine.errors import AdapterInvalid, EngineDied, EngineError
 from engine.messages import (
     AddRevision,
     EngineReady,
@@ -27,6 +29,7 @@ from engine.messages import (
     Submit,
 )
 
+WEIGHTS = "adapter_model.safetensors"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
 
@@ -219,3 +222,64 @@ def test_the_client_imports_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd()
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def peft_folder(adapters, model_dir, tmp_path) -> Path:
+    """The adapter "all" as PEFT would have saved it."""
+    folder = tmp_path / "all"
+    folder.mkdir()
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 4,
+        "lora_alpha": 2,
+        "target_modules": sorted({module for _, module in adapters[0].tensors}),
+        "base_model_name_or_path": str(model_dir),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tensors = {}
+    for (layer, module), (a, b) in adapters[0].tensors.items():
+        block = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+        name = f"base_model.model.model.layers.{layer}.{block}.{module}"
+        tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = a, b
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS)
+    return folder
+
+
+def test_a_folder_is_packed_into_what_the_engine_reads(
+    peft_folder, model_dir, adapters, tmp_path
+) -> None:
+    packed = asyncio.run(
+        pack(peft_folder, model=model_dir, block_size=16, dtype="float32", out_dir=tmp_path)
+    )
+    ours = adapters[0].manifest
+    assert Path(packed.path).read_bytes() == Path(ours.path).read_bytes()
+    assert (packed.layout, packed.num_blocks, packed.true_bytes, packed.max_rank) == (
+        ours.layout,
+        ours.num_blocks,
+        ours.true_bytes,
+        ours.max_rank,
+    )
+    assert packed.modules == ours.modules
+
+
+def test_a_refused_folder_is_adapter_invalid_with_its_reason(
+    peft_folder, model_dir, tmp_path
+) -> None:
+    async def packing() -> None:
+        await pack(peft_folder, model=model_dir, block_size=16, dtype="float32", out_dir=tmp_path)
+
+    (peft_folder / WEIGHTS).write_bytes(b"no tensors here")
+    with pytest.raises(AdapterInvalid) as caught:
+        asyncio.run(packing())
+    assert caught.value.reason.startswith("E_") and caught.value.message
+
+
+def test_a_packer_that_cannot_write_is_an_error_of_ours(peft_folder, model_dir, tmp_path) -> None:
+    nowhere = tmp_path / "missing"
+    with pytest.raises(EngineError) as caught:
+        asyncio.run(
+            pack(peft_folder, model=model_dir, block_size=16, dtype="float32", out_dir=nowhere)
+        )
+    assert not isinstance(caught.value, AdapterInvalid) and str(nowhere) in caught.value.message
