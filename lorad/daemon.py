@@ -1,7 +1,7 @@
 """The daemon: what exists, in which order it starts, and how it ends.
 
-    run        state lock → registry → reconcile → sockets bound           (no thread of ours yet
-    Daemon     → livez → engine → warm-up → pinned adapters → READY         but the registry's)
+    ground     state lock → registry → reconcile → sockets bound
+    Daemon     → livez → engine → warm-up → pinned adapters → READY
                → signals: drain, then abort → everything closed → exit status
 
 The composition root: the only module that knows all the others.  Goes in: Settings.  Comes out: an
@@ -10,40 +10,34 @@ exit status.  StartError is printed as one line with the next step.
 
 import asyncio
 import contextlib
-import fcntl
-import grp
 import hashlib
 import logging
 import os
 import secrets
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from engine.adapters.peft import Limits
-from engine.client import EngineClient, ModelSpec, pack, read_spec
-from engine.errors import AdapterInvalid, EngineError
-from engine.messages import PackedManifest
+from engine.client import EngineClient, ModelSpec, read_spec
+from engine.errors import EngineError
 from lorad import __version__, logs, paths
 from lorad.api.app import admin_app, inference_app
 from lorad.api.deps import Deps
-from lorad.api.server import HttpServer, bind_unix, unlink_unix
+from lorad.api.server import HttpServer
 from lorad.api.uploads import Uploads
-from lorad.config import Settings, placed
+from lorad.config import Settings
 from lorad.dump import dump_state
-from lorad.errors import BadConfig, CannotBind, LockHeld, LoradError, RegistryUnusable, StartError
-from lorad.registry.registry import Registry
-from lorad.registry.store import StagingDir, Store
+from lorad.errors import BadConfig, LoradError, StartError
+from lorad.ground import Ground, ground
 from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
+from lorad.service.files import AdapterFiles
 from lorad.service.inbox import Inbox, Memory
-from lorad.service.intake import Inspect, Intake, inspector
+from lorad.service.intake import Intake
 from lorad.service.listing import Listing
 from lorad.service.names import Names, entry_of
 from lorad.service.picture import Picture
@@ -54,8 +48,7 @@ from lorad.service.revisions import Revisions
 from lorad.service.snapshot import Snapshot
 from lorad.service.tasks import Tasks
 from lorad.service.text import TextService
-from lorad.sources.local import LocalSourceError, copy_folder
-from lorad.systemd import Notifier, activated_sockets
+from lorad.systemd import Notifier
 from lorad.watch.watcher import InboxWatcher
 
 log = logging.getLogger("lorad")
@@ -66,16 +59,6 @@ FLUSH_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0
 #: systemd is asked for this much more time at each step of the engine's start.
 EXTEND_SECONDS = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """What a start holds before its event loop: the lock, the registry, bound sockets."""
-
-    settings: Settings
-    registry: Registry
-    inference: socket.socket
-    admin: socket.socket
 
 
 def run(
@@ -91,8 +74,8 @@ def run(
     logs.setup(settings.log.level, settings.log.format, env)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        with _ground(settings, places, env) as ground:
-            asyncio.run(Daemon(ground, Notifier(env), reload).run())
+        with ground(settings, places, env) as held:
+            asyncio.run(Daemon(held, Notifier(env), reload).run())
     except StartError as error:
         error.print()
         return error.exit
@@ -102,92 +85,6 @@ def run(
     return 0
 
 
-# ----------------------------------------------------------------- before the event loop
-@contextlib.contextmanager
-def _ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> Iterator[Ground]:
-    with contextlib.ExitStack() as undo:
-        state_dir = Path(settings.registry.dir)
-        undo.enter_context(_lock(state_dir))
-        try:
-            store = Store(Path(settings.store.dir), budget_bytes=settings.store.budget)
-        except (OSError, LoradError) as error:
-            raise RegistryUnusable(f"the store {settings.store.dir}: {error}") from error
-        registry = Registry.open(state_dir, store=store)
-        undo.callback(registry.close)
-        try:
-            registry.reconcile().result()
-        except LoradError as error:
-            raise RegistryUnusable(error.message, hint=error.hint) from error
-        passed = activated_sockets(env)
-        if not settings.inference.socket or not settings.admin.socket:
-            runtime = paths.fresh_runtime()
-            print(f"lorad: XDG_RUNTIME_DIR is not set; the sockets are in {runtime}")
-            settings = placed(settings, runtime)
-            undo.callback(_remove_empty, runtime)
-        inference, admin = settings.inference, settings.admin
-        listeners: list[socket.socket] = []
-        for name, path, mode, group, usual in (
-            ("inference", inference.socket, inference.mode, inference.group, "lorad"),
-            ("admin", admin.socket, admin.mode, admin.group, "lorad-admin"),
-        ):
-            listener = passed.get(name)
-            if listener is None:
-                usual = usual if places.system else ""
-                listener = _bind(Path(path), int(mode, 8), group or _existing(usual))
-                undo.callback(unlink_unix, Path(path))
-            undo.callback(listener.close)
-            listeners.append(listener)
-        yield Ground(settings, registry, *listeners)
-
-
-@contextlib.contextmanager
-def _lock(state_dir: Path) -> Iterator[None]:
-    """The state directory is ours, or LockHeld; the kernel lets go of it when we end, however."""
-    try:
-        state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-        fd = os.open(state_dir / "lorad.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise RegistryUnusable(
-            f"cannot use the state directory {state_dir}: {error.strerror}",
-            hint="set registry.dir, or STATE_DIRECTORY",
-        ) from error
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.read(fd, 32).decode(errors="replace").strip()
-            raise LockHeld(
-                f"another lorad (pid {pid or 'unknown'}) uses {state_dir}", hint="loractl status"
-            ) from None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
-        yield
-    finally:
-        os.close(fd)
-
-
-def _bind(path: Path, mode: int, group: str) -> socket.socket:
-    try:
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotBind(f"cannot make {path.parent}: {error.strerror}") from error
-    return bind_unix(path, mode, group)
-
-
-def _existing(group: str) -> str:
-    """A default group that the machine lacks is none; one that was configured must exist."""
-    try:
-        return grp.getgrnam(group).gr_name if group else ""
-    except KeyError:
-        return ""
-
-
-def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-# ----------------------------------------------------------------- the event loop
 class Daemon:
     """Everything that runs.  Built inside the loop by `run`."""
 
@@ -220,14 +117,14 @@ class Daemon:
         self.aborting = asyncio.Event()  # the second one
         self.tasks = Tasks()
         self.events = EventRing(instance_id=self.instance_id)
-        self.spec = _read_spec(settings)
         self.text = TextService(Path(settings.model.base), registry.store.path)
         self.link = EngineLink(settings.engine_config(), self.events, new_client=EngineClient)
         self.link.on_progress = self._on_progress
         catalog = Catalog(entry_of(s.adapter) for s in registry.all_serving())
         self.names = Names(registry, catalog, model=settings.model.name)
         self.picture = Picture(self.link)
-        intake = Intake(registry.store, inspect=self._inspector(), pack=self._pack)
+        files = AdapterFiles(settings, _read_spec(settings), self.link)
+        intake = Intake(registry.store, inspect=files.inspect, pack=files.pack)
         revisions = Revisions(registry, self.link, intake, catalog, self.events, self.tasks)
         pins = PinRoom(registry, catalog, self.link, settings.lora)
         registration = Registration(
@@ -254,7 +151,7 @@ class Daemon:
             self.events,
             self.tasks,
             self.memory,
-            copy=self._copy,
+            copy=files.copy,
             on_delete=settings.watch.on_delete,
         )
         self.adapters.on_removed = self.inbox.reconsider
@@ -454,41 +351,6 @@ class Daemon:
             self._loop.call_soon_threadsafe(
                 lambda: self.events.publish("watch.warning", level="warn", message=message)
             )
-
-    # ------------------------------------------------------------- adapters' files
-    def _inspector(self) -> Inspect:
-        return inspector(self.spec, self._limits(), served_dtype=self.settings.model.dtype)
-
-    def _limits(self) -> Limits:
-        settings = self.settings
-        return Limits(max_rank=settings.lora.max_rank, max_bytes=settings.watch.max_adapter_bytes)
-
-    async def _pack(self, folder: Path, out: Path) -> PackedManifest:
-        info = self.link.info
-        if info is None:
-            raise EngineError("the engine is not there to say how to pack")
-        return await pack(
-            folder,
-            model=Path(self.settings.model.base),
-            block_size=info.block_size,
-            dtype=info.dtype,
-            out_dir=out,
-            max_rank=self.settings.lora.max_rank,
-        )
-
-    def _copy(self, folder: Path, staging: StagingDir) -> None:
-        roots = [Path(self.settings.watch.dir)]
-        try:
-            copy_folder(
-                folder,
-                staging.path,
-                roots=roots,
-                max_bytes=self.settings.watch.max_adapter_bytes,
-            )
-        except LocalSourceError as error:
-            if error.code.startswith("E_"):
-                raise AdapterInvalid(error.code, error.message, hint=error.hint) from error
-            raise LoradError(error.code, error.message, hint=error.hint) from error
 
     def _layout(self) -> str:
         return self.link.info.layout if self.link.info is not None else ""

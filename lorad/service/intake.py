@@ -12,24 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import msgspec
-
-from engine.adapters.peft import AdapterManifest, Limits, inspect, revision_digest
-from engine.client import ModelSpec
-from engine.errors import AdapterInvalid, EngineError
+from engine.adapters.peft import AdapterManifest
+from engine.errors import EngineError
 from engine.messages import PackedManifest
 from lorad.errors import LoradError, from_engine
 from lorad.registry.records import RevisionRecord
 from lorad.registry.store import StagingDir, Store
-from lorad.text.template import ChatTemplate
-from lorad.text.tokenizer import TextError
 
 T = TypeVar("T")
 
 #: (folder of the files, folder for the packed file) -> manifest; raises EngineError.
 Pack = Callable[[Path, Path], Awaitable[PackedManifest]]
-OWN_TEMPLATE = "it brings its own chat template, which its chats are rendered with"
-
 #: Facts that the registry keeps under the name that inspection gave them.
 _SHARED = (
     *("rank", "ranks", "alpha", "rslora", "targets", "num_layers", "dtype", "file_bytes"),
@@ -50,24 +43,6 @@ class Found:
     staging: StagingDir
     manifest: AdapterManifest
     rev: str
-
-
-def inspector(spec: ModelSpec, limits: Limits, *, served_dtype: str) -> Inspect:
-    """What the daemon inspects with: the engine's own rules, and that the chat template works."""
-
-    def inspect_folder(folder: Path, /) -> tuple[AdapterManifest, str]:
-        manifest = inspect(folder, spec, limits, served_dtype=served_dtype)
-        try:
-            template = ChatTemplate.load(folder)
-        except TextError as error:
-            raise AdapterInvalid("E_TOKENIZER_INVALID", f"chat template: {error}") from error
-        digest = revision_digest(folder, manifest)
-        if template is not None:
-            warnings = (*manifest.warnings, OWN_TEMPLATE)
-            manifest = msgspec.structs.replace(manifest, warnings=warnings)
-        return manifest, digest
-
-    return inspect_folder
 
 
 class Intake:

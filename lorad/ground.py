@@ -1,0 +1,118 @@
+"""Ground: what a daemon stands on before its event loop runs.
+
+Goes in: settings, the machine's directories, the environment.  Comes out: the state lock, an open
+and reconciled registry, two listening sockets, taken in that order and given back in reverse.  No
+thread of ours runs yet but the registry's idle writer, so the umask around a bind disturbs nobody.
+"""
+
+import contextlib
+import fcntl
+import grp
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lorad import paths
+from lorad.api.server import bind_unix, unlink_unix
+from lorad.config import Settings, placed
+from lorad.errors import CannotBind, LockHeld, LoradError, RegistryUnusable
+from lorad.registry.registry import Registry
+from lorad.registry.store import Store
+from lorad.systemd import activated_sockets
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """`settings` have every path filled in."""
+
+    settings: Settings
+    registry: Registry
+    inference: socket.socket
+    admin: socket.socket
+
+
+@contextlib.contextmanager
+def ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> Iterator[Ground]:
+    """Raises LockHeld, RegistryUnusable or CannotBind."""
+    with contextlib.ExitStack() as undo:
+        state_dir = Path(settings.registry.dir)
+        undo.enter_context(_lock(state_dir))
+        try:
+            store = Store(Path(settings.store.dir), budget_bytes=settings.store.budget)
+        except (OSError, LoradError) as error:
+            raise RegistryUnusable(f"the store {settings.store.dir}: {error}") from error
+        registry = Registry.open(state_dir, store=store)
+        undo.callback(registry.close)
+        try:
+            registry.reconcile().result()
+        except LoradError as error:
+            raise RegistryUnusable(error.message, hint=error.hint) from error
+        passed = activated_sockets(env)
+        if not settings.inference.socket or not settings.admin.socket:
+            runtime = paths.fresh_runtime()
+            print(f"lorad: XDG_RUNTIME_DIR is not set; the sockets are in {runtime}")
+            settings = placed(settings, runtime)
+            undo.callback(_remove_empty, runtime)
+        inference, admin = settings.inference, settings.admin
+        listeners: list[socket.socket] = []
+        for name, path, mode, group, usual in (
+            ("inference", inference.socket, inference.mode, inference.group, "lorad"),
+            ("admin", admin.socket, admin.mode, admin.group, "lorad-admin"),
+        ):
+            listener = passed.get(name)
+            if listener is None:
+                usual = usual if places.system else ""
+                listener = _bind(Path(path), int(mode, 8), group or _existing(usual))
+                undo.callback(unlink_unix, Path(path))
+            undo.callback(listener.close)
+            listeners.append(listener)
+        yield Ground(settings, registry, *listeners)
+
+
+@contextlib.contextmanager
+def _lock(state_dir: Path) -> Iterator[None]:
+    """The state directory is ours, or LockHeld; the kernel lets go of it when we end, however."""
+    try:
+        state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+        fd = os.open(state_dir / "lorad.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise RegistryUnusable(
+            f"cannot use the state directory {state_dir}: {error.strerror}",
+            hint="set registry.dir, or STATE_DIRECTORY",
+        ) from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(fd, 32).decode(errors="replace").strip()
+            raise LockHeld(
+                f"another lorad (pid {pid or 'unknown'}) uses {state_dir}", hint="loractl status"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(fd)
+
+
+def _bind(path: Path, mode: int, group: str) -> socket.socket:
+    try:
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotBind(f"cannot make {path.parent}: {error.strerror}") from error
+    return bind_unix(path, mode, group)
+
+
+def _existing(group: str) -> str:
+    """A default group that the machine lacks is none; one that was configured must exist."""
+    try:
+        return grp.getgrnam(group).gr_name if group else ""
+    except KeyError:
+        return ""
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,74 @@
+"""AdapterFiles: how this daemon copies, inspects and packs, with its settings and its engine.
+
+Goes in: folders.  Comes out: copies, manifests and digests, packed files; or AdapterInvalid with
+its E_ reason.  The engine's own rules decide, plus one of ours: a chat template must work.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from engine.adapters.peft import AdapterManifest, Limits, inspect, revision_digest
+from engine.client import ModelSpec, pack
+from engine.errors import AdapterInvalid
+from engine.messages import PackedManifest
+from lorad.config import Settings
+from lorad.errors import LoradError
+from lorad.registry.store import StagingDir
+from lorad.service.engine_link import EngineLink
+from lorad.sources.local import LocalSourceError, copy_folder
+from lorad.text.template import ChatTemplate
+from lorad.text.tokenizer import TextError
+
+OWN_TEMPLATE = "it brings its own chat template, which its chats are rendered with"
+
+
+class AdapterFiles:
+    """`spec` is the base model's."""
+
+    def __init__(self, settings: Settings, spec: ModelSpec, link: EngineLink) -> None:
+        self._settings, self._spec, self._link = settings, spec, link
+        self._limits = Limits(
+            max_rank=settings.lora.max_rank, max_bytes=settings.watch.max_adapter_bytes
+        )
+
+    def copy(self, folder: Path, staging: StagingDir) -> None:
+        """The adapter files of an inbox folder, by descriptor and within the limits."""
+        try:
+            copy_folder(
+                folder,
+                staging.path,
+                roots=[Path(self._settings.watch.dir)],
+                max_bytes=self._settings.watch.max_adapter_bytes,
+            )
+        except LocalSourceError as error:
+            if error.code.startswith("E_"):
+                raise AdapterInvalid(error.code, error.message, hint=error.hint) from error
+            raise LoradError(error.code, error.message, hint=error.hint) from error
+
+    def inspect(self, folder: Path, /) -> tuple[AdapterManifest, str]:
+        """Manifest and digest.  Runs in a thread."""
+        dtype = self._settings.model.dtype
+        manifest = inspect(folder, self._spec, self._limits, served_dtype=dtype)
+        try:
+            template = ChatTemplate.load(folder)
+        except TextError as error:
+            raise AdapterInvalid("E_TOKENIZER_INVALID", f"chat template: {error}") from error
+        digest = revision_digest(folder, manifest)
+        if template is not None:
+            warnings = (*manifest.warnings, OWN_TEMPLATE)
+            manifest = msgspec.structs.replace(manifest, warnings=warnings)
+        return manifest, digest
+
+    async def pack(self, folder: Path, out: Path) -> PackedManifest:
+        """For the layout of the engine that runs now."""
+        info = self._link.info
+        assert info is not None, "packing waits for the engine to say its layout"
+        return await pack(
+            folder,
+            model=Path(self._settings.model.base),
+            block_size=info.block_size,
+            dtype=info.dtype,
+            out_dir=out,
+            max_rank=self._settings.lora.max_rank,
+        )
