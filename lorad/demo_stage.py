@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from engine.adapters.layout import MODULES
 from engine.client import read_spec
 from lorad import wire
 from lorad.client import ApiError, LoradClient, Unreachable
@@ -214,13 +215,12 @@ def demo_data() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def random_adapters(model: Path, out: Path, count: int = 4) -> list[Path]:
+def random_adapters(model: Path, out: Path, count: int = 4, rank: int = 8) -> list[Path]:
     """Seeded random PEFT folders that fit `model`, strong enough to change its words."""
     spec = read_spec(model)
     folders = []
     for number in range(1, count + 1):
         rng = np.random.default_rng(number)
-        rank = 4 * number
         tensors = {}
         for layer in range(spec.num_layers):
             for module, (d_in, d_out) in zip(MODULES, spec.shapes.dims, strict=True):
