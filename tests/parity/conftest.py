@@ -15,18 +15,39 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported 
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.adapters.layout import MODULES
 from engine.kernels.attention import AttentionMeta
 from engine.kernels.lora import LoraMeta, LoraRows, Segment
 from engine.models.decoder import Decoder, load_model
+from engine.models.layers import Build
+from engine.models.spec import read_spec
 from lorad.demo_model import ensure
 
 Slots = Mapping[int, Mapping[tuple[int, str], LoraRows]]
 
 ADAPTERS = Path(__file__).parents[2] / "demo" / "adapters"
 NAMES = ("bible", "devil", "jargon", "bofh")
+
+RANDOM = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 333,
+    "hidden_size": 200,
+    "intermediate_size": 520,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 34,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "dtype": "float32",
+    "use_sliding_window": True,
+    "sliding_window": 50,
+    "layer_types": ["full_attention", "sliding_attention"],
+}
 
 
 @dataclass
@@ -54,10 +75,12 @@ class Rig:
         self.decoder = decoder
         self.slots = slots or {}
         self.block_size = block_size
+        self.device = decoder.embedding.device
         arena = torch.full(
             (num_blocks, spec.num_layers, 2, block_size, spec.num_kv_heads, spec.head_dim),
             torch.nan,
             dtype=decoder.embedding.dtype,
+            device=self.device,
         )
         self.kv = [arena[:, layer] for layer in range(spec.num_layers)]
         self.free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
@@ -77,18 +100,19 @@ class Rig:
             mapping += [line.blocks[p // size] * size + p % size for p in range(line.done, last)]
             line.done = last
         tables = torch.zeros(len(work), max(len(w[0].blocks) for w in work), dtype=torch.int32)
-        for row, (line, _) in zip(tables, work, strict=True):
-            row[: len(line.blocks)] = torch.tensor(line.blocks)
+        for table, (line, _) in zip(tables, work, strict=True):
+            table[: len(line.blocks)] = torch.tensor(line.blocks)
         counts = [count for _, count in work]
         meta = AttentionMeta(
             tuple(itertools.accumulate(counts, initial=0)),
             tuple(line.done for line, _ in work),
-            torch.tensor(mapping),
-            tables,
+            torch.tensor(mapping, device=self.device),
+            tables.to(self.device),
             size,
         )
         lora = LoraMeta(tuple(segments), self.slots) if segments else None
-        hidden = self.decoder(torch.tensor(tokens), torch.tensor(positions), self.kv, meta, lora)
+        rows = torch.tensor([tokens, positions], device=self.device)
+        hidden = self.decoder(rows[0], rows[1], self.kv, meta, lora)
         return list(torch.split(self.decoder.logits(hidden), counts))
 
     def logits(self, tokens: Sequence[int], slot: int = -1) -> Tensor:
@@ -185,13 +209,18 @@ def quiet_libraries() -> None:
 
 @pytest.fixture(scope="session")
 def rig() -> Callable[..., Rig]:
-    """`rig(folder_or_decoder, deterministic=False, slots=None, ...)`."""
+    """`rig(folder, deterministic=..., device=..., dtype=..., slots=...)`; or of a decoder."""
 
-    def make(source: Path | Decoder, *, deterministic: bool = False, **options: Any) -> Rig:
+    def make(
+        source: Path | Decoder,
+        *,
+        deterministic: bool = False,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> Rig:
         if isinstance(source, Path):
-            source = load_model(
-                source, device="cpu", dtype=torch.float32, deterministic=deterministic
-            )
+            source = load_model(source, device=device, dtype=dtype, deterministic=deterministic)
         return Rig(source, **options)
 
     return make
@@ -225,3 +254,40 @@ def demo_adapters() -> dict[str, Path]:
     for folder in folders.values():
         assert (folder / "adapter_model.safetensors").is_file(), f"{folder} is missing"
     return folders
+
+
+@pytest.fixture(scope="session")
+def random_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer Qwen3 of odd sizes, one of its layers windowed, made without transformers."""
+    where = tmp_path_factory.mktemp("deterministic")
+    (where / "config.json").write_text(json.dumps(RANDOM))
+    places = Decoder(read_spec(where), Build(torch.device("cpu"), torch.float32, False)).places()
+    torch.manual_seed(3)
+    held = {
+        name: 1 + 0.2 * torch.randn(p.shape)
+        if "norm" in name
+        else torch.randn(p.shape) * 2 * p.shape[-1] ** -0.5
+        for name, p in places.items()
+    }
+    save_file(held, where / "model.safetensors")
+    return where
+
+
+@pytest.fixture(scope="session")
+def random_slots(random_folder: Path) -> Slots:
+    """Two adapters of unlike ranks on all modules of all layers."""
+    dims = read_spec(random_folder).shapes.dims
+    torch.manual_seed(4)
+    return {
+        slot: {
+            (layer, module): LoraRows(
+                0.5,
+                rank,
+                (torch.randn(rank, d_in) * d_in**-0.5,),
+                (torch.randn(rank, d_out) * rank**-0.5,),
+            )
+            for layer in range(2)
+            for module, (d_in, d_out) in zip(MODULES, dims, strict=True)
+        }
+        for slot, rank in ((0, 16), (1, 3))
+    }

@@ -1,37 +1,13 @@
 """Deterministic mode: a row's bits do not depend on what else is in the batch, nor on chunking."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.kernels.lora import LoraRows
-from engine.models.decoder import Decoder
-from engine.models.layers import Build
-from engine.models.spec import read_spec
-
-CONFIG = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 333,
-    "hidden_size": 200,
-    "intermediate_size": 520,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 34,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "dtype": "float32",
-    "use_sliding_window": True,
-    "sliding_window": 50,
-    "layer_types": ["full_attention", "sliding_attention"],
-}
 LENGTHS = (90, 5, 17, 64, 33, 2, 130)
 
 
@@ -43,47 +19,9 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("deterministic")
-    (where / "config.json").write_text(json.dumps(CONFIG))
-    places = Decoder(read_spec(where), Build(torch.device("cpu"), torch.float32, False)).places()
-    torch.manual_seed(3)
-    held = {
-        name: 1 + 0.2 * torch.randn(p.shape)
-        if "norm" in name
-        else torch.randn(p.shape) * 2 * p.shape[-1] ** -0.5
-        for name, p in places.items()
-    }
-    save_file(held, where / "model.safetensors")
-    return where
-
-
-@pytest.fixture(scope="module")
-def slots(folder: Path) -> dict[int, Any]:
-    """Two adapters of unlike ranks on all modules of all layers."""
-    from engine.adapters.layout import MODULES
-
-    dims = read_spec(folder).shapes.dims
-    torch.manual_seed(4)
-    return {
-        slot: {
-            (layer, module): LoraRows(
-                0.5,
-                rank,
-                (torch.randn(rank, d_in) * d_in**-0.5,),
-                (torch.randn(rank, d_out) * rank**-0.5,),
-            )
-            for layer in range(2)
-            for module, (d_in, d_out) in zip(MODULES, dims, strict=True)
-        }
-        for slot, rank in ((0, 16), (1, 3))
-    }
-
-
 @pytest.fixture
-def ours(folder: Path, slots: Any, rig: Callable[..., Any]) -> Any:
-    return rig(folder, deterministic=True, slots=slots)
+def ours(random_folder: Path, random_slots: Any, rig: Callable[..., Any]) -> Any:
+    return rig(random_folder, deterministic=True, slots=random_slots)
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +93,13 @@ def test_decoding_beside_others_gives_the_same_bits_as_alone(
 
 
 def test_the_same_rows_differ_without_deterministic_mode(
-    folder: Path, slots: Any, rig: Callable[..., Any], prompts: list[list[int]]
+    random_folder: Path,
+    random_slots: Any,
+    rig: Callable[..., Any],
+    prompts: list[list[int]],
 ) -> None:
     """Otherwise the tests above would prove nothing on this machine."""
-    plain = rig(folder, slots=slots)
+    plain = rig(random_folder, slots=random_slots)
     together = plain.together(prompts, ASSIGNED)
     alone = [plain.logits(p, s) for p, s in zip(prompts, ASSIGNED, strict=True)]
     assert not all(bits(a, b) for a, b in zip(alone, together, strict=True))
