@@ -10,18 +10,18 @@ HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: lorad\r\n".encode()
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def test_a_head_that_does_not_end_is_408(api, connect, elapsed):
-    answer = connect(api.inference).send(b"GET /livez HTTP/1.1\r\nhost: lor").answer()
+def test_a_head_that_does_not_end_is_408(tight, connect, elapsed):
+    answer = connect(tight.inference).send(b"GET /livez HTTP/1.1\r\nhost: lor").answer()
     assert (answer.status, answer.code) == (408, "request_timeout")
-    assert 0.2 < elapsed() < 3
+    assert 0.2 < elapsed() < 10
 
 
-def test_a_byte_now_and_then_buys_no_time(api, connect, elapsed):
-    raw = connect(api.inference)
+def test_a_byte_now_and_then_buys_no_time(tight, connect, elapsed):
+    raw = connect(tight.inference)
     raw.socket.settimeout(0.02)
     got = b""
     while not got:
-        assert elapsed() < 3
+        assert elapsed() < 10
         raw.send(b"x")
         try:
             got = raw.socket.recv(4096)
@@ -30,14 +30,14 @@ def test_a_byte_now_and_then_buys_no_time(api, connect, elapsed):
     assert got.startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_connection_that_says_nothing_is_closed_without_a_word(api, connect, elapsed):
-    assert connect(api.inference).read() == b""
-    assert elapsed() < 3
+def test_a_connection_that_says_nothing_is_closed_without_a_word(tight, connect, elapsed):
+    assert connect(tight.inference).read() == b""
+    assert elapsed() < 10
 
 
-def test_a_body_that_does_not_arrive_is_408(api, connect):
+def test_a_body_that_does_not_arrive_is_408(tight, connect):
     half = HEAD + b'content-length: 100\r\n\r\n{"model":'
-    answer = connect(api.inference).send(half).answer()
+    answer = connect(tight.inference).send(half).answer()
     assert (answer.status, answer.code) == (408, "request_timeout")
     assert answer.headers["connection"] == "close"
     assert answer.headers["x-request-id"].startswith("req_")
@@ -48,7 +48,7 @@ def test_a_route_that_reads_no_body_does_not_wait_for_one(api, connect, elapsed)
     answer = connect(api.inference).send(half).answer()
     assert answer.status == 404
     assert answer.headers["connection"] == "close"
-    assert elapsed() < 0.2
+    assert elapsed() < 10  # of the 20 that a body has
 
 
 def test_a_large_body_is_413_before_it_is_read(api, connect):
@@ -116,25 +116,25 @@ def test_a_form_is_415_and_is_told_what_to_send(api, call):
     assert "application/json" in answer.json["error"]["details"]["hint"]
 
 
-def test_idle_connections_make_way_and_health_answers_throughout(api, connect, call):
-    crowd = [connect(api.inference) for _ in range(40)]
+def test_idle_connections_make_way_and_health_answers_throughout(tight, connect, call):
+    crowd = [connect(tight.inference) for _ in range(40)]
     start = time.monotonic()
-    assert call(api.inference, "GET", "/readyz").status == 200
-    assert time.monotonic() - start < 1
-    api.until(lambda: api.servers[0].num_connections <= 13)
+    assert call(tight.inference, "GET", "/readyz").status == 200
+    assert time.monotonic() - start < 5
+    tight.until(lambda: tight.servers[0].num_connections <= 13)
     assert len(crowd) == 40
 
 
-def test_a_house_full_of_work_refuses_the_next(api, connect, call):
-    gate = api.hold_engine()
+def test_a_house_full_of_work_refuses_the_next(tight, connect, call):
+    gate = tight.hold_engine()
     body = json.dumps(ASK).encode()
     length = f"content-length: {len(body)}\r\n\r\n".encode()
-    busy = [connect(api.inference).send(HEAD + length + body) for _ in range(12)]
-    api.until(lambda: len(api.engine.submits) == 12)
-    answer = call(api.inference, "GET", "/livez")
+    busy = [connect(tight.inference).send(HEAD + length + body) for _ in range(12)]
+    tight.until(lambda: len(tight.engine.submits) == 12)
+    answer = call(tight.inference, "GET", "/livez")
     assert (answer.status, answer.code) == (429, "queue_full")
     assert int(answer.headers["retry-after"]) >= 1
-    api.run(gate.set)
+    tight.run(gate.set)
     for raw in busy:
         assert raw.socket.recv(15).startswith(b"HTTP/1.1 200")
 
