@@ -6,60 +6,23 @@ the daemon refuses.  `openai` gives an openai-python client of any major version
 Importing it is cheap: httpx and openai are imported when first needed.
 """
 
-import errno
 import os
-import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from lorad import wire
+from lorad.caller import TIMEOUT_SECONDS, ApiError, Caller, Unreachable, address
+
+__all__ = ["ApiError", "LoradClient", "Unreachable", "openai"]
 
 T = TypeVar("T")
-Why = Literal["denied", "stale", "absent", "loading"]
 
-TIMEOUT_SECONDS = 30.0
 _UPLOAD_BYTES = 1 << 20
 _ADMIN = "/admin/v1"
-
-_WHY: dict[int, Why] = {
-    errno.EACCES: "denied",
-    errno.EPERM: "denied",
-    errno.ECONNREFUSED: "stale",
-    errno.ENOENT: "absent",
-}
-_SENTENCES: dict[Why, str] = {
-    "denied": "permission denied",
-    "stale": "nobody listens on the socket (a stale file of a daemon that is gone)",
-    "absent": "there is no socket: lorad is not running, or listens elsewhere",
-    "loading": "it holds the socket but does not answer yet",
-}
-
-
-class Unreachable(Exception):
-    """Nobody answered at `host`; `kind` says why."""
-
-    def __init__(self, host: str, kind: Why) -> None:
-        super().__init__(f"cannot reach lorad at {host}: {_SENTENCES[kind]}")
-        self.host = host
-        self.kind = kind
-
-
-class ApiError(Exception):
-    """The daemon refused; `code` is a row of `lorad.errors.TABLE`."""
-
-    def __init__(self, status: int, body: wire.ErrorBody) -> None:
-        super().__init__(body.message)
-        self.status = status
-        self.code = body.code
-        self.message = body.message
-        self.param = body.param
-        self.hint = body.details.get("hint", "")
-        self.details = {key: value for key, value in body.details.items() if key != "hint"}
 
 
 class LoradClient:
@@ -69,14 +32,8 @@ class LoradClient:
     """
 
     def __init__(self, host: str | os.PathLike[str], *, timeout: float = TIMEOUT_SECONDS) -> None:
-        import httpx
-
-        self.host, base_url, self._uds = _address(host)
-        self._answered = not self._uds
-        transport = httpx.HTTPTransport(uds=self._uds) if self._uds else None
-        self._http = httpx.Client(
-            base_url=base_url, transport=transport, timeout=timeout, trust_env=False
-        )
+        self._caller = Caller(host, timeout)
+        self.host = self._caller.host
 
     def __enter__(self) -> "LoradClient":
         return self
@@ -85,7 +42,7 @@ class LoradClient:
         self.close()
 
     def close(self) -> None:
-        self._http.close()
+        self._caller.close()
 
     # ----------------------------------------------------------------- any route
     def request(
@@ -100,7 +57,7 @@ class LoradClient:
         """One call; `body` is encoded as JSON.  The bytes of a successful answer."""
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if content is None else {"content-type": "application/json"}
-        with self._open(
+        with self._caller.open(
             method, path, content=content, headers=headers, query=query, timeout=timeout
         ) as response:
             return response.read()
@@ -176,8 +133,8 @@ class LoradClient:
         headers = {"accept": "text/event-stream"}
         if last_event_id:
             headers["last-event-id"] = last_event_id
-        with self._open("GET", f"{_ADMIN}/events", headers=headers, stream=True) as response:
-            for event_id, data in _server_events(response):
+        with self._caller.open("GET", f"{_ADMIN}/events", headers=headers, stream=True) as response:
+            for event_id, data in response.events():
                 last_event_id = event_id or last_event_id
                 yield last_event_id, msgspec.json.decode(data, type=wire.EventItem)
 
@@ -228,8 +185,10 @@ class LoradClient:
         """The chunks of a streamed OpenAI answer; an error event raises ApiError."""
         content = msgspec.json.encode(body)
         headers = {"content-type": "application/json"}
-        with self._open("POST", path, content=content, headers=headers, stream=True) as response:
-            for _, data in _server_events(response):
+        with self._caller.open(
+            "POST", path, content=content, headers=headers, stream=True
+        ) as response:
+            for _, data in response.events():
                 if data == "[DONE]":
                     return
                 chunk: dict[str, Any] = msgspec.json.decode(data)
@@ -249,7 +208,7 @@ class LoradClient:
             size = os.fstat(source.fileno()).st_size
             headers = {"content-length": str(size), "content-type": "application/octet-stream"}
             pieces = iter(lambda: source.read(_UPLOAD_BYTES), b"")
-            with self._open("PUT", path, content=pieces, headers=headers) as response:
+            with self._caller.open("PUT", path, content=pieces, headers=headers) as response:
                 response.read()
 
     def _forget(self, path: str) -> None:
@@ -259,146 +218,9 @@ class LoradClient:
         except (ApiError, Unreachable):
             return
 
-    def _look(self) -> None:
-        """Is anybody there?  httpcore leaves the socket of a failed connect open, we do not."""
-        if self._answered:
-            return
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(self._uds)
-            except OSError as error:
-                raise Unreachable(self.host, _why(error)) from error
-
-    def _open(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: Any = None,
-        headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str | int] | None = None,
-        timeout: float | None = None,
-        stream: bool = False,
-    ) -> "_Response":
-        return _Response(self, method, path, content, headers, query, timeout, stream)
-
-
-class _Response:
-    """A context manager around one call that turns httpx's errors into ours."""
-
-    def __init__(
-        self,
-        client: LoradClient,
-        method: str,
-        path: str,
-        content: Any,
-        headers: Mapping[str, str] | None,
-        query: Mapping[str, str | int] | None,
-        timeout: float | None,
-        stream: bool,
-    ) -> None:
-        import httpx
-
-        self._client = client
-        wait: Any = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
-        if stream:  # between two events there is no limit but the server's pings
-            wait = httpx.Timeout(TIMEOUT_SECONDS, read=120.0)
-        self._request = client._http.build_request(
-            method, path, content=content, headers=headers, params=query, timeout=wait
-        )
-        self._response: Any = None
-
-    def __enter__(self) -> "_Response":
-        self._client._look()
-        self._client._answered = False
-        with _told(self._client.host):
-            self._response = self._client._http.send(self._request, stream=True)
-            self._client._answered = True
-            if self._response.is_error:
-                body = self._response.read()
-                self._response.close()
-                raise _api_error(self._response.status_code, body)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._response is not None:
-            self._response.close()
-
-    def read(self) -> bytes:
-        assert self._response is not None
-        with _told(self._client.host):
-            body: bytes = self._response.read()
-            return body
-
-    def lines(self) -> Iterator[str]:
-        """Split at newlines only: JSON may hold other line ends."""
-        assert self._response is not None
-        held = b""
-        with _told(self._client.host):
-            for piece in self._response.iter_bytes():
-                *whole, held = (held + piece).split(b"\n")
-                for line in whole:
-                    yield line.decode()
-
-
-@contextmanager
-def _told(host: str) -> Iterator[None]:
-    """httpx's errors as Unreachable."""
-    import httpx
-
-    try:
-        yield
-    except httpx.TransportError as error:
-        raise Unreachable(host, _why(error)) from error
-
-
-def _why(error: BaseException) -> Why:
-    """The errno, which httpx keeps at the bottom of a chain of causes."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _WHY:
-            return _WHY[cause.errno]
-        cause = cause.__cause__ or cause.__context__
-    return "loading"
-
-
-def _api_error(status: int, body: bytes) -> ApiError:
-    try:
-        return ApiError(status, msgspec.json.decode(body, type=wire.ErrorEnvelope).error)
-    except msgspec.DecodeError:
-        message = f"the server answered {status} without an explanation"
-        return ApiError(
-            status, wire.ErrorBody(message=message, type="server_error", code="internal_error")
-        )
-
-
-def _server_events(response: _Response) -> Iterator[tuple[str, str]]:
-    """(id, data) of every event; comments are skipped."""
-    event_id = ""
-    data: list[str] = []
-    for line in response.lines():
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if not line and data:
-            yield event_id, "\n".join(data)
-            event_id, data = "", []
-        elif name == "data":
-            data.append(value)
-        elif name == "id":
-            event_id = value
-
 
 def _adapter_path(name: str) -> str:
     return f"{_ADMIN}/adapters/{quote(name, safe='/@')}"
-
-
-def _address(host: str | os.PathLike[str]) -> tuple[str, str, str]:
-    """(as shown to people, base URL, socket path or "")."""
-    text = os.fspath(host)
-    if text.startswith(("http://", "https://")):
-        return text, text, ""
-    path = text.removeprefix("unix://")
-    return f"unix://{path}", "http://lorad", path
 
 
 def openai(sock: str | os.PathLike[str], **options: Any) -> Any:
@@ -408,7 +230,7 @@ def openai(sock: str | os.PathLike[str], **options: Any) -> Any:
     """
     import openai as sdk
 
-    _, base_url, path = _address(sock)
+    _, base_url, path = address(sock)
     options.setdefault("api_key", "unused")
     if not path:
         return sdk.OpenAI(base_url=f"{base_url}/v1", **options)
