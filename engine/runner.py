@@ -96,7 +96,9 @@ class Runner:
     def _with_prompt(self, seq: Sequence, sampled: Sampled) -> Sampled:
         if not _owes_prompt(seq):
             return sampled
-        known = self._prompts.pop(seq.request_id)
+        known = self._prompts.pop(seq.request_id, {})
+        if len(known) < seq.num_prompt - 1:  # a second Submit of this id was refused meanwhile
+            return sampled
         rows = (None, *(known[i] for i in range(1, seq.num_prompt)))
         return Sampled(sampled.token, sampled.logprobs, rows)
 
