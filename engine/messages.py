@@ -332,7 +332,7 @@ class FrameReader(Generic[T]):
     """Cuts a byte stream into messages.  Feed it what `recv` returned, in any pieces."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[T]") -> None:
-        self._decoder = decoder
+        self._decoder: msgspec.msgpack.Decoder[T] = decoder
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[T]:
