@@ -66,6 +66,26 @@ def serve(
     raise typer.Exit(_serve(config, print_config, check, log_level, log_format))
 
 
+@app.command()
+def demo(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="ORG/NAME|PATH", help="The base; default: SmolLM2-135M-Instruct."
+        ),
+    ] = None,
+    adapters: Annotated[
+        Path | None,
+        typer.Option("--adapters", metavar="DIR", help="A folder of PEFT folders for that base."),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the daemon running.")] = False,
+) -> None:
+    """Show it all on this machine: four adapters in one batch, one replaced under a stream."""
+    from lorad.demo import main as run_demo  # numpy, openai and more: not needed to serve
+
+    raise typer.Exit(run_demo(model, adapters, keep))
+
+
 def _serve(
     config: Path | None,
     print_config: bool,
