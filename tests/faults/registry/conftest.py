@@ -42,10 +42,12 @@ class Forker:
             [sys.executable, "-W", "error", str(SCRIPT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
             env={**os.environ, "PYTHONPATH": str(root)},
         )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        # no Python buffer in between: it would hide lines from select
+        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._read = b""
 
     def run(
         self, order: dict[str, Any], kill_after: float | None = None, *, working: bool = False
@@ -54,22 +56,33 @@ class Forker:
 
         `working`: the seconds count from when it has opened its registry, else from the fork.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
         defaults = {"failpoint": "", "nth": 1, "seed": 0, "ops": 1000}
-        self._process.stdin.write(json.dumps(defaults | order) + "\n")
-        pid = int(self._process.stdout.readline().removeprefix("pid "))
-        if kill_after is not None and not working:
-            self._kill_unless_dead(pid, kill_after)
-        line = self._process.stdout.readline()
-        if line.startswith("working"):
-            self._kill_unless_dead(pid, PATIENCE if kill_after is None else kill_after)
-            line = self._process.stdout.readline()
-        return int(line.removeprefix("dead "))
+        os.write(self._stdin, (json.dumps(defaults | order) + "\n").encode())
+        pid, seconds = 0, PATIENCE
+        while True:
+            line = self._line(seconds)
+            word, _, number = (line or "").partition(" ")
+            if word == "dead":
+                return int(number)
+            if word == "pid":
+                pid = int(number)
+            if word == ("working" if working else "pid") and kill_after is not None:
+                seconds = kill_after
+            if line is None and pid:
+                os.kill(pid, signal.SIGKILL)
+                assert kill_after is not None, f"the child hung: {order}"
+                seconds = PATIENCE
 
-    def _kill_unless_dead(self, pid: int, seconds: float) -> None:
-        # its next line says that it is dead, or that it works: killed by then it says nothing
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
-            os.kill(pid, signal.SIGKILL)
+    def _line(self, seconds: float) -> str | None:
+        """The next line from the process; None if there is none for so long."""
+        while b"\n" not in self._read:
+            if not select.select([self._stdout], [], [], seconds)[0]:
+                return None
+            more = os.read(self._stdout, 4096)
+            assert more, "the forking process itself died"
+            self._read += more
+        line, self._read = self._read.split(b"\n", 1)
+        return line.decode()
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
