@@ -52,8 +52,9 @@ class TokenCounters:
         return self._served.get(rev, 0.0)
 
     def forget(self, rev: str) -> None:
-        """The revision is gone."""
-        self._served.pop(rev, None)
+        """The revision is gone, unless it was added again and has requests already."""
+        if rev not in self._live:
+            self._served.pop(rev, None)
 
 
 class WaitingQueue:

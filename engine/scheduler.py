@@ -140,20 +140,21 @@ class Scheduler:
     def _extend_running(self, step: StepBuilder) -> None:
         for seq in sorted(self._running, key=lambda s: (s.pending > 1, s.rank)):
             length = min(seq.pending, step.left)
-            if length and seq.status is Status.RUNNING and self._grow(seq, length, step):
+            if length and seq.status is Status.RUNNING and self._grow(seq, step):
                 step.add(seq, length)
 
-    def _grow(self, seq: Sequence, length: int, step: StepBuilder) -> bool:
-        """Blocks for `length` more rows, taken from those that rank last; False = `seq` did."""
-        while not self._take_blocks(seq, length, step):
+    def _grow(self, seq: Sequence, step: StepBuilder) -> bool:
+        """A block for its newest token, taken from who ranks last; False = `seq` itself did."""
+        while not self._take_blocks(seq, step):
             victim = max(self._running, key=lambda s: s.rank)
             self._preempt(victim, step)
             if victim is seq:
                 return False
         return True
 
-    def _take_blocks(self, seq: Sequence, length: int, step: StepBuilder) -> bool:
-        missing = self.limits.blocks(seq.num_computed + length) - len(seq.blocks)
+    def _take_blocks(self, seq: Sequence, step: StepBuilder) -> bool:
+        """Blocks for all tokens of `seq`, at once: no load can take what its next chunk needs."""
+        missing = self.limits.blocks(len(seq.tokens)) - len(seq.blocks)
         if missing > 0:
             blocks = self.memory.take_kv(missing, seq.rev)
             if blocks is None:
@@ -200,10 +201,9 @@ class Scheduler:
         seq.blocks, seq.num_entered = found, len(found)
         seq.num_computed = len(found) * self.limits.block_size
         self._note_first_admission(seq)
-        length = min(seq.pending, step.left)
-        taken = self._take_blocks(seq, length, step)
+        taken = self._take_blocks(seq, step)
         assert taken, f"{seq.request_id}: room was promised and is not there"
-        step.add(seq, length)
+        step.add(seq, min(seq.pending, step.left))
         return True
 
     def _cached_blocks(self, seq: Sequence) -> list[int]:
@@ -213,7 +213,7 @@ class Scheduler:
         return self._prefix.find(seq.tokens, seq.identity, seq.salt, seq.chain)
 
     def _has_room(self, seq: Sequence, found: list[int]) -> bool:
-        """Room for all of `seq` beside what the running ones are still going to take."""
+        """Room for all of `seq` beside the next token of those that run."""
         blocks = self.limits.blocks
         need = blocks(len(seq.tokens) + bool(self._running)) - len(found)
         need += sum(map(self._pool.is_cached, found))

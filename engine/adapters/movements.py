@@ -50,6 +50,8 @@ class Movements:
             self.finish_evict(revision, "cancel")
         self.settle_loads(revision)
         self.refresh(revision)
+        if revision.goal is None:  # nobody waits for it any more: others may have its place
+            self.loader.host.protect(revision.rev, False)
         self.dispose(revision)
 
     def end_copy(self, revision: Revision) -> None:

@@ -1,7 +1,7 @@
 """A small engine without a model: real pool, prefix index, residency and scheduler over fakes.
 
-`Harness` steps it.  Its runner draws token `(sum of what it can see + salt of the weights) % 50`,
-where "what it can see" is read back from a fake arena that every row writes, so that a wrong
+`Harness` steps it.  Its runner draws a token that depends on its weights, on the tokens that it
+can see and on who wrote their KV, read back from a fake arena that every row writes: a wrong
 block, a stale prefix or a wrong slot changes the answer.
 """
 
@@ -65,9 +65,9 @@ class FakeHost:
         if rev in self.sizes:
             return True
         for victim in list(self.sizes):
-            if self.used_bytes + num_bytes > self.limit_bytes:
-                if victim not in self.reading and victim not in self.protected:
-                    del self.sizes[victim]
+            full = self.used_bytes + num_bytes > self.limit_bytes
+            if full and victim not in self.reading and victim not in self.protected:
+                del self.sizes[victim]
         if self.used_bytes + num_bytes > self.limit_bytes:
             return False
         self.sizes[rev] = num_bytes
@@ -196,6 +196,7 @@ class Harness:
         self.deltas: dict[str, list[SequenceDelta]] = {}
         self.events: list[AdapterEvent] = []
         self.answers: dict[int, Answer] = {}
+        self.shares_base_kv: set[str | None] = {None}
         self._ids = count(1)
 
     # ------------------------------------------------------------- asking for things
@@ -232,6 +233,8 @@ class Harness:
         pinned: bool = False,
         priority: int = 50,
     ) -> int:
+        if not changes_kv:
+            self.shares_base_kv.add(rev)
         manifest = PackedManifest(
             rev=rev,
             path=f"/{rev}.bin",
@@ -277,8 +280,12 @@ class Harness:
             deltas = self.scheduler.settle(self.work, self._run(self.work))
         self._collect(deltas)
         self.scheduler.check()
+        for revision in self.residency.revisions():
+            held = revision.goal or revision.reading or revision.copying
+            assert held or revision.rev not in self.host.protected, "host memory held for nobody"
 
     def step(self, times: int = 1) -> StepWork | None:
+        work = None
         for _ in range(times):
             work = self.launch()
             self.settle()
@@ -294,7 +301,7 @@ class Harness:
 
     # ------------------------------------------------------------- looking
     def tokens(self, request_id: str) -> list[int]:
-        return [t for delta in self.deltas[request_id] for t in delta.tokens]
+        return [t for delta in self.deltas.get(request_id, []) for t in delta.tokens]
 
     def end(self, request_id: str) -> SequenceDelta | None:
         ends = [d for d in self.deltas.get(request_id, []) if d.finish_reason]
@@ -318,8 +325,9 @@ class Harness:
     def alone(self, prompt: list[int], rev: str | None, num_tokens: int) -> list[int]:
         """What the fake model answers, computed from its definition."""
         tokens = list(prompt)
+        writer = None if rev in self.shares_base_kv else rev
         for _ in range(num_tokens):
-            tokens.append(_draw(tokens, [rev] * len(tokens), rev))
+            tokens.append(_draw(tokens, [writer] * len(tokens), rev))
         return tokens[len(prompt) :]
 
     # ------------------------------------------------------------- the fake runner
@@ -328,8 +336,7 @@ class Harness:
         for chunk in work.chunks:
             seq = chunk.seq
             weights = self._weights(seq.slot)
-            self.pool.take_fences(())
-            writer = weights if weights is None or self._changes_kv(weights) else None
+            writer = None if weights in self.shares_base_kv else weights
             for i in range(chunk.start, chunk.start + chunk.length):
                 block = self.arena.setdefault(seq.blocks[i // self.block_size], {})
                 if not isinstance(block, dict):
@@ -351,9 +358,6 @@ class Harness:
         row = self.slots.rows[slot]
         assert all(self.arena[b] == row.rev for b in row.blocks), "half an adapter"
         return row.rev
-
-    def _changes_kv(self, rev: str) -> bool:
-        return self.residency.identity(rev) != "base"
 
     def _check_order(self) -> None:
         """Rows of a slot are consecutive, base first; budgets hold."""
@@ -379,7 +383,7 @@ def _draw(tokens: list[int], writers: list[str | None], weights: str | None) -> 
     salt = sum(map(ord, weights or ""))
     history = sum((i + 1) * t for i, t in enumerate(tokens))
     kv = sum(sum(map(ord, w or "")) for w in writers)
-    return (history + kv + salt) % 50
+    return (history + kv + 31 * salt) % 9973
 
 
 @pytest.fixture

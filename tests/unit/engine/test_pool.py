@@ -1,0 +1,98 @@
+"""BlockPool: references, kept blocks, fences."""
+
+import pytest
+
+from engine.memory.pool import BlockPool, Owner, PoolCounts
+
+
+def test_a_block_freed_twice_is_our_own_fault():
+    pool = BlockPool(4)
+    blocks = pool.allocate(2, Owner.KV)
+    pool.release(blocks)
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.release(blocks[:1])
+
+
+def test_allocating_more_than_is_free_is_refused_and_takes_nothing():
+    pool = BlockPool(3)
+    with pytest.raises(AssertionError, match="4 blocks asked, 3 free"):
+        pool.allocate(4, Owner.ADAPTER)
+    assert pool.num_free == 3
+    pool.check()
+
+
+def test_a_shared_block_is_free_when_its_last_user_leaves():
+    pool = BlockPool(2)
+    (block,) = pool.allocate(1, Owner.KV)
+    pool.share([block])
+    pool.release([block])
+    assert pool.counts == PoolCounts(free=1, kv_active=1, kv_cached=0, adapter=0)
+    pool.release([block])
+    assert pool.num_free == 2
+    pool.check()
+
+
+def test_only_kv_is_shared_or_kept():
+    pool = BlockPool(2)
+    (block,) = pool.allocate(1, Owner.ADAPTER)
+    with pytest.raises(AssertionError, match="holds no KV"):
+        pool.share([block])
+    with pytest.raises(AssertionError, match="holds no KV"):
+        pool.keep(block)
+
+
+def test_a_kept_block_stays_as_cache_until_it_is_forgotten():
+    pool = BlockPool(2)
+    (block,) = pool.allocate(1, Owner.KV)
+    pool.keep(block)
+    assert pool.release([block]) == [block]
+    assert pool.is_cached(block) and pool.num_free == 1
+    pool.share([block])
+    assert not pool.is_cached(block)
+    pool.forget(block)
+    assert pool.refs(block) == 1, "forgotten while in use: it stays with its user"
+    pool.release([block])
+    assert pool.num_free == 2
+    pool.check()
+
+
+def test_counts_add_up_to_the_pool():
+    pool = BlockPool(10)
+    pool.allocate(3, Owner.ADAPTER)
+    kv = pool.allocate(4, Owner.KV)
+    pool.keep(kv[0])
+    pool.release(kv[:2])
+    assert pool.counts == PoolCounts(free=4, kv_active=2, kv_cached=1, adapter=3)
+    pool.check()
+
+
+def test_a_fence_is_handed_to_the_next_owner_once():
+    pool = BlockPool(2)
+    blocks = pool.allocate(2, Owner.ADAPTER)
+    pool.fence(blocks, "copy")
+    pool.release(blocks)
+    taken = pool.allocate(2, Owner.KV)
+    assert pool.take_fences(taken) == ("copy",)
+    assert pool.take_fences(taken) == ()
+
+
+def test_a_freed_block_carries_the_stamp_of_the_work_launched_before_it():
+    pool = BlockPool(2)
+    first, second = pool.allocate(2, Owner.KV)
+    pool.stamp = "step 1"
+    pool.release([first])
+    pool.stamp = "step 2"
+    pool.fence([second], "copy")
+    pool.release([second])
+    taken = pool.allocate(2, Owner.ADAPTER)
+    assert taken == [first, second], "first freed, first reused"
+    assert pool.take_fences([first]) == ("step 1",)
+    assert pool.take_fences([second]) == ("copy", "step 2")
+
+
+def test_check_finds_a_lost_block():
+    pool = BlockPool(2)
+    pool.allocate(1, Owner.KV)
+    pool._refs[0] = 0
+    with pytest.raises(AssertionError, match="lost"):
+        pool.check()

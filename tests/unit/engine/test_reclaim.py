@@ -1,0 +1,237 @@
+"""Reclaimer and recency: who gives way, what never does."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.memory.pool import BlockPool, Owner
+from engine.memory.prefix import PrefixIndex
+from engine.memory.reclaim import Costs, Reclaimer
+from engine.recency import HALF_LIFE_SECONDS, Usage
+
+
+@dataclass(eq=False)
+class Adapter:
+    rev: str
+    blocks: list[int]
+    usage: Usage
+    loaded_at: float
+    priority: int = 50
+    awaited: bool = False
+
+
+@dataclass
+class Shop:
+    """A pool with idle adapters and cached KV.  It is the AdapterSource too."""
+
+    num_blocks: int = 20
+    kv_floor: int = 0
+    adapter_floor: int = 0
+    policy: str = "cost"
+    now: float = 0.0
+    adapters: list[Adapter] = field(default_factory=list)
+    evicted: list[tuple[str, str]] = field(default_factory=list)
+    priorities: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pool = BlockPool(self.num_blocks)
+        self.prefix = PrefixIndex(self.pool, 4, lambda: self.now)
+        self.memory = Reclaimer(
+            self.pool,
+            self.prefix,
+            policy=self.policy,
+            kv_floor=self.kv_floor,
+            adapter_floor=self.adapter_floor,
+            costs=Costs(token_seconds=1.0, block_seconds=1.0),  # a KV block costs 4, an adapter's 1
+        )
+        self.memory.bind(self)
+
+    def idle(self):
+        return list(self.adapters)
+
+    def evict_idle(self, rev, cause) -> None:
+        adapter = next(a for a in self.adapters if a.rev == rev)
+        self.adapters.remove(adapter)
+        self.pool.release(adapter.blocks)
+        self.evicted.append((rev, cause))
+
+    def priority_of(self, identity):
+        return self.priorities.get(identity, 50)
+
+    def adapter(self, rev, count, *, used=1, loaded_at=0.0, **more) -> Adapter:
+        usage = Usage(self.now)
+        for _ in range(used - 1):
+            usage.touch(self.now)
+        blocks = self.pool.allocate(count, Owner.ADAPTER)
+        self.adapters.append(Adapter(rev, blocks, usage, loaded_at, **more))
+        return self.adapters[-1]
+
+    def cache(self, tokens, identity="base") -> list[int]:
+        blocks = self.pool.allocate(len(tokens) // 4, Owner.KV)
+        chain = self.prefix.keys(tokens, len(blocks), [], identity, "")
+        for i, block in enumerate(blocks):
+            self.prefix.enter(chain, i, block, identity)
+        self.prefix.release(blocks)
+        return blocks
+
+    def left(self) -> list[str]:
+        return [rev for rev, _ in self.evicted]
+
+
+def test_free_blocks_are_taken_before_anybody_leaves():
+    shop = Shop()
+    shop.adapter("a", 4)
+    shop.cache([1] * 16)
+    assert len(shop.memory.take_kv(12, None)) == 12
+    assert shop.left() == [] and shop.pool.counts.kv_cached == 4
+
+
+def test_of_equally_used_things_the_one_cheaper_to_bring_back_goes():
+    shop = Shop()
+    shop.adapter("a", 4)
+    shop.cache([1] * 64)
+    assert shop.memory.take_kv(3, None) is not None
+    assert shop.left() == ["a"] and shop.pool.counts.kv_cached == 16
+
+
+def test_expected_reuse_outweighs_the_cost_of_bringing_back():
+    shop = Shop()
+    shop.adapter("hot", 4, used=10)
+    shop.cache([1] * 64)
+    assert shop.memory.take_kv(3, None) is not None
+    assert shop.left() == [] and shop.pool.counts.kv_cached == 13
+
+
+def test_priority_comes_before_cost():
+    shop = Shop()
+    shop.adapter("hot and unimportant", 4, used=100, priority=10)
+    shop.adapter("important", 4, priority=90)
+    shop.cache([1] * 48)
+    assert shop.memory.take_kv(3, None) is not None
+    assert shop.left() == ["hot and unimportant"]
+    assert shop.memory.take_kv(1 + 12, None) is not None
+    assert shop.left() == ["hot and unimportant"], "cached KV of priority 50 went before it"
+
+
+def test_kv_of_a_revision_has_the_priority_of_that_revision():
+    shop = Shop(priorities={"vip": 90})
+    shop.cache([1] * 40, "vip")
+    shop.cache([2] * 40)
+    assert shop.memory.take_kv(10, None) is not None
+    assert len(shop.prefix.find([1] * 41, "vip")) == 10
+
+
+def test_adapters_with_queued_requests_leave_last():
+    shop = Shop()
+    shop.adapter("awaited", 4, priority=10, awaited=True)
+    shop.adapter("other", 4, used=100, priority=90)
+    shop.cache([1] * 48)
+    assert shop.memory.take_kv(16, None) is not None
+    assert shop.left() == ["other"]
+    assert shop.memory.take_kv(4, None) is not None
+    assert shop.left() == ["other", "awaited"]
+
+
+def test_the_sequences_own_adapter_is_never_taken_for_its_kv():
+    shop = Shop(num_blocks=8)
+    shop.adapter("own", 4)
+    assert shop.memory.take_kv(5, "own") is None
+    assert shop.left() == []
+    assert shop.memory.take_kv(5, None) is not None
+
+
+def test_asking_for_too_much_changes_nothing():
+    shop = Shop(num_blocks=8)
+    shop.adapter("a", 4)
+    held = shop.memory.take_kv(3, None)
+    assert held and shop.memory.take_kv(6, None) is None
+    assert shop.memory.take_adapter(6, "b", need_slot=False) is None
+    assert shop.left() == [] and shop.pool.num_free == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "first"), [("cost", "rare"), ("lru", "old"), ("fifo", "first in"), ("lfu", "rare")]
+)
+def test_each_policy_picks_its_own_victim(policy, first):
+    shop = Shop(policy=policy)
+    shop.adapter("old", 4, used=9, loaded_at=2.0)
+    shop.now = 60.0
+    shop.adapter("rare", 4, loaded_at=3.0)
+    shop.now = 61.0
+    shop.adapter("first in", 4, used=5, loaded_at=1.0)
+    assert shop.memory.take_adapter(9, "new", need_slot=False) is not None
+    assert shop.evicted == [(first, policy)]
+
+
+def test_adapters_never_take_the_floor_of_kv():
+    shop = Shop(kv_floor=10)
+    shop.adapter("a", 6)
+    assert shop.memory.take_adapter(5, "b", need_slot=False) is not None
+    assert shop.left() == ["a"], "ten blocks are free, and are not for adapters"
+    assert shop.memory.take_adapter(6, "c", need_slot=False) is None
+    assert not shop.memory.fits_adapter(11, beside=0)
+    assert shop.memory.fits_adapter(10, beside=0)
+
+
+def test_running_kv_never_takes_the_floor_of_adapters():
+    shop = Shop(adapter_floor=6)
+    assert shop.memory.take_kv(15, None) is None
+    assert shop.memory.take_kv(14, None) is not None
+    assert shop.memory.take_adapter(6, "a", need_slot=False) is not None
+
+
+def test_adapters_within_their_floor_stay_while_cached_kv_can_go():
+    shop = Shop(adapter_floor=4)
+    shop.adapter("a", 4)
+    shop.cache([1] * 64)
+    assert shop.memory.take_kv(10, None) is not None
+    assert shop.left() == []
+
+
+def test_a_missing_slot_makes_an_adapter_leave_though_blocks_are_free():
+    shop = Shop()
+    shop.adapter("a", 2)
+    assert shop.memory.take_adapter(2, "b", need_slot=True) is not None
+    assert shop.left() == ["a"]
+    assert shop.memory.take_adapter(2, "c", need_slot=True) is None, "nobody is idle"
+
+
+def test_loads_leave_adapters_with_queued_requests_alone():
+    shop = Shop(num_blocks=6)
+    shop.adapter("awaited", 4, awaited=True)
+    assert shop.memory.take_adapter(4, "b", need_slot=False) is None
+    shop.memory.reserve("b", 4)
+    assert shop.memory.take_adapter(4, "b", need_slot=False) is not None
+    assert shop.left() == ["awaited"]
+
+
+def test_reserved_room_is_for_one_revision_alone():
+    shop = Shop(num_blocks=10)
+    shop.memory.reserve("starving", 6)
+    assert shop.memory.kv_room(None, admission=True) == 4
+    assert shop.memory.kv_room(None) == 10, "sequences that run may grow"
+    assert shop.memory.take_adapter(5, "other", need_slot=False) is None
+    assert shop.memory.take_adapter(6, "starving", need_slot=False) is not None
+    shop.memory.reserve(None)
+    assert shop.memory.kv_room(None, admission=True) == 4
+
+
+def test_measurements_correct_the_assumed_costs():
+    costs = Costs(token_seconds=1.0, block_seconds=1.0)
+    for _ in range(100):
+        costs.observe_prefill(2.0, 1000)
+        costs.observe_load(8.0, 2)
+    assert costs.token_seconds == pytest.approx(0.002, rel=0.1)
+    assert costs.block_seconds == pytest.approx(4.0, rel=0.1)
+
+
+def test_uses_age_and_the_order_of_heat_does_not_depend_on_when_one_looks():
+    often, late = Usage(0.0), Usage(0.0)
+    for _ in range(3):
+        often.touch(0.0)
+    assert often.count == 4.0
+    late.touch(HALF_LIFE_SECONDS)
+    assert late.count == pytest.approx(1.5)
+    assert often.heat > late.heat
+    late.touch(HALF_LIFE_SECONDS)
+    assert often.heat < late.heat, "2.5 uses now against 4 a half-life ago"

@@ -1,0 +1,220 @@
+"""Residency: bringing revisions up.  Requests, Loads, failures, budgets; who may not be delayed."""
+
+import pytest
+
+
+def moves(h, rev) -> list[str]:
+    return [e.after for e in h.events if e.rev == rev]
+
+
+def test_a_request_brings_its_adapter_up_and_every_transition_is_an_event(make):
+    h = make()
+    h.add("a", 3)
+    h.submit("r", [1, 2], "a", max_tokens=2)
+    h.run()
+    assert h.tokens("r") == h.alone([1, 2], "a", 2)
+    assert moves(h, "a") == ["loading", "ram", "loading", "idle", "active", "idle"]
+    loaded = next(e for e in h.events if e.after == "idle")
+    assert (loaded.cause, loaded.slot, loaded.num_bytes) == ("request", 0, 300)
+    assert loaded.seconds == pytest.approx(0.01)
+
+
+def test_a_load_is_answered_when_the_copy_has_ended_and_not_before(make):
+    h = make()
+    h.add("a")
+    h.copier.copies_take = 5
+    command = h.load("a")
+    h.run(until=lambda: h.state("a") == "loading" and bool(h.copier.copying))
+    h.step(3)
+    assert h.code(command) is None
+    h.run()
+    assert h.code(command) == "" and h.state("a") == "idle"
+
+
+def test_a_load_to_ram_claims_no_blocks(make):
+    h = make()
+    h.add("a")
+    command = h.load("a", "ram")
+    h.run()
+    assert h.code(command) == "" and h.state("a") == "ram"
+    assert h.pool.counts.adapter == 0
+    assert h.code(h.load("a", "ram")) == "", "it is there already"
+
+
+def test_every_load_of_one_revision_is_answered_once(make):
+    h = make()
+    h.add("a")
+    commands = [h.load("a"), h.load("a", "ram"), h.load("a")]
+    h.run()
+    assert [h.code(c) for c in commands] == ["", "", ""]
+    assert h.host.num_reads == 1
+
+
+def test_a_slow_read_delays_nobody(make):
+    """Bounded by step count: others stream a token a step, and other adapters load meanwhile."""
+    h = make()
+    for rev in ("slow", "quick"):
+        h.add(rev)
+    h.host.delay["slow"] = 100
+    h.submit("base", [1, 2, 3], max_tokens=20)
+    h.submit("s", [1], "slow")
+    h.submit("q", [1], "quick", max_tokens=3)
+    steps = h.run(until=lambda: h.end("base") is not None)
+    assert steps == 20
+    assert h.end("q") is not None and h.end("s") is None
+    h.run()
+    assert h.tokens("s") == h.alone([1], "slow", 4)
+
+
+def test_a_slow_read_does_not_hold_up_what_is_in_ram_already(make):
+    h = make(blocks_in_flight=2)
+    for rev in ("slow", "warm"):
+        h.add(rev)
+    h.load("warm", "ram")
+    h.run()
+    h.host.delay["slow"] = 100
+    h.submit("s", [1], "slow")
+    h.step()
+    h.submit("w", [1], "warm", max_tokens=1)
+    assert h.run(until=lambda: h.end("w") is not None) <= 3
+
+
+def test_reads_in_flight_are_bounded_by_bytes_but_one_may_always_start(make):
+    h = make(blocks_in_flight=5)
+    for rev, blocks in (("a", 9), ("b", 3), ("c", 2), ("d", 1)):
+        h.add(rev, blocks)
+        h.host.delay[rev] = 50
+        h.load(rev)
+    h.step()
+    assert set(h.host.reading) == {"a"}, "larger than the budget, and alone"
+    h.run(until=lambda: "a" not in h.host.reading)
+    h.step()
+    assert set(h.host.reading) == {"b", "c"}
+
+
+def test_a_failed_read_fails_the_waiting_requests_of_that_revision_only(make):
+    h = make()
+    for rev in ("bad", "good"):
+        h.add(rev)
+    h.host.errors["bad"] = "bad.bin: expected 200 bytes, found 7"
+    h.submit("b1", [1], "bad")
+    h.submit("b2", [2], "bad")
+    h.submit("g", [1], "good")
+    command = h.load("bad")
+    h.run()
+    for request in ("b1", "b2"):
+        end = h.end(request)
+        assert (end.finish_reason, end.code) == ("error", "load_failed")
+        assert "found 7" in end.message
+        assert h.tokens(request) == [], "never base weights"
+    assert h.code(command) == "load_failed"
+    assert h.state("bad") == "registered"
+    assert h.tokens("g") == h.alone([1], "good", 4)
+
+
+def test_after_a_failed_read_the_next_request_tries_again(make):
+    h = make()
+    h.add("a")
+    h.host.errors["a"] = "I/O error"
+    h.submit("r1", [1], "a")
+    h.run()
+    h.host.errors["a"] = ""
+    h.submit("r2", [1], "a")
+    h.run()
+    assert h.end("r2").finish_reason == "length"
+
+
+def test_what_can_never_fit_is_no_room_at_once(make):
+    h = make(num_blocks=20, kv_floor=8)
+    h.add("big", 13)
+    command = h.load("big")
+    h.submit("r", [1], "big")
+    h.step()
+    assert h.code(command) == "no_room"
+    assert h.end("r").code == "no_room" and "13 blocks" in h.end("r").message
+    assert h.host.num_reads == 0
+
+
+def test_what_exceeds_host_memory_is_no_room(make):
+    h = make(ram_blocks=2)
+    h.add("a", 3)
+    h.submit("r", [1], "a")
+    h.step()
+    assert h.end("r").code == "no_room" and "ram_cache" in h.end("r").message
+
+
+def test_with_all_slots_pinned_a_request_for_another_adapter_is_no_room_at_once(make):
+    h = make(slots=1)
+    h.add("p", pinned=True)
+    h.resident("p")
+    h.add("a")
+    h.submit("r", [1], "a")
+    h.step()
+    assert h.end("r").code == "no_room" and "pinned" in h.end("r").message
+
+
+def test_requests_on_a_loading_adapter_are_never_run_as_base(make):
+    h = make()
+    h.add("a")
+    h.host.delay["a"] = 5
+    h.copier.copies_take = 5
+    h.submit("r", [1, 2], "a")
+    h.submit("base", [1, 2], max_tokens=30)
+    for _ in range(10):
+        work = h.step()
+        assert [c.seq.request_id for c in work.chunks] == ["base"]
+    assert h.state("a") == "loading"
+    h.run()
+    assert h.tokens("r") == h.alone([1, 2], "a", 4)
+
+
+def test_cancelled_requests_give_up_their_claim_on_host_memory(make):
+    h = make(ram_blocks=2)
+    for rev in ("a", "b"):
+        h.add(rev)
+        h.host.delay[rev] = 5
+    h.submit("r", [1], "a")
+    h.step()
+    h.scheduler.abort("r")
+    h.submit("s", [1], "b")
+    h.run(limit=30)
+    assert h.end("s").finish_reason == "length"
+    assert h.state("a") == "registered", "read, wanted by nobody, gave way"
+
+
+def test_a_load_whose_requests_were_cancelled_ends_idle_and_evictable(make):
+    h = make()
+    h.add("a")
+    h.copier.copies_take = 4
+    h.submit("r", [1], "a")
+    h.run(until=lambda: bool(h.copier.copying))
+    h.scheduler.abort("r")
+    h.run()
+    assert h.state("a") == "idle" and [r.rev for r in h.slots.idle()] == ["a"]
+
+
+def test_host_memory_that_evicts_a_revision_is_noticed(make):
+    h = make(ram_blocks=2)
+    for rev in ("a", "b"):
+        h.add(rev)
+        h.load(rev, "ram")
+        h.run()
+    assert (h.state("a"), h.state("b")) == ("registered", "ram")
+
+
+def test_requests_of_higher_priority_are_loaded_first(make):
+    h = make(blocks_in_flight=2)
+    for rev, priority in (("low", 10), ("high", 90)):
+        h.add(rev)
+        h.submit(rev, [1], rev, priority=priority)
+    h.step()
+    assert set(h.host.reading) == {"high"}
+
+
+def test_a_file_of_another_layout_is_refused(make):
+    h = make()
+    h.residency._orders._layout = "0123456789ab"
+    command = h.add("a")
+    assert h.code(command) == "load_failed"
+    assert "layout x" in h.answers[command].message
+    assert not h.residency.knows("a")
