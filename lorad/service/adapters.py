@@ -18,11 +18,12 @@ from engine.messages import EngineInfo
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.registry.store import StagingDir
+from lorad.service.catalog import Entry
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.intake import Intake
 from lorad.service.names import Names
-from lorad.service.registration import Registration, Terms
+from lorad.service.registration import LATER, Registration, Terms
 from lorad.service.revisions import Revisions
 from lorad.service.tasks import Tasks
 
@@ -263,26 +264,29 @@ class AdapterService:
     # ------------------------------------------------------------- in the background
     async def bring_up(self, info: EngineInfo) -> None:
         """For a new engine: pinned adapters now; what else is unfinished goes on behind."""
+        pinned = [entry for entry in self._names.catalog if entry.pinned]
+        await asyncio.gather(*(self._finish(entry) for entry in pinned))
         await self.revisions.bring_up(info)
-        self._tasks.spawn(self._finish_unfinished())
+        self._tasks.spawn(self._finish_the_rest())
 
-    async def _finish_unfinished(self) -> None:
-        """Candidates that were cut short take their names; every revision gets its packed file."""
+    async def _finish_the_rest(self) -> None:
         for entry in self._names.catalog:
-            try:
-                if entry.candidate is not None:
-                    async with self._names.lock(entry.name):
-                        await self._registration.advance(entry.name, entry.candidate)
-                elif entry.rev is not None:
-                    async with self.revisions.hold(entry.rev):
-                        await self.revisions.packed(entry.rev)
-            except LoradError as error:
-                if error.code in ("engine_restarting", "loading_base"):
-                    return
-                if entry.candidate is None and entry.rev is not None:
-                    self.revisions.publish(
-                        "adapter.unpackable", entry.rev, "error", error.code, error.message
-                    )
+            await self._finish(entry)
+
+    async def _finish(self, entry: Entry) -> None:
+        """A candidate that was cut short takes its name; a revision gets its packed file."""
+        try:
+            if entry.candidate is not None:
+                async with self._names.lock(entry.name):
+                    await self._registration.advance(entry.name, entry.candidate)
+            elif entry.rev is not None:
+                async with self.revisions.hold(entry.rev):
+                    await self.revisions.packed(entry.rev)
+        except LoradError as error:
+            if entry.rev is not None and error.code not in LATER:
+                self.revisions.publish(
+                    "adapter.unfinished", entry.rev, "warn", error.code, error.message
+                )
 
     async def flush(self) -> None:
         """Write the times of last use."""

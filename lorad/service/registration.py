@@ -30,7 +30,7 @@ _NO_MATTER = ("no_room", "engine_restarting", "engine_stalled", "loading_base")
 #: Only these say something about the content.
 _ITS_FAULT = ("adapter_invalid", "load_failed")
 #: The engine went away: its next start takes it from here.
-_LATER = ("engine_restarting", "engine_stalled", "loading_base", "draining")
+LATER = ("engine_restarting", "engine_stalled", "loading_base", "draining")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class Registration:
             if old is not None and self._revisions.resident(old):
                 await self._load_beside(rev)
         except LoradError as error:
-            if error.code in _LATER:
+            if error.code in LATER:
                 return
             if error.code in _ITS_FAULT:
                 await self._reject(name, rev, error)
@@ -168,7 +168,7 @@ class Registration:
             try:
                 await self._revisions.apply(rev)
             except LoradError as error:
-                if error.code not in _LATER:
+                if error.code not in LATER:
                     raise
             self._revisions.consider_retiring(rev)
 

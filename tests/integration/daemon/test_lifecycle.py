@@ -1,0 +1,168 @@
+"""Starts and ends: what survives them, and how a start that cannot be is refused."""
+
+import os
+import random
+import signal
+import socket
+import threading
+
+import httpx
+import pytest
+
+from lorad import wire
+from lorad.client import ApiError, Unreachable
+
+
+@pytest.fixture(scope="module")
+def daemon(make_daemon):
+    return make_daemon()
+
+
+def test_a_restart_brings_back_adapters_pins_priorities_and_labels(daemon):
+    daemon.start()
+    daemon.upload("bible", 1, pin=True, priority=80, labels={"voice": "old"})
+    daemon.upload("acme/jargon", 2)
+    with daemon.client() as client:
+        client.patch("acme/jargon", wire.AdapterPatch(priority=10))
+    before = daemon.text("acme/jargon")
+    assert daemon.stop() == 0
+    assert not daemon.admin.exists()
+    assert not daemon.inference.exists()
+    daemon.start()
+    bible = daemon.adapter("bible")
+    assert (bible.state, bible.pinned, bible.priority) == ("idle", True, 80)
+    assert bible.labels == {"voice": "old"}
+    jargon = daemon.adapter("acme/jargon")
+    assert (jargon.state, jargon.priority) == ("registered", 10)
+    assert daemon.text("acme/jargon") == before
+    assert daemon.stop() == 0
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(daemon):
+    """Three times at a random moment of registering; the stale sockets are cleared each time."""
+    acknowledged = {}
+    moment = random.Random(5)
+    for number in range(3):
+        daemon.start()
+        for name, rev in acknowledged.items():
+            assert daemon.adapter(name).rev == rev
+        busy = threading.Event()
+
+        def register(number=number, busy=busy):
+            try:
+                for n in range(100):
+                    name = f"k{number}-{n}"
+                    acknowledged[name] = daemon.upload(name, 1000 * number + n + 100).rev
+                    busy.set()
+            except (Unreachable, ApiError, httpx.HTTPError):
+                return
+
+        thread = threading.Thread(target=register)
+        thread.start()
+        assert busy.wait(30)
+        busy.clear()
+        threading.Event().wait(moment.uniform(0.0, 1.0))
+        daemon.kill()
+        thread.join(30)
+        assert daemon.admin.exists()
+    daemon.start()
+    assert len(acknowledged) >= 3
+    for name, rev in acknowledged.items():
+        row = daemon.adapter(name)
+        assert (row.rev, row.state) == (rev, "registered")
+    assert daemon.text(next(iter(acknowledged)))
+    assert daemon.adapter("bible").pinned
+
+
+def test_the_first_signal_drains_and_the_second_aborts_with_an_error_event(daemon, poll):
+    begun = threading.Event()
+    lines = []
+
+    def stream():
+        body = daemon.body("bible", 3900, stream=True)
+        with daemon.http() as http, http.stream("POST", "/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                begun.set()
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    assert begun.wait(30)
+    daemon.process.send_signal(signal.SIGTERM)
+
+    def draining():
+        with daemon.http() as http:
+            return http.get("/readyz").json().get("error", {}).get("code") == "draining"
+
+    poll(draining, "readyz to say draining")
+    refused = daemon.ask("bible")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    with daemon.client() as client:
+        assert client.status().state == "draining"
+    assert thread.is_alive()
+    assert daemon.stop() == 0
+    thread.join(30)
+    last = [line for line in lines if line.startswith("data:")][-1]
+    assert '"code":"draining"' in last
+    assert "data: [DONE]" not in lines
+
+
+def test_a_bad_configuration_is_exit_2_with_the_nearest_name(daemon):
+    daemon.configure("[lorra]\n")
+    status, words = daemon.refused()
+    assert status == 2
+    assert "did you mean lora?" in words
+    daemon.configure()
+    assert daemon.refused("--check")[0] == 0
+    assert daemon.refused("--print-config")[0] == 0
+
+
+def test_a_file_where_the_socket_should_be_is_refused_and_kept(daemon):
+    daemon.admin.write_text("precious")
+    status, words = daemon.refused()
+    assert status == 3
+    assert "not a socket" in words
+    assert daemon.admin.read_text() == "precious"
+    daemon.admin.unlink()
+
+
+def test_a_socket_path_that_is_too_long_is_refused(daemon):
+    daemon.configure(f'[inference]\nsocket = "/tmp/{"x" * 120}/s"\n')
+    status, words = daemon.refused()
+    assert status == 3
+    assert "107" in words
+    daemon.configure()
+
+
+def test_a_socket_on_which_another_process_listens_is_left_alone(daemon):
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(daemon.inference))
+        other.listen()
+        assert daemon.refused()[0] == 6
+    os.unlink(daemon.inference)
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a card")
+def test_cuda_without_a_card_is_exit_5(daemon):
+    whole = daemon.config.read_text()
+    daemon.config.write_text(whole.replace('device = "cpu"', 'device = "cuda"'))
+    status, words = daemon.refused()
+    daemon.config.write_text(whole)
+    assert status == 5
+    assert "cuda" in words.lower()
+
+
+def test_a_signal_while_the_base_loads_ends_it_at_once(daemon, poll):
+    daemon.start(ready=False)
+
+    def listening():
+        with daemon.client() as client:
+            try:
+                return client.status()
+            except Unreachable:
+                return None
+
+    status = poll(listening, "the admin socket")
+    assert status.state == "loading_base"
+    assert daemon.stop(signal.SIGINT) == 0
+    assert "Traceback" not in daemon.tail()
