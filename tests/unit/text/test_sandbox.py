@@ -68,6 +68,8 @@ HOSTILE = {
     "literal output": "{% set x %}{% for i in range(99999) %}"
     + "x" * 9000
     + "{% endfor %}{% endset %}",
+    "captured output": "{% set b = 'a' * 10000 %}{% set x %}{% for i in range(99999) %}{{ b }}"
+    "{% endfor %}{% endset %}",
     "filter block": "{% filter upper %}{% for i in range(99999) %}{{ 'a' * 9000 }}"
     "{% endfor %}{% endfilter %}",
     # reach

@@ -49,6 +49,14 @@ def test_a_change_that_no_event_told_begins_the_quiet_anew() -> None:
     assert settler.judge(A, whole("3"), 2.9) is Verdict.REPORT
 
 
+def test_an_event_after_a_look_costs_one_settle_time_and_not_two() -> None:
+    settler = Settler(1.0)
+    settler.look(A, "1", 0.0)
+    settler.touch(A, 0.5)
+    assert settler.due(1.5) == [A]
+    assert settler.judge(A, whole("2"), 1.5) is Verdict.REPORT
+
+
 def test_an_inconsistent_folder_is_given_patience_and_then_reported() -> None:
     settler = Settler(1.0, patience=3.0)
     broken = View("1", False)

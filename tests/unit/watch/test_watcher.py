@@ -385,6 +385,23 @@ def test_what_no_hint_told_is_found_by_the_rescan(
     assert [gone.name for gone in rig.gone] == ["a"]
 
 
+def test_what_arrives_before_its_directory_is_watched_is_found_without_a_rescan(
+    make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig("inotify")
+    watch = Inotify.watch
+
+    def late(self: Inotify, folder: Path) -> bool:
+        if folder.name == "acme" and not (folder / "one").exists():
+            fill_folder(folder / "one")
+        return watch(self, folder)
+
+    monkeypatch.setattr(Inotify, "watch", late)
+    (rig.inbox / "acme").mkdir()
+    rig.run(5)
+    assert rig.names == ["acme/one"]
+
+
 def test_lost_hints_are_made_good_by_a_scan_at_once(
     make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
