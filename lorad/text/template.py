@@ -19,8 +19,6 @@ from lorad.text.tokenizer import TextError, read_json, read_specials
 
 #: A render takes about a millisecond; what takes longer than this has no end in sight.
 RENDER_SECONDS = 2.0
-#: Names that a request's own variables may not take.
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 class TemplateError(TextError):
@@ -64,14 +62,17 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt.  `variables` are the request's own, such as enable_thinking."""
-        taken = _RESERVED & variables.keys()
-        if taken:
-            raise TemplateError(f"{', '.join(sorted(taken))} cannot be given as template variables")
+        """The prompt.  `variables` are the request's own, such as enable_thinking; they come from
+        outside, so any name and value is either taken or a TemplateError."""
+        if "messages" in variables:
+            raise TemplateError("messages cannot be given as a template variable")
+        if tools is not None and not isinstance(tools, (list, tuple)):
+            raise TemplateError("tools must be a list")
         values = {
             **self._specials,
             **variables,

@@ -236,9 +236,11 @@ def test_a_template_reads_the_clock_that_it_is_given() -> None:
 def test_a_requests_variables_cannot_replace_its_messages() -> None:
     template = ChatTemplate({"default": "{{ messages | length }}{{ mood }}"}, {})
     assert template.render([{"role": "user"}], mood="!") == "1!"
-    variables: dict[str, Any] = {"messages": []}
-    with pytest.raises(TypeError):
-        template.render([{"role": "user"}], **variables)
+    assert template.render([{"role": "user"}], mood="!", self=1, template=2) == "1!"
+    hostile: list[dict[str, Any]] = [{"messages": []}, {"tools": 3}, {"tools": "f"}]
+    for variables in hostile:
+        with pytest.raises(TemplateError):
+            template.render([{"role": "user"}], **variables)
 
 
 def test_a_templates_own_refusal_is_one_line(place: Callable[..., Path]) -> None:
