@@ -141,4 +141,4 @@ def test_a_few_hundred_mutations_are_read_or_refused(draft: Any, spec: ModelSpec
 
 @pytest.mark.slow
 def test_a_hundred_thousand_mutations_are_read_or_refused(draft: Any, spec: ModelSpec) -> None:
-    assert len(run_cases(range(1000, 101_000), draft, spec)) > 25
+    assert len(run_cases(range(1000, 101_000), draft, spec)) > 20
