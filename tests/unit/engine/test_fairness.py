@@ -91,6 +91,34 @@ def test_the_victim_is_of_the_lowest_priority_and_ends_soonest():
     assert choose_victim([], remaining.__getitem__) is None
 
 
+def admitted(h) -> list[str]:
+    """Everybody's first token, in order."""
+    h.run()
+    return list(h.deltas)
+
+
+def test_prompt_tokens_that_were_served_count_against_the_next_turn(make):
+    h = make(max_num_seqs=1)
+    h.add("short")
+    h.resident("short")
+    for i in range(2):
+        h.submit(f"long{i}", [i] * 30, max_tokens=1)
+    for i in range(3):
+        h.submit(f"short{i}", [i], "short", max_tokens=1)
+    assert admitted(h) == ["long0", "short0", "short1", "short2", "long1"]
+
+
+def test_generated_tokens_that_were_served_count_against_the_next_turn(make):
+    h = make(max_num_seqs=1)
+    h.add("terse")
+    h.resident("terse")
+    for i in range(2):
+        h.submit(f"wordy{i}", [i], max_tokens=20)
+    for i in range(3):
+        h.submit(f"terse{i}", [i], "terse", max_tokens=1)
+    assert admitted(h) == ["wordy0", "terse0", "terse1", "terse2", "wordy1"]
+
+
 # ------------------------------------------------------------------- the drainer
 def keep_busy(h, rev, step, *, at_least=2) -> None:
     """Requests of 12 tokens on `rev` keep arriving, so that it is never idle by itself."""

@@ -63,7 +63,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decoding(make):
     h.submit("short", [1], max_tokens=20)
     h.step()
     prompt = list(range(20))
-    h.submit("long", prompt, max_tokens=2)
+    h.submit("long", prompt, max_tokens=2, priority=90)
     chunks = []
     while h.end("long") is None:
         work = h.step()
@@ -108,7 +108,7 @@ def test_who_waits_for_memory_is_not_overtaken(make):
     h.submit("runs", [1] * 16, max_tokens=12)
     h.step()
     h.submit("big", [2] * 32, max_tokens=1)
-    h.submit("small", [3], max_tokens=1)
+    h.submit("small", [3], max_tokens=1, priority=10)
     h.step()
     assert h.end("small") is None
     h.run()
@@ -157,6 +157,19 @@ def test_the_newest_of_the_lowest_priority_is_preempted_and_its_answer_is_right(
     assert preempted == {"new"} and h.scheduler.num_preemptions >= 1
     for request in ("old", "vip", "new"):
         assert h.tokens(request) == h.alone([len(request)] * 7, None, 12)
+
+
+def test_room_that_was_taken_from_one_is_not_given_to_a_newcomer_in_the_same_step(make):
+    h = make(num_blocks=9, kv_floor=0, max_num_seqs=3)
+    h.add("tiny", 1, pinned=True)
+    h.resident("tiny")
+    h.submit("old", [1] * 15, max_tokens=12)
+    h.submit("new", [2] * 12, max_tokens=12)
+    h.step()
+    h.submit("newcomer", [3], "tiny")
+    while not h.scheduler.num_preemptions:
+        work = h.step()
+    assert ids(work) == ["old"]
 
 
 def test_a_preempted_sequence_finds_its_own_blocks_again(make):
