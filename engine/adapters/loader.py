@@ -5,11 +5,11 @@ has ended.  Never waits.  Knows nothing of requests, commands or order: `adapter
 decides who moves, and what it means.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.adapters.revision import Journal, Revision
-from engine.adapters.slots import SlotTable
+from engine.adapters.slots import SlotRow, SlotTable
 from engine.adapters.states import State
 from engine.adapters.tiers import CopyEngine, HostTier, Room
 
@@ -60,15 +60,18 @@ class Loader:
         """Bytes of the packed file."""
         return revision.num_blocks * self._block_bytes
 
-    def hopeless(self, revision: Revision) -> str:
-        """Why `revision` can never reach its goal as things stand, or ""."""
+    def pinned(self) -> list[SlotRow]:
+        """Rows that never give way."""
+        return [row for row in self.slots.rows.values() if row.pinned]
+
+    def hopeless(self, revision: Revision, pinned: Sequence[SlotRow]) -> str:
+        """Why `revision` can never reach its goal beside `pinned` ones, or ""."""
         if self.size(revision) > self.host.limit_bytes and not self.host.ready(revision.rev):
             return (
                 f"its {self.size(revision)} bytes exceed ram_cache ({self.host.limit_bytes} bytes)"
             )
         if revision.goal != "gpu":
             return ""
-        pinned = [r for r in self.slots.rows.values() if r.pinned and r.rev != revision.rev]
         beside = sum(len(r.blocks) for r in pinned)
         if not self.room.fits_adapter(revision.num_blocks, beside):
             return (

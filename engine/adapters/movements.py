@@ -36,9 +36,10 @@ class Movements:
 
     def raise_wanted(self) -> None:
         """Start every load that there is room for."""
+        pinned = self.loader.pinned() if self.wanted else []
         for revision in sorted(self.wanted.values(), key=self.turn):
             if revision.goal is not None and not revision.reading:
-                self._raise(revision)
+                self._raise(revision, pinned)
 
     def end_read(self, revision: Revision, error: str) -> None:
         """A read has ended; what was waiting for it goes on, fails, or is undone."""
@@ -146,8 +147,8 @@ class Movements:
             if revision.row is None and not revision.reading:
                 self.loader.host.protect(revision.rev, False)
 
-    def _raise(self, revision: Revision) -> None:
-        reason = self.loader.hopeless(revision)
+    def _raise(self, revision: Revision, pinned: list[SlotRow]) -> None:
+        reason = self.loader.hopeless(revision, pinned)
         if reason:
             self.fail(revision, "no_room", reason)
             return
