@@ -41,7 +41,7 @@ class Scheduler:
         self._waiting = WaitingQueue(self._counters)
         self._running: list[Sequence] = []
         self._live: dict[str, Sequence] = {}
-        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._deadlines: list[tuple[float, int, str]] = []  # time, arrival, request id
         self._drainer = Drainer(residency, limits.starve_after, self._remaining)
         self._deltas: list[SequenceDelta] = []
         self._arrivals = 0
@@ -66,7 +66,7 @@ class Scheduler:
         if seq.rev is not None:
             self.residency.lease(seq.rev, seq.priority)
         if seq.deadline is not None:
-            heapq.heappush(self._deadlines, (seq.deadline, seq.order, seq))
+            heapq.heappush(self._deadlines, (seq.deadline, seq.order, seq.request_id))
         self._waiting.push(seq)
 
     def abort(self, request_id: str, code: str = "", message: str = "") -> None:
@@ -267,9 +267,10 @@ class Scheduler:
                 self._doom(seq, Doom("abort", "draining", "its adapter was evicted; try again"))
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
-            *_, seq = heapq.heappop(self._deadlines)
-            if seq.status is not Status.FINISHED:
-                self._doom(seq, Doom("error", "deadline_exceeded", "its deadline has passed"))
+            _, order, request_id = heapq.heappop(self._deadlines)
+            late = self._live.get(request_id)
+            if late is not None and late.order == order:  # the id may be another's by now
+                self._doom(late, Doom("error", "deadline_exceeded", "its deadline has passed"))
         for rev in self.residency.take_gone():
             self._counters.forget(rev)
             self._prefix.forget_stats(rev)

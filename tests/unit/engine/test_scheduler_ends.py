@@ -150,9 +150,11 @@ def test_a_deadline_that_was_met_does_nothing_later(make):
     h = make()
     h.submit("r", [1], max_tokens=1, deadline=0.5)
     h.run()
+    del h.deltas["r"]
+    h.submit("r", [1], max_tokens=3)
     h.clock.now += 1
-    h.step()
-    assert len(h.deltas["r"]) == 1
+    h.run()
+    assert h.end("r").finish_reason == "length", "the id is another request's now"
 
 
 def test_sixteen_samples_of_one_prompt_take_and_give_back_sixteen_references(make):
