@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
 from engine.config import EngineConfig
-from engine.errors import EngineDied, EngineError
+from engine.errors import EngineError
 from engine.messages import (
     AdapterEvent,
     Answer,
@@ -252,9 +252,10 @@ class EngineLink:
             await self._warm_up()
             self.progress = "loading pinned adapters"
             await self.bring_up(info)
-        except (LoradError, EngineDied) as error:
-            log.warning("the engine did not come up: %s", error)
-            return  # its death is on the way through the events
+        except LoradError as error:
+            log.error("the engine did not come up: %s", error)
+            self._kill()  # dead already, or of no use: its death is counted and it is replaced
+            return
         self._set("ready", "ready")
         self.events.publish("engine.ready", message=f"{info.device_name}, {info.dtype}")
 
@@ -302,9 +303,7 @@ class EngineLink:
                 self.events.publish("engine.stalled", level="error", message=self.progress)
             elif stalled and since is not None and self._clock() - since > REPLACE_AFTER:
                 since = None
-                assert client is not None and client.pid is not None
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(client.pid, signal.SIGKILL)
+                self._kill()
             elif not stalled and since is not None:
                 since = None
                 if self.state == "engine_stalled":
@@ -318,6 +317,12 @@ class EngineLink:
             self.ready.set()
         else:
             self.ready.clear()
+
+    def _kill(self) -> None:
+        client = self._client
+        if client is not None and client.state != "dead" and client.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(client.pid, signal.SIGKILL)
 
     def _live(self) -> Client:
         if self._client is None:

@@ -119,12 +119,11 @@ class Inbox:
         What serves, and what an operator removed.  What was refused is looked at again: this
         program, or its settings, may think otherwise.
         """
-        known = {}
-        for path, seen in self._memory.folders.items():
-            record = self._names.registry.get(seen.name)
-            refused = record is not None and record.stored_state != State.REGISTERED
-            known[Path(path)] = "" if refused or seen.filed_as else seen.signature
-        return known
+        refused = self._names.refused()
+        return {
+            Path(path): "" if seen.name in refused or seen.filed_as else seen.signature
+            for path, seen in self._memory.folders.items()
+        }
 
     async def take(self, folder: InboxFolder) -> None:
         """Make it an adapter, or file why not.  Never raises for what a folder holds."""

@@ -83,6 +83,19 @@ class Names:
             raise LoradError("model_not_found", f"{name!r} has no files", hint="add it again")
         return rev
 
+    def refused(self) -> set[str]:
+        """Every name that is quarantined or missing."""
+        found: set[str] = set()
+        for state in (State.QUARANTINED, State.MISSING):
+            cursor: str | None = None
+            while True:
+                page = self.registry.list(state=state, limit=1000, cursor=cursor)
+                found.update(record.name for record in page.items)
+                cursor = page.cursor
+                if cursor is None:
+                    break
+        return found
+
     def check_free(self, name: str, source: str) -> None:
         """May content from `source` be called `name`?  Raises invalid_value or name_taken."""
         if not NAME.fullmatch(name):

@@ -1,6 +1,7 @@
 """The link to the engine: readiness, deltas, deaths and restarts."""
 
 import asyncio
+import subprocess
 
 import pytest
 
@@ -202,6 +203,43 @@ def test_a_stalled_engine_is_announced_and_recovers(scene, eventually):
             link.check()
         clients[0].state = "ready"
         await eventually(lambda: link.state == "ready")
+
+    scene(scenario)
+
+
+@pytest.fixture
+def victim():
+    """A process that may be killed."""
+    process = subprocess.Popen(["sleep", "100"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_an_engine_that_stays_stalled_is_killed(scene, eventually, victim):
+    now = [0.0]
+
+    async def scenario(link, clients):
+        clients[0].pid = victim.pid
+        clients[0].state = "stalled"
+        await eventually(lambda: link.state == "engine_stalled")
+        assert victim.poll() is None
+        now[0] += 61
+        await eventually(lambda: victim.poll() is not None)
+
+    scene(scenario, clock=lambda: now[0])
+
+
+def test_an_engine_that_cannot_be_brought_up_is_killed(scene, eventually, victim):
+    async def scenario(link, clients):
+        async def bring_up(info):
+            clients[-1].pid = victim.pid
+            raise LoradError("registry_busy", "locked")
+
+        link.bring_up = bring_up
+        clients[0].die()
+        await eventually(lambda: victim.poll() is not None)
+        assert link.state == "engine_restarting"
 
     scene(scenario)
 

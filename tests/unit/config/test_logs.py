@@ -1,0 +1,64 @@
+"""Log lines, and the error table."""
+
+import json
+import logging
+
+import pytest
+
+from engine import errors as engine_errors
+from lorad import logs
+from lorad.errors import TABLE, LockHeld, LoradError, from_engine, meaning
+
+
+def record(message, *args, error=None):
+    return logging.LogRecord("lorad.x", logging.WARNING, "f.py", 1, message, args, error)
+
+
+def test_foreign_text_can_neither_forge_a_line_nor_drive_a_terminal():
+    line = logs.TextLines(journal=False).format(record("name %s", "a\nERROR b \x1b]0;x\x07"))
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert line.endswith(r"WARNING lorad.x: name a\nERROR b \x1b]0;x\x07")
+
+
+def test_the_journal_gets_priorities_and_no_time():
+    assert logs.TextLines(journal=True).format(record("hi")) == "<4>lorad.x: hi"
+
+
+def test_json_lines_are_one_object_each():
+    try:
+        raise ValueError("why")
+    except ValueError as error:
+        line = logs.JsonLines().format(record("hi", error=(ValueError, error, error.__traceback__)))
+    fields = json.loads(line)
+    assert (fields["level"], fields["logger"], fields["message"]) == ("warning", "lorad.x", "hi")
+    assert "ValueError: why" in fields["error"]
+    assert "\n" not in line
+
+
+def test_every_code_that_the_engine_raises_is_in_the_table():
+    for kind in vars(engine_errors).values():
+        if isinstance(kind, type) and issubclass(kind, engine_errors.EngineError):
+            assert kind.code in TABLE or kind.code == "no_device", kind
+
+
+def test_an_engines_error_keeps_its_code_reason_and_hint():
+    error = from_engine(engine_errors.AdapterInvalid("E_SHAPE", "wrong", hint="train again"))
+    assert (error.code, error.status, error.exit) == ("adapter_invalid", 422, 8)
+    assert (error.details, error.hint) == ({"reason": "E_SHAPE"}, "train again")
+
+
+def test_a_code_that_nobody_entered_is_our_own_fault():
+    assert meaning("surprise").status == 500
+    with pytest.raises(AssertionError, match="surprise"):
+        LoradError("surprise", "x")
+
+
+def test_codes_that_are_worth_trying_again_say_when():
+    for code, row in TABLE.items():
+        assert (LoradError(code, "x").retry_after is not None) == row.retryable, code
+
+
+def test_a_start_error_is_one_line_and_the_next_step(capsys):
+    LockHeld("another lorad", hint="loractl status").print()
+    assert capsys.readouterr().err == "lorad: error: another lorad\n  try: loractl status\n"
