@@ -236,11 +236,13 @@ class Revisions:
         before = [rev for rev, tier in self.tiers.items() if tier in (*RESIDENT, State.LOADING)]
         self.tiers.clear()
         self.on_change()
-        wanted = {e.rev: self._catalog.wanted(e.rev) for e in self._catalog if e.rev is not None}
-        pinned = [rev for rev, (pin, _) in wanted.items() if pin]
-        pinned.sort(key=lambda rev: (-wanted[rev][1], rev))
-        await self._load_all(pinned, "pin")
-        rest = [rev for rev in before if rev in wanted and rev not in pinned]
+        priority = {
+            entry.rev: self._catalog.wanted(entry.rev)[1]
+            for entry in self._catalog
+            if entry.pinned and entry.rev is not None
+        }
+        await self._load_all(sorted(priority, key=lambda rev: (-priority[rev], rev)), "pin")
+        rest = [rev for rev in before if rev not in priority and self._catalog.names_of(rev)]
         if rest:
             self._tasks.spawn(self._load_all(rest, "restart"))
 
