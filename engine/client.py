@@ -20,9 +20,9 @@ from typing import Literal
 import msgspec
 
 import engine
-from engine.adapters.layout import BlockLayout
 from engine.config import EngineConfig
 from engine.errors import AdapterInvalid, EngineDied, EngineError
+from engine.layout import BlockLayout
 from engine.messages import (
     Abort,
     Answer,

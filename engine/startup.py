@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from engine.adapters.copier import CudaCopier, ThreadCopier
 from engine.adapters.host import HostCache
-from engine.adapters.layout import BlockLayout
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelUnsupported, NoDevice
 from engine.kernels.attention import AttentionMeta
+from engine.layout import BlockLayout
 from engine.memory.arena import DTYPES, Arena, plan_blocks
 from engine.memory.pool import BlockPool
 from engine.messages import EngineInfo

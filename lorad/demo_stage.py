@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from engine.adapters.layout import MODULES
 from engine.client import read_spec
+from engine.layout import MODULES
 from lorad import wire
 from lorad.client import ApiError, LoradClient, Unreachable
 

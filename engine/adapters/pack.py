@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.adapters.adapter_folder import AdapterFolder
-from engine.adapters.layout import ITEMSIZE, MODULE_ID, BlockLayout, RowRun, place
 from engine.adapters.manifest import WEIGHTS_FILE, AdapterManifest, Limits, TensorRef
 from engine.adapters.peft import inspect, revision_digest
 from engine.adapters.value_scan import read_exactly
 from engine.errors import AdapterInvalid, EngineError
+from engine.layout import ITEMSIZE, MODULE_ID, BlockLayout, RowRun, place
 from engine.messages import PackedManifest
 from engine.models.spec import read_spec
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from engine.adapters.adapter_folder import AdapterFolder
 from engine.adapters.adapter_text import check_text_files
 from engine.adapters.digest import revision_digest
-from engine.adapters.layout import MODULE_ID, MODULES
 from engine.adapters.manifest import (
     CONFIG_FILE,
     FLOAT_DTYPES,
@@ -32,6 +31,7 @@ from engine.adapters.reasons import REASONS, refuse, shown, shown_list
 from engine.adapters.safetensors_header import read_header
 from engine.adapters.value_scan import Scanner
 from engine.errors import AdapterInvalid
+from engine.layout import MODULE_ID, MODULES
 from engine.messages import PackedModule
 from engine.models.spec import ModelSpec
 

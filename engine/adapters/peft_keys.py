@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass
 
 from engine.adapters.adapter_folder import mlx
-from engine.adapters.layout import MODULE_ID, MODULES
 from engine.adapters.manifest import TensorRef
 from engine.adapters.reasons import refuse, shown, shown_list
+from engine.layout import MODULE_ID, MODULES
 from engine.models.spec import ModelSpec
 
 #: Segments that training wrappers (DDP, torch.compile, FSDP, checkpointing) put anywhere in a name.

@@ -8,9 +8,9 @@ unchanged set of requests cannot be missed.  Knows nothing of tiers and of who i
 
 from collections.abc import Callable, Mapping, Sequence
 
-from engine.adapters.layout import place
 from engine.adapters.slots import SlotRow
 from engine.kernels.lora import LoraMeta, LoraRows, Segment
+from engine.layout import place
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest
 from engine.sequence import Chunk, StepWork

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.adapters.layout import BlockLayout, RowRun
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.layout import BlockLayout, RowRun
 from engine.models.spec import ModelSpec
 
 DTYPES = {

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engine.adapters.layout import GROUPS
 from engine.kernels import elementwise
 from engine.kernels.gemm import linear
 from engine.kernels.lora import LoraMeta, lora_apply
+from engine.layout import GROUPS
 from engine.models.spec import RopeSpec
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.adapters.layout import BlockLayout, Shapes, kv_block_bytes
 from engine.errors import ModelUnsupported
+from engine.layout import BlockLayout, Shapes, kv_block_bytes
 from engine.models.hf_config import Fields, read_json, weights_dtype
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]

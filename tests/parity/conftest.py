@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.adapters.layout import MODULES
 from engine.kernels.attention import AttentionMeta
 from engine.kernels.lora import LoraMeta, LoraRows, Segment
+from engine.layout import MODULES
 from engine.models.decoder import Decoder, load_model
 from engine.models.layers import Build
 from engine.models.spec import read_spec

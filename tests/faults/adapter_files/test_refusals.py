@@ -398,7 +398,7 @@ def test_a_file_above_the_size_limit_names_the_setting(draft: Any, spec: ModelSp
 
 
 def test_a_row_larger_than_a_block_is_refused_by_the_layout(spec: ModelSpec) -> None:
-    from engine.adapters.layout import BlockLayout, place
+    from engine.layout import BlockLayout, place
     from engine.messages import PackedModule
 
     with pytest.raises(AdapterInvalid) as caught:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.adapters.layout import MODULE_ID, MODULES, RowRun, place, stream_order
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.layout import MODULE_ID, MODULES, RowRun, place, stream_order
 from engine.messages import (
     AdapterEvent,
     AddRevision,

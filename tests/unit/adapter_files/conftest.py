@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.adapters.layout import MODULE_ID
+from engine.layout import MODULE_ID
 from engine.models.spec import ModelSpec
 
 MakeFolder = Callable[..., Path]

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from engine.adapters import pack
-from engine.adapters.layout import BlockLayout, RowRun, Shapes, place, stream_order
 from engine.adapters.pack import convert, pack_folder, stored_ratio
 from engine.adapters.peft import inspect
 from engine.errors import AdapterInvalid
+from engine.layout import BlockLayout, RowRun, Shapes, place, stream_order
 from engine.messages import PackedManifest, PackedModule
 from engine.models.spec import ModelSpec
 

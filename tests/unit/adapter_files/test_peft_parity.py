@@ -10,9 +10,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.adapters.layout import RowRun, place
 from engine.adapters.pack import pack_folder
 from engine.adapters.peft import inspect, revision_digest
+from engine.layout import RowRun, place
 from engine.models.spec import ModelSpec
 
 FORMS: dict[str, dict[str, Any]] = {
