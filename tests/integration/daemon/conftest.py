@@ -191,6 +191,21 @@ drain_timeout = "20s"
             self.wait_ready()
         return self
 
+    def start_under_systemd(self, notify, inference, admin):
+        """With both sockets passed in by name, as a .socket unit does, and notified at `notify`."""
+        moved = (inference.fileno(), admin.fileno())
+        script = f'export LISTEN_PID=$$; exec "$@" 3<&{moved[0]} 4<&{moved[1]}'
+        env = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "inference:admin", "NOTIFY_SOCKET": notify}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["bash", "-c", script, "lorad", *self.command()],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self.env | env,
+                pass_fds=moved,
+            )
+
     def wait_ready(self):
         until(self.is_ready, "the daemon to be ready")
 

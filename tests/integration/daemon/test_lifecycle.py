@@ -166,3 +166,29 @@ def test_a_signal_while_the_base_loads_ends_it_at_once(daemon, poll):
     assert status.state == "loading_base"
     assert daemon.stop(signal.SIGINT) == 0
     assert "Traceback" not in daemon.tail()
+
+
+def test_systemd_hears_of_it_and_keeps_the_sockets_that_it_passed(daemon):
+    address = str(daemon.root / "notify")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
+        socket.socket(socket.AF_UNIX) as inference,
+        socket.socket(socket.AF_UNIX) as admin,
+    ):
+        notify.bind(address)
+        notify.settimeout(60)
+        for listener, path in ((inference, daemon.inference), (admin, daemon.admin)):
+            path.unlink(missing_ok=True)
+            listener.bind(str(path))
+            listener.listen()
+        daemon.start_under_systemd(address, inference, admin)
+        heard = []
+        while not any(words.startswith("READY=1") for words in heard):
+            heard.append(notify.recv(4096).decode())
+        assert any("EXTEND_TIMEOUT_USEC=" in words for words in heard)
+        assert daemon.text("bible")
+        assert daemon.stop() == 0
+        while not heard[-1].startswith("STOPPING=1"):
+            heard.append(notify.recv(4096).decode())
+    assert daemon.inference.exists()
+    assert daemon.admin.exists()
