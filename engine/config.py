@@ -6,7 +6,7 @@ the model are known.  Torch-free.
 
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from engine.errors import ConfigError
 
@@ -33,7 +33,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     slots: int = 1024
     max_rank: int = 512
     ram_cache: int = 1 * GIB  # bytes of packed adapters in host memory
-    kv_floor: int = 0  # bytes of the arena that adapters never take; 0 = one full-length sequence or 10%
+    kv_floor: int = 0  # bytes that adapters never take; 0 = a full-length sequence, at most 10%
     adapter_floor: int = 0  # bytes of the arena that KV never takes from adapters; 0 = none
     eviction: EvictionPolicy = "cost"
     starve_after: float = 2.0  # seconds
@@ -41,7 +41,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     load_bytes_in_flight: int = 256 * MIB
     deterministic: bool = False
     threads: int = 0  # CPU threads for torch; 0 = its default
-    fail_reads_slowly: float = field(default=0.0)  # fault injection: seconds slept in the RAM-tier reader
+    fail_reads_slowly: float = 0.0  # fault injection: seconds slept in the RAM-tier reader
 
     def __post_init__(self) -> None:
         def need(ok: bool, name: str, rule: str) -> None:
@@ -66,7 +66,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         need(self.load_bytes_in_flight > 0, "load_bytes_in_flight", "above 0 bytes")
         need(self.threads >= 0, "threads", "0 (auto) or more")
         if self.max_batch_tokens and self.max_batch_tokens < self.max_num_seqs:
+            rows, seqs = self.max_batch_tokens, self.max_num_seqs
             raise ConfigError(
-                f"max_batch_tokens = {self.max_batch_tokens} is below max_num_seqs = {self.max_num_seqs}",
+                f"max_batch_tokens = {rows} is below max_num_seqs = {seqs}",
                 hint="each running sequence needs a row in every step",
             )

@@ -1,15 +1,15 @@
 """The engine's exceptions.
 
-    EngineError                 code                     the caller's fault?
-    ├── ConfigError             invalid_config           yes, at start
-    │   └── NoDevice            no_device                yes: `device = "cuda"` without a card that works
-    ├── ModelUnsupported        model_unsupported        yes, at start
-    ├── AdapterInvalid          adapter_invalid          yes: carries one of the E_ codes of adapters/peft.py
-    ├── RequestInvalid          invalid_value            yes
-    ├── UnknownRevision         model_not_found          yes
-    ├── NoRoom                  no_room                  no: the pool cannot hold it
-    ├── LoadFailed              load_failed              no: the packed file could not be read
-    └── EngineDied              engine_restarting        no: the process is gone
+    EngineError          code                the caller's fault?
+    ├── ConfigError      invalid_config      yes, at start
+    │   └── NoDevice     no_device           yes: `device = "cuda"` without a card that works
+    ├── ModelUnsupported model_unsupported   yes, at start
+    ├── AdapterInvalid   adapter_invalid     yes: carries an E_ code of adapters/peft.py
+    ├── RequestInvalid   invalid_value       yes
+    ├── UnknownRevision  model_not_found     yes
+    ├── NoRoom           no_room             no: the pool cannot hold it
+    ├── LoadFailed       load_failed         no: its packed file is unreadable
+    └── EngineDied       engine_restarting   no: the process is gone
 
 Goes in: nothing.  Comes out: exception classes with a stable `code`.  Knows no HTTP status: the
 border that does is `lorad/errors.py`.

@@ -4,7 +4,7 @@ An adapter is a stream of rows.  Module by module, in order of layer and then of
 its A rows (`rank` rows of d_in) and its B rows, rank-major (`rank` rows of d_out: row j is column
 j of PEFT's lora_B).  A row starts on a 256-byte border and never straddles two blocks; a row that
 does not fit in what is left of a block starts the next one.  The packer writes the stream, the
-engine copies it block by block, and both find rows with `place`: offsets are computed, never stored.
+engine copies it block by block, and both find rows with `place`; offsets are never stored.
 
 Torch-free.  Sizes in bytes unless a name says otherwise.
 """
@@ -145,7 +145,7 @@ class _Cursor:
         if stride > self.block_bytes:
             raise AdapterInvalid(
                 "E_ROW_TOO_LARGE",
-                f"a row of {width} elements ({stride} bytes) exceeds the block of {self.block_bytes} bytes",
+                f"a row of {width} elements ({stride} bytes) exceeds a block of {self.block_bytes}",
                 hint="raise block_size",
             )
         pieces = []

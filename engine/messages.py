@@ -42,7 +42,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PackedModule(Struct, frozen=True):
-    """One LoRA pair of a revision.  `module` is a name such as `q_proj`; scaling is alpha/r or alpha/sqrt(r)."""
+    """One LoRA pair; `module` is a name such as `q_proj`, scaling is alpha/r or alpha/sqrt(r)."""
 
     layer: int
     module: str
@@ -77,7 +77,7 @@ class TokenLogprobs(Struct, frozen=True):
 
 # ----------------------------------------------------------------- commands
 class Submit(Struct, frozen=True, kw_only=True, tag="submit"):
-    """Run one sequence.  `rev` None is the base model.  Takes a lease on `rev` until its last delta."""
+    """Run one sequence, on the base if `rev` is None.  Leases `rev` until its last delta."""
 
     request_id: str
     prompt: list[int]
@@ -85,7 +85,7 @@ class Submit(Struct, frozen=True, kw_only=True, tag="submit"):
     rev: str | None = None
     priority: int = 50
     cache_salt: str = ""
-    deadline_seconds: float | None = None  # from receipt; past it: finish "error", deadline_exceeded
+    deadline_seconds: float | None = None  # from receipt; then it ends deadline_exceeded
 
 
 class Abort(Struct, frozen=True, tag="abort"):
@@ -104,7 +104,7 @@ class AddRevision(Struct, frozen=True, kw_only=True, tag="add_revision"):
 
 
 class RemoveRevision(Struct, frozen=True, tag="remove_revision"):
-    """Take no more leases; answered when the last lease has ended and slot, host copy and KV are gone."""
+    """Take no more leases; answered when the last one has ended and everything of it is gone."""
 
     command_id: int
     rev: str
@@ -119,7 +119,7 @@ class Load(Struct, frozen=True, kw_only=True, tag="load"):
 
 
 class Evict(Struct, frozen=True, kw_only=True, tag="evict"):
-    """Drain and leave the slot.  `abort_running` ends its requests now; a pinned one needs `force`."""
+    """Drain, leave the slot.  `abort_running` ends its requests now; a pinned one needs `force`."""
 
     command_id: int
     rev: str
@@ -285,7 +285,7 @@ class SequenceDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class AdapterEvent(Struct, frozen=True, kw_only=True, tag="adapter"):
-    """A transition of adapters/states.py with its cause; `seconds` is what the state before took."""
+    """A transition of adapters/states.py and its cause; `seconds`: how long the one before took."""
 
     rev: str
     before: str

@@ -219,7 +219,7 @@ class Results(Struct, frozen=True, kw_only=True):
 
 
 class UploadStart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/uploads`: opens a staging folder; files follow as `PUT uploads/{id}/files/{file}`."""
+    """`POST /admin/v1/uploads` opens a staging folder; `PUT uploads/{id}/files/{file}` fills it."""
 
     name: str
     replace: bool = False

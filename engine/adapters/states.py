@@ -39,5 +39,5 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 def check(before: State, after: State) -> None:
-    """Raise AssertionError unless `before -> after` is in the table (a fault of ours, never traffic's)."""
+    """Raise AssertionError unless `before -> after` is in the table: traffic cannot cause it."""
     assert after in TRANSITIONS[before], f"illegal adapter transition {before} -> {after}"
