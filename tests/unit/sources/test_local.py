@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -168,10 +169,13 @@ def _folder(path: Path) -> None:
 
 
 def _socket(path: Path) -> None:
-    import socket
-
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
+    """Bound through a descriptor of its folder: socket paths end at 107 bytes."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
 
 
 @pytest.mark.parametrize("make", [_fifo, _link, _folder, _socket])
