@@ -16,7 +16,7 @@ import msgspec
 
 from lorad import wire
 
-Why = Literal["denied", "stale", "absent", "loading"]
+Why = Literal["denied", "stale", "absent", "loading", "lost"]
 
 TIMEOUT_SECONDS = 30.0
 #: The server sends a comment every 15 s; a stream that is silent for this long is dead.
@@ -27,12 +27,14 @@ _WHY: dict[int, Why] = {
     errno.EPERM: "denied",
     errno.ECONNREFUSED: "stale",
     errno.ENOENT: "absent",
+    errno.ENOTDIR: "absent",
 }
 _SENTENCES: dict[Why, str] = {
     "denied": "permission denied",
     "stale": "nobody listens on the socket (a stale file of a daemon that is gone)",
     "absent": "there is no socket: lorad is not running, or listens elsewhere",
     "loading": "it holds the socket but does not answer yet",
+    "lost": "the connection broke before the answer was whole",
 }
 
 
@@ -172,7 +174,9 @@ def _told(host: str) -> Iterator[None]:
     try:
         yield
     except httpx.TransportError as error:
-        raise Unreachable(host, _why(error)) from error
+        broken = isinstance(error, httpx.NetworkError | httpx.ProtocolError)
+        lost = broken and not isinstance(error, httpx.ConnectError)
+        raise Unreachable(host, "lost" if lost else _why(error)) from error
 
 
 def _why(error: BaseException) -> Why:
