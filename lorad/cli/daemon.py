@@ -1,22 +1,17 @@
-"""The commands about the daemon: status ping version events.
+"""The commands about the daemon: status ping version.
 
-Goes in: the admin socket.  Comes out: a summary, a heartbeat, versions, what happened.
+Goes in: the admin socket.  Comes out: a summary, a heartbeat, versions.
 """
-
-from collections.abc import Sequence
-from typing import Annotated
 
 import typer
 
-from lorad import __version__, wire
+from lorad import __version__
 from lorad.cli.output import (
     UNKNOWN,
-    Column,
     human_age,
     human_bytes,
     plain,
-    print_items,
-    print_json,
+    print_document,
     print_line,
     print_pairs,
 )
@@ -25,7 +20,7 @@ from lorad.cli.session import session
 
 def register(app: typer.Typer) -> None:
     """Hang the commands on the root."""
-    for command in (status, ping, version, events):
+    for command in (status, ping, version):
         app.command(command.__name__)(command)
 
 
@@ -34,7 +29,7 @@ def status(context: typer.Context) -> None:
     s = session(context)
     st = s.client.status()
     if s.options.machine:
-        print_json(st)
+        print_document(st, s.options)
         return
     p = st.pool
     kv = f"{p.kv_active} active, {p.kv_cached} cached"
@@ -72,7 +67,7 @@ def ping(context: typer.Context) -> None:
     reason = s.client.ready()
     ready = not reason
     if s.options.machine:
-        print_json({"schema": "lorad/ping.v1", "ready": ready, "reason": reason})
+        print_document({"schema": "lorad/ping.v1", "ready": ready, "reason": reason}, s.options)
     else:
         print_line("ready" if ready else f"not ready: {plain(reason)}")
     if not ready:
@@ -82,60 +77,13 @@ def ping(context: typer.Context) -> None:
 def version(context: typer.Context) -> None:
     """Versions of this program, the daemon and the API."""
     s = session(context)
-    server = s.client.version()
+    try:
+        server = s.client.version()
+    finally:  # our own is known, whatever became of the daemon
+        if not s.options.machine:
+            print_pairs([("client", __version__)])
     if s.options.machine:
-        print_json({"schema": "lorad/version.v1", "client": __version__, "server": server})
+        document = {"schema": "lorad/version.v1", "client": __version__, "server": server}
+        print_document(document, s.options)
         return
-    print_pairs([("client", __version__), ("server", server.version), ("api", server.api)])
-
-
-EVENTS: Sequence[Column[wire.EventItem]] = (
-    Column("TIME", lambda e: e.time[11:19] or e.time),
-    Column("LEVEL", lambda e: e.level.upper()),
-    Column("TYPE", lambda e: e.type),
-    Column("NAME", lambda e: e.name or UNKNOWN),
-    Column("REV", lambda e: e.rev[:8] or UNKNOWN),
-    Column("CAUSE", lambda e: e.cause or UNKNOWN),
-    Column("MESSAGE", lambda e: e.message),
-)
-
-
-def events(
-    context: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they happen.")] = False,
-    since: Annotated[int, typer.Option(help="Only events after this id.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
-    kind: Annotated[str | None, typer.Option("--type", help="Only types that begin so.")] = None,
-    name: Annotated[str | None, typer.Option(help="Only this adapter.")] = None,
-) -> None:
-    """What happened: loads, evictions, replacements, refusals."""
-    s = session(context)
-
-    def wanted(event: wire.EventItem) -> bool:
-        return (kind is None or event.type.startswith(kind)) and name in (None, event.name)
-
-    page = s.client.recent_events(since=since, limit=limit)
-    items = [e for e in page.items if wanted(e)]
-    if follow and s.options.output == "json":
-        raise typer.BadParameter("--follow prints one record a line: use -o jsonl")
-    document = wire.EventPage(items=tuple(items), instance_id=page.instance_id)
-    print_items(items, EVENTS, s.options, document=document, name=lambda e: str(e.id))
-    if not follow:
-        return
-    last = page.items[-1].id if page.items else since
-    for _, event in s.client.follow_events(str(last)):
-        if not wanted(event):
-            continue
-        if s.options.machine:
-            print_items([event], EVENTS, s.options, name=lambda e: str(e.id))
-        else:
-            cells = (plain(c.cell(event)) for c in EVENTS)
-            print_line("  ".join(cells))
-        flush()
-
-
-def flush() -> None:
-    """Followers read line by line, also through a pipe."""
-    import sys
-
-    sys.stdout.flush()
+    print_pairs([("server", server.version), ("api   ", server.api)])

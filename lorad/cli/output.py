@@ -2,12 +2,14 @@
 
 Goes in: wire Structs and columns.  Comes out: text on stdout, one record a line, no box drawing.
 Tables show sizes and ages for people; JSON shows bytes and RFC 3339.  Every foreign string passes
-`plain`, so that nothing that an adapter's folder contains can drive the terminal.
+`plain` or `json_text`, so that nothing that an adapter's folder contains can drive the terminal.
 """
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -18,6 +20,8 @@ from lorad.cli.options import Options
 
 T = TypeVar("T")
 UNKNOWN = "-"
+
+_NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,44 @@ class Column(Generic[T]):
     right: bool = False
 
 
+# ----------------------------------------------------------------- text that cannot harm
 def plain(text: object) -> str:
     """Printable: control characters, and what a terminal would take as one, become `?`."""
-    return "".join(c if c.isprintable() else "?" for c in str(text))
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else "?" for c in shown)
 
 
+def one_line(text: object) -> str:
+    """The same, with line ends and tabs as spaces."""
+    return plain(" ".join(str(text).split()))
+
+
+def json_text(document: Any, encoding: str | None, *, indent: int) -> str:
+    """JSON; what a terminal would obey or the locale cannot show is `\\uXXXX`, which is JSON too.
+
+    `indent` -1 is one line.
+    """
+    text = msgspec.json.format(msgspec.json.encode(document), indent=indent).decode()
+    wide = (encoding or "utf-8").lower().replace("-", "").startswith("utf")
+
+    def escaped(match: re.Match[str]) -> str:
+        if wide and match[0].isprintable():
+            return match[0]
+        return "".join(f"\\u{unit:04x}" for unit in _utf16(match[0]))
+
+    return _NOT_ASCII.sub(escaped, text)
+
+
+def _utf16(character: str) -> tuple[int, ...]:
+    number = ord(character)
+    if number < 0x10000:
+        return (number,)
+    return (0xD7C0 + (number >> 10), 0xDC00 + (number & 0x3FF))
+
+
+# ----------------------------------------------------------------- cells
 def human_bytes(count: float | None) -> str:
     """`0`, `512`, `84M`, `1.2G`: three digits and a binary unit."""
     if count is None:
@@ -56,12 +93,18 @@ def human_age(age: float | None) -> str:
     return f"{int(age / 86400)}d"
 
 
+def moment(time: str) -> datetime | None:
+    """An RFC 3339 time; None for what is not one."""
+    with suppress(ValueError):
+        then = datetime.fromisoformat(time.replace("Z", "+00:00"))
+        return then if then.tzinfo else then.replace(tzinfo=UTC)
+    return None
+
+
 def age_of(time: str | None) -> float | None:
-    """Seconds since an RFC 3339 time; None for None."""
-    if time is None:
-        return None
-    then = datetime.fromisoformat(time.replace("Z", "+00:00"))
-    return max(0.0, (datetime.now(UTC) - then).total_seconds())
+    """Seconds since an RFC 3339 time; None if that is not known."""
+    then = moment(time) if time else None
+    return None if then is None else max(0.0, (datetime.now(UTC) - then).total_seconds())
 
 
 def human_ratio(part: int, whole: int) -> str:
@@ -69,30 +112,33 @@ def human_ratio(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "--"
 
 
+# ----------------------------------------------------------------- results
 def print_items(
     items: Sequence[T],
     columns: Sequence[Column[T]],
     options: Options,
     *,
-    document: msgspec.Struct | None = None,
+    document: msgspec.Struct,
     name: Callable[[T], str],
 ) -> None:
-    """Print a list in the chosen form.  `document` is the JSON root; default: the items."""
+    """Print a list in the chosen form.  `document` is the JSON root that holds the items."""
     if options.output == "json":
-        print_json(document if document is not None else list(items))
+        print_document(document, options)
     elif options.output == "jsonl":
         for item in items:
-            print_line(msgspec.json.encode(item).decode())
+            print_document(item, options)
     elif options.output == "name":
         for item in items:
             print_line(plain(name(item)))
     else:
-        _print_table(items, [c for c in columns if options.output == "wide" or not c.wide], options)
+        table = Table([c for c in columns if options.output == "wide" or not c.wide], options)
+        table.print(items)
 
 
-def print_json(document: Any) -> None:
-    """One indented JSON document."""
-    print_line(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+def print_document(document: Any, options: Options) -> None:
+    """One JSON document: indented, or with `-o jsonl` on one line."""
+    indent = -1 if options.output == "jsonl" else 2
+    print_line(json_text(document, _encoding(), indent=indent))
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
@@ -103,39 +149,67 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
         print_line(f"{key:<{width}}  {value}".rstrip())
 
 
-def print_line(text: str) -> None:
+def print_line(text: str, end: str = "\n") -> None:
     """A line on stdout; what the locale cannot show is escaped, never a traceback."""
-    print(_encodable(text))
+    encoding = _encoding()
+    print(text.encode(encoding, "backslashreplace").decode(encoding), end=end)
 
 
-def printable(text: str) -> str:
-    """Generated text: line ends and tabs stay, what would drive the terminal does not."""
-    return _encodable("".join(c if c in "\n\t" or c.isprintable() else "?" for c in text))
+def print_text(text: str) -> None:
+    """Generated text, at once: line ends and tabs stay, what would drive the terminal does not."""
+    print_line("".join(c if c in "\n\t" or c.isprintable() else "?" for c in text), end="")
+    flush()
 
 
-def _encodable(text: str) -> str:
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+def flush() -> None:
+    """Let a reader of a pipe have what was printed."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
+def _encoding() -> str:
+    return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+
+class Table(Generic[T]):
+    """Rows under headings.  Later rows of the same table keep to the widths of the first."""
+
+    def __init__(self, columns: Sequence[Column[T]], options: Options) -> None:
+        self._columns, self._headers = columns, options.headers
+        self._widths = [0] * len(columns)
+
+    def print(self, items: Sequence[T], *, headings: bool = True) -> None:
+        grid = [[plain(c.cell(item)) or UNKNOWN for c in self._columns] for item in items]
+        if headings and self._headers:
+            grid.insert(0, [c.heading for c in self._columns])
+        for place in range(len(self._columns)):
+            cells = (len(row[place]) for row in grid)
+            self._widths[place] = max(self._widths[place], *cells, 0)
+        limit = terminal_width()
+        for row in grid:
+            line = "  ".join(map(self._pad, row, self._widths, self._columns)).rstrip()
+            print_line(line[: limit - 1] + ">" if limit and len(line) > limit else line)
+
+    def _pad(self, text: str, width: int, column: Column[T]) -> str:
+        return f"{text:>{width}}" if column.right else f"{text:<{width}}"
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; 0 when stdout is none, so that nothing is cut."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return 0
+    return shutil.get_terminal_size().columns
+
+
+# ----------------------------------------------------------------- all else
 def note(text: str, options: Options) -> None:
-    """Something that is not the result: stderr, and silent with --quiet."""
-    if not options.quiet:
-        print(plain(text), file=sys.stderr)
+    """Something that is not the result: stderr; silent with --quiet, and for a program."""
+    if not (options.quiet or options.machine):
+        complain(one_line(text))
 
 
-def _print_table(items: Sequence[T], columns: Sequence[Column[T]], options: Options) -> None:
-    grid = [[plain(c.cell(item)) or UNKNOWN for c in columns] for item in items]
-    if options.headers:
-        grid.insert(0, [c.heading for c in columns])
-    if not grid:
-        return
-    widths = [max(len(row[i]) for row in grid) for i in range(len(columns))]
-    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for row in grid:
-        cells = (
-            f"{text:>{width}}" if column.right else f"{text:<{width}}"
-            for text, width, column in zip(row, widths, columns, strict=True)
-        )
-        line = "  ".join(cells).rstrip()
-        print_line(line[: limit - 1] + ">" if limit and len(line) > limit else line)
+def complain(text: str) -> None:
+    """A line on stderr, if there is anybody to read it."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)

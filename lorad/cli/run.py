@@ -5,13 +5,23 @@ Uses the inference socket as any application would.
 """
 
 import sys
-from typing import Annotated, Any
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lorad import wire
 from lorad.cli.complete import any_name
-from lorad.cli.output import note, print_json, printable
-from lorad.cli.session import session
+from lorad.cli.output import note, print_document, print_line, print_text
+from lorad.cli.session import Failed, Interrupted, Session, Usage, session
+
+if TYPE_CHECKING:
+    from lorad.client import LoradClient
+
+#: An answer that is not streamed comes all at once, after this many seconds at most.
+WHOLE_SECONDS = 600.0
 
 
 def register(app: typer.Typer) -> None:
@@ -21,60 +31,150 @@ def register(app: typer.Typer) -> None:
 
 def run(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="An adapter or the base.", autocompletion=any_name)],
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; default: stdin.")] = None,
-    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.0,
-    seed: Annotated[int | None, typer.Option()] = None,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="An adapter or the base.", autocompletion=any_name),
+    ],
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="Default, and with -: stdin.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=1, help="Generate at most this many.")
+    ] = 256,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="0 is greedy: the same answer every time.")
+    ] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="For a temperature above 0.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    no_stream: Annotated[
+        bool, typer.Option("--no-stream", help="Ask for the answer in one piece.")
+    ] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Tokens and speed, on stderr.")] = False,
 ) -> None:
     """Send one prompt and stream the answer."""
     s = session(context)
-    if prompt is None:
-        if sys.stdin is None or sys.stdin.isatty():
-            raise typer.BadParameter("give a prompt, or pipe one in")
-        prompt = sys.stdin.read()
+    text = _prompt(prompt)
     body: dict[str, object] = {
         "model": name,
         "max_tokens": max_tokens,
         "temperature": temperature,
-        "stream": True,
-        "stream_options": {"include_usage": True},
     }
     if seed is not None:
         body["seed"] = seed
     if raw:
-        body["prompt"] = prompt
+        body["prompt"] = text
     else:
         spoken = [("system", system)] if system else []
-        spoken.append(("user", prompt))
-        body["messages"] = [{"role": role, "content": text} for role, text in spoken]
+        spoken.append(("user", text))
+        body["messages"] = [{"role": role, "content": words} for role, words in spoken]
     path = "/v1/completions" if raw else "/v1/chat/completions"
-    text, usage, fingerprint = [], None, ""
-    with s.inference() as client:
-        for chunk in client.stream(path, body):
-            usage = chunk.get("usage") or usage
-            fingerprint = chunk.get("system_fingerprint") or fingerprint
-            piece = "".join(_text(choice) for choice in chunk["choices"])
-            text.append(piece)
-            if not s.options.machine:
-                print(printable(piece), end="", flush=True)
+    answer = _Answer()
+    try:
+        with s.inference() as client:
+            for piece in answer.follow(_chunks(s, client, path, body, not no_stream)):
+                if not s.options.machine:
+                    print_text(piece)
+    except KeyboardInterrupt:
+        raise Interrupted("the request is aborted") from None
+    finally:
+        # Half an answer must not share its line with what is said next.
+        if answer.text and not s.options.machine:
+            print_line("")
     if s.options.machine:
-        answer = {
-            "model": name,
-            "system_fingerprint": fingerprint,
-            "text": "".join(text),
-            "usage": usage,
-        }
-        print_json({"schema": "lorad/run.v1", **answer})
+        print_document({"schema": "lorad/run.v1", "model": name, **answer.document()}, s.options)
+    elif stats or s.options.verbose:
+        note(answer.stats(), s.options)
+
+
+def _prompt(given: str | None) -> str:
+    """The argument, or stdin as UTF-8 whatever the locale, without its last line end."""
+    if given not in (None, "-"):
+        return str(given)
+    if sys.stdin is None or (given is None and sys.stdin.isatty()):
+        raise Usage("give a prompt, or pipe one in")
+    try:
+        text = sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise Usage("stdin is not UTF-8 text") from None
+    if not text:
+        raise Usage("stdin is empty: give a prompt")
+    return text
+
+
+def _chunks(
+    s: Session, client: "LoradClient", path: str, body: dict[str, object], streamed: bool
+) -> Iterator[dict[str, Any]]:
+    """The answer's chunks; one that is not streamed is a single chunk.  Ends at `--timeout`."""
+    if not streamed:
+        yield client.post(path, body, dict[str, Any], timeout=s.timeout(WHOLE_SECONDS))
         return
-    print()
-    if usage and s.options.verbose:
-        counts = f"{usage['prompt_tokens']} prompt tokens, {usage['completion_tokens']} generated"
-        note(counts, s.options)
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    limit = s.options.timeout
+    deadline = None if limit is None else time.monotonic() + limit
+    for chunk in client.stream(path, asked):
+        yield chunk
+        if deadline is not None and time.monotonic() > deadline:
+            raise Failed(
+                wire.ItemResult(
+                    name=str(body["model"]),
+                    ok=False,
+                    code="deadline_exceeded",
+                    message=f"not answered after {limit:g} s; the request is aborted",
+                    hint="a longer --timeout, or fewer --max-tokens",
+                )
+            )
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What the chunks add up to."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    fingerprint: str | None = None
+    started: float = field(default_factory=time.monotonic)
+    to_first: float | None = None
+    seconds: float = 0.0
+
+    def follow(self, chunks: Iterator[dict[str, Any]]) -> Iterator[str]:
+        """Take every chunk in; yields what each adds to the text."""
+        for chunk in chunks:
+            self.usage = chunk.get("usage") or self.usage
+            self.fingerprint = chunk.get("system_fingerprint") or self.fingerprint
+            self.seconds = time.monotonic() - self.started
+            for choice in chunk.get("choices", ()):
+                self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                if piece := _text(choice):
+                    self.to_first = self.seconds if self.to_first is None else self.to_first
+                    self.text += piece
+                    yield piece
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "system_fingerprint": self.fingerprint,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "usage": self.usage,
+            "seconds": round(self.seconds, 3),
+            "first_token_seconds": None if self.to_first is None else round(self.to_first, 3),
+        }
+
+    def stats(self) -> str:
+        usage = self.usage or {}
+        made = usage.get("completion_tokens", 0)
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        words = [
+            f"{usage.get('prompt_tokens', 0)} prompt tokens ({cached} cached)",
+            f"{made} generated in {self.seconds:.2f} s",
+            f"{made / max(self.seconds, 1e-6):.1f} tokens/s",
+        ]
+        if self.to_first is not None:
+            words.append(f"first after {self.to_first:.2f} s")
+        return ", ".join(words)
 
 
 def _text(choice: dict[str, Any]) -> str:
-    delta = choice.get("delta")
-    return str((delta.get("content") if delta else choice.get("text")) or "")
+    said = choice.get("delta") or choice.get("message")
+    return str((said.get("content") if said else choice.get("text")) or "")

@@ -14,9 +14,22 @@ import typer
 
 from lorad import wire
 from lorad.cli.options import Options
+from lorad.cli.output import plain
 
 if TYPE_CHECKING:
     from lorad.client import LoradClient
+
+
+class Usage(Exception):
+    """The command line asks for something that cannot be: exit 2, nothing was done."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Interrupted(Exception):
+    """Ctrl+C, with what became of the work."""
 
 
 class Failed(Exception):
@@ -41,18 +54,31 @@ class Session:
     def client(self) -> "LoradClient":
         """The admin client; nothing is sent before the first call."""
         if self._client is None:
-            from lorad.cli.reach import default_host
-            from lorad.client import LoradClient
+            from lorad.cli.reach import checked_host, default_host
 
-            self._client = LoradClient(self.options.host or default_host(os.environ))
+            host = self.options.host or default_host(os.environ)
+            try:
+                self._client = self._connect(checked_host(host))
+            except ValueError as error:
+                raise Usage(str(error)) from None
         return self._client
 
     @contextmanager
     def inference(self) -> "Iterator[LoradClient]":
-        """A client of the inference socket, which the admin socket names."""
-        from lorad.client import LoradClient
+        """A client of the inference socket: the one that the daemon names, else the neighbour."""
+        from lorad.caller import ApiError, Unreachable
 
-        with LoradClient(f"unix://{self.client.status().inference_socket}") as client:
+        try:
+            host = f"unix://{self.client.status().inference_socket}"
+        except ApiError as error:
+            if error.code != "not_found":
+                raise
+            host = self.client.host  # no admin routes there: it is an inference socket
+        except Unreachable as error:
+            host = self.client.host.replace("/admin.sock", "/inference.sock")
+            if error.kind != "denied" or host == self.client.host:
+                raise
+        with self._connect(host) as client:
             yield client
 
     def close(self) -> None:
@@ -68,10 +94,17 @@ class Session:
         if self.options.yes:
             return
         if not self.options.interactive:
-            raise typer.BadParameter(f"{question} needs --yes when there is no terminal to ask on")
-        listed = f" ({', '.join(names)})" if names else ""
+            text = f"{question}: needs --yes, as there is no terminal to ask on"
+            raise Usage(text, hint="the same with --yes")
+        listed = f" ({plain(', '.join(names))})" if names else ""
         if not typer.confirm(f"{question}{listed}?", default=False, err=True):
             raise typer.Exit(1)
+
+    def _connect(self, host: str) -> "LoradClient":
+        from lorad.caller import TIMEOUT_SECONDS
+        from lorad.client import LoradClient
+
+        return LoradClient(host, timeout=self.timeout(TIMEOUT_SECONDS))
 
 
 def session(context: typer.Context) -> Session:

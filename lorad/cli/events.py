@@ -1,0 +1,169 @@
+"""`loractl events`: what happened, and with `-f` what happens, across restarts of the daemon.
+
+Goes in: filters.  Comes out: one event a line.  A follower that lost the daemon waits for it, and
+says by a `gap` event that it may have missed some.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from lorad import wire
+from lorad.cli.complete import any_name
+from lorad.cli.options import seconds
+from lorad.cli.output import Column, Table, flush, moment, note, print_items
+from lorad.cli.session import Interrupted, Session, Usage, session
+
+if TYPE_CHECKING:
+    from lorad.client import LoradClient
+
+#: Seconds between attempts to find the daemon again; the last one is repeated.
+RETRY = (0.25, 0.5, 1.0, 2.0)
+_PAGE = 1000
+
+
+def register(app: typer.Typer) -> None:
+    """Hang the command on the root."""
+    app.command("events")(events)
+
+
+def _clock(event: wire.EventItem) -> str:
+    """For people: their own time zone, to the second."""
+    then = moment(event.time)
+    return event.time if then is None else then.astimezone().strftime("%m-%d %H:%M:%S")
+
+
+EVENTS: Sequence[Column[wire.EventItem]] = (
+    Column("TIME", _clock),
+    Column("LEVEL", lambda e: e.level),
+    Column("TYPE", lambda e: e.type),
+    Column("NAME", lambda e: e.name),
+    Column("REV", lambda e: e.rev[:8]),
+    Column("CAUSE", lambda e: e.cause),
+    Column("ID", lambda e: str(e.id), wide=True, right=True),
+    Column("MESSAGE", lambda e: e.message),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which events are shown.  A `gap` always is: it may stand for any of them."""
+
+    kind: str = ""
+    adapter: str | None = None
+    earliest: datetime | None = None
+
+    @property
+    def takes_all(self) -> bool:
+        return self == Filter()
+
+    def takes(self, event: wire.EventItem) -> bool:
+        if event.type == "gap":
+            return True
+        then = moment(event.time)
+        return (
+            event.type.startswith(self.kind)
+            and self.adapter in (None, event.name, event.name.partition("@")[0])
+            and (self.earliest is None or then is None or then >= self.earliest)
+        )
+
+
+def events(
+    context: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they happen.")] = False,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only of the last 10m, 2h ...")
+    ] = None,
+    after: Annotated[
+        int | None, typer.Option(metavar="ID", min=0, help="Only after this event.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
+    kind: Annotated[
+        str, typer.Option("--type", metavar="TYPE", help="Only types that begin so.")
+    ] = "",
+    adapter: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only of this adapter.", autocompletion=any_name),
+    ] = None,
+) -> None:
+    """What happened: loads, evictions, replacements, refusals."""
+    s = session(context)
+    if follow and s.options.output == "json":
+        raise Usage("--follow prints one record a line: use -o jsonl")
+    try:
+        past = None if since is None else timedelta(seconds=seconds(since))
+    except ValueError as error:
+        raise Usage(str(error)) from None
+    wanted = Filter(kind, adapter, None if past is None else datetime.now(UTC) - past)
+    page, last = _recent(s.client, after, limit, wanted)
+    table = Table([c for c in EVENTS if s.options.output == "wide" or not c.wide], s.options)
+
+    def show(items: Sequence[wire.EventItem], *, headings: bool = False) -> None:
+        if s.options.machine or s.options.output == "name":
+            print_items(items, EVENTS, s.options, document=page, name=lambda e: str(e.id))
+        else:
+            table.print(items, headings=headings)
+        flush()
+
+    show(page.items, headings=True)
+    if follow:
+        try:
+            _follow(s, f"{page.instance_id}-{last}", wanted, show)
+        except KeyboardInterrupt:
+            raise Interrupted("") from None
+
+
+def _recent(
+    client: "LoradClient", after: int | None, limit: int, wanted: Filter
+) -> tuple[wire.EventPage, int]:
+    """The newest `limit` wanted events, oldest first, and the id to follow from."""
+    if after is None and wanted.takes_all and limit <= _PAGE:
+        page = client.recent_events(limit=limit)
+        return page, page.items[-1].id if page.items else 0
+    found: list[wire.EventItem] = []
+    last = after or 0
+    while True:
+        page = client.recent_events(since=last, limit=_PAGE)
+        found += filter(wanted.takes, page.items)
+        last = page.items[-1].id if page.items else last
+        if len(page.items) < _PAGE:
+            return wire.EventPage(items=tuple(found[-limit:]), instance_id=page.instance_id), last
+
+
+class _Show(Protocol):
+    def __call__(self, items: Sequence[wire.EventItem], *, headings: bool = False) -> None: ...
+
+
+def _follow(s: Session, last: str, wanted: Filter, show: _Show) -> None:
+    """For ever, or until the daemon stays away for longer than `--timeout`."""
+    from lorad.caller import Unreachable
+
+    attempt, lost = 0, time.monotonic()
+    while True:
+        away: Unreachable | None = None
+        try:
+            for event_id, event in s.client.follow_events(last):
+                last, attempt = event_id, 0
+                if wanted.takes(event):
+                    show((event,))
+        except Unreachable as error:
+            if error.kind == "denied":
+                raise
+            away = error
+        if attempt == 0:
+            lost = time.monotonic()
+            note("the daemon went away; waiting for it", s.options)
+        limit = s.options.timeout
+        if away is not None and limit is not None and time.monotonic() - lost >= limit:
+            raise away
+        pause(RETRY[min(attempt, len(RETRY) - 1)])
+        attempt += 1
+
+
+def pause(wait: float) -> None:
+    """Before the daemon is looked for again."""
+    time.sleep(wait)

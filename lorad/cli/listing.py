@@ -1,0 +1,281 @@
+"""The pictures of adapters: ls ps show.
+
+Goes in: filters and names.  Comes out: rows and details from the admin socket.  Changes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+import typer
+
+from lorad import wire
+from lorad.cli.complete import any_name
+from lorad.cli.output import (
+    UNKNOWN,
+    Column,
+    age_of,
+    human_age,
+    human_bytes,
+    human_ratio,
+    note,
+    plain,
+    print_document,
+    print_items,
+    print_line,
+    print_pairs,
+)
+from lorad.cli.session import Failed, Session, Usage, session
+
+SHORT_REV = 8
+_PAGE = 500
+#: Headings of `ls` whose words differ from the server's.
+_SORTS = {"prio": "priority", "pin": "pinned", "last-used": "last_used"}
+
+
+def register(app: typer.Typer) -> None:
+    """Hang the commands on the root."""
+    for command in (ls, ps, show):
+        app.command(command.__name__)(command)
+
+
+# ----------------------------------------------------------------- columns
+def short(rev: str | None) -> str:
+    """A revision as tables show it."""
+    return rev[:SHORT_REV] if rev else UNKNOWN
+
+
+def _number(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _pin(adapter: wire.Adapter) -> str:
+    return "P" if adapter.pinned else UNKNOWN
+
+
+_TARGETS = Column[wire.Adapter]("TARGETS", lambda a: ",".join(a.targets) or UNKNOWN, wide=True)
+_SOURCE = Column[wire.Adapter]("SOURCE", lambda a: a.source, wide=True)
+_LOADS = Column[wire.Adapter]("LOADS", lambda a: str(a.loads), wide=True, right=True)
+_EVICTIONS = Column[wire.Adapter]("EVICTIONS", lambda a: str(a.evictions), wide=True, right=True)
+
+LS: Sequence[Column[wire.Adapter]] = (
+    Column("NAME", lambda a: a.name),
+    Column("TENANT", lambda a: a.tenant or UNKNOWN),
+    Column("STATE", lambda a: a.state),
+    Column("PIN", _pin),
+    Column("PRIO", lambda a: str(a.priority), right=True),
+    Column("RANK", lambda a: _number(a.rank), right=True),
+    Column("SIZE", lambda a: human_bytes(a.num_bytes), right=True),
+    Column("REV", lambda a: short(a.rev)),
+    Column("CANDIDATE", lambda a: short(a.candidate_rev), wide=True),
+    Column("LAST-USED", lambda a: human_age(age_of(a.last_used_at)), right=True),
+    Column("REASON", lambda a: a.reason or UNKNOWN, wide=True),
+    _TARGETS,
+    _SOURCE,
+    _LOADS,
+    _EVICTIONS,
+)
+PS: Sequence[Column[wire.Adapter]] = (
+    Column("SLOT", lambda a: _number(a.slot), right=True),
+    Column("NAME", lambda a: a.name),
+    Column("REV", lambda a: short(a.rev)),
+    Column("STATE", lambda a: a.state),
+    Column("PIN", _pin),
+    Column("PRIO", lambda a: str(a.priority), right=True),
+    Column("RANK", lambda a: _number(a.rank), right=True),
+    Column("VRAM", lambda a: human_bytes(a.num_bytes), right=True),
+    Column("RUN", lambda a: str(a.running), right=True),
+    Column("WAIT", lambda a: str(a.waiting), right=True),
+    Column("HIT%", lambda a: human_ratio(a.prefix_hit_tokens, a.prefix_query_tokens), right=True),
+    Column("IDLE", lambda a: human_age(a.idle_seconds), right=True),
+    _TARGETS,
+    _SOURCE,
+    Column("LOADED", lambda a: human_age(a.loaded_seconds), wide=True, right=True),
+    _LOADS,
+    _EVICTIONS,
+)
+
+
+# ----------------------------------------------------------------- lists
+def ls(
+    context: typer.Context,
+    state: Annotated[str | None, typer.Option(help="Only this state.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with it; repeatable.")
+    ] = None,
+    sort: Annotated[
+        str,
+        typer.Option(metavar="COLUMN", help="A heading; with - before it, the other way round."),
+    ] = "name",
+    limit: Annotated[int, typer.Option(min=0, help="At most this many; 0 is all.")] = 0,
+) -> None:
+    """List registered adapters."""
+    s = session(context)
+    wanted = labels_of(label)
+    items: list[wire.Adapter] = []
+    cursor: str | None = None
+    total = 0
+    while True:
+        missing = limit - len(items) if limit else _PAGE
+        page = s.client.adapters(
+            state=state,
+            tenant=tenant,
+            sort=_sort(sort),
+            limit=_PAGE if wanted else min(_PAGE, missing),
+            cursor=cursor,
+        )
+        total, cursor = page.total, page.cursor
+        items += [a for a in page.items if wanted.items() <= a.labels.items()]
+        if cursor is None or (limit and len(items) >= limit):
+            break
+    items = items[: limit or None]
+    if wanted:
+        cursor = None  # of the unfiltered list: of no use to the caller
+        total = len(items)
+    document = wire.AdapterPage(items=tuple(items), total=total, cursor=cursor)
+    print_items(items, LS, s.options, document=document, name=lambda a: a.name)
+    if cursor is not None:
+        note(f"{len(items)} of {total} shown", s.options)
+
+
+def _sort(heading: str) -> str:
+    """A heading of the table as the server's word."""
+    word = heading.lower()
+    minus = "-" if word.startswith("-") else ""
+    word = word.removeprefix("-")
+    return minus + _SORTS.get(word, word)
+
+
+def ps(
+    context: typer.Context,
+    wide: Annotated[bool, typer.Option("--wide", "-w", help="Same as -o wide.")] = False,
+) -> None:
+    """List adapters that are on the GPU, or on their way."""
+    s = session(context)
+    page = s.client.slots()
+    items = sorted(page.items, key=lambda a: a.name)
+    page = msgspec.structs.replace(page, items=tuple(items))
+    options = s.options
+    if wide and options.output == "table":
+        options = replace(options, output="wide")
+    print_items(items, PS, options, document=page, name=lambda a: a.name)
+    note(f"{page.slots_used} of {page.slots_total} slots used", options)
+
+
+# ----------------------------------------------------------------- one
+def show(
+    context: typer.Context,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME[@REV]", autocompletion=any_name, show_default=False)
+    ],
+) -> None:
+    """Show one adapter: revisions, ranks, reasons, recent events."""
+    s = session(context)
+    detail = _detail(s, name)
+    if s.options.machine:
+        print_document(detail, s.options)
+        return
+    if s.options.output == "name":
+        print_line(plain(detail.adapter.name))
+        return
+    a = detail.adapter
+    print_pairs(
+        [
+            ("name", a.name if a.display_name is None else f"{a.name}  (folder {a.display_name})"),
+            ("state", a.state),
+            *([("reason", f"{a.reason}: {a.reason_message or ''}")] if a.reason else []),
+            ("model", a.model),
+            ("tenant", a.tenant or UNKNOWN),
+            ("source", a.source),
+            ("pinned", "yes" if a.pinned else "no"),
+            ("priority", str(a.priority)),
+            ("labels", " ".join(f"{k}={v}" for k, v in sorted(a.labels.items())) or UNKNOWN),
+            ("slot", _number(a.slot)),
+            ("requests", f"{a.running} running, {a.waiting} waiting"),
+            ("used", f"{human_age(age_of(a.last_used_at))} ago" if a.last_used_at else "never"),
+            ("loads", f"{a.loads} loads, {a.evictions} evictions"),
+            ("prefix", f"{human_ratio(a.prefix_hit_tokens, a.prefix_query_tokens)} hit"),
+        ]
+    )
+    for title, revision in (("serving", detail.serving), ("candidate", detail.candidate)):
+        if revision is not None:
+            print_line(title)
+            print_pairs(_revision(revision))
+    earlier = [rev for rev in detail.history if rev not in (a.rev, a.candidate_rev)]
+    if earlier:
+        print_pairs([("earlier", " ".join(short(rev) for rev in earlier))])
+    if detail.events:
+        print_line("events")
+    for event in detail.events:
+        print_line(f"  {plain(event.time)}  {plain(event.type)}  {plain(event.message)}".rstrip())
+
+
+def _detail(s: Session, asked: str) -> wire.AdapterDetail:
+    """What NAME[@REV] means; with a REV, of that revision alone."""
+    name, at, digest = asked.partition("@")
+    detail = s.client.adapter(checked_name(name))
+    if not at:
+        return detail
+    if len(digest) < SHORT_REV or set(digest) - set("0123456789abcdef"):
+        raise Usage(f"{asked!r}: a revision is {SHORT_REV} or more hex digits after @")
+    serving, candidate = (
+        revision if revision is not None and revision.rev.startswith(digest) else None
+        for revision in (detail.serving, detail.candidate)
+    )
+    if serving is None and candidate is None:
+        raise Failed(_no_revision(detail, digest))
+    return msgspec.structs.replace(detail, serving=serving, candidate=candidate)
+
+
+def _no_revision(detail: wire.AdapterDetail, digest: str) -> wire.ItemResult:
+    name, rev = detail.adapter.name, detail.adapter.rev
+    past = any(earlier.startswith(digest) for earlier in detail.history)
+    what = f"{digest} is an earlier revision of" if past else f"there is no revision {digest} of"
+    now = f"it serves {short(rev)}" if rev else "it serves none"
+    return wire.ItemResult(
+        name=name,
+        ok=False,
+        code="model_not_found",
+        message=f"{what} {name!r}; {now}",
+        hint=f"loractl show {name}",
+    )
+
+
+def _revision(r: wire.Revision) -> list[tuple[str, str]]:
+    ranks = " ".join(f"{module}:{rank}" for module, rank in sorted(r.ranks.items()))
+    scale = "alpha/sqrt(r)" if r.rslora else "alpha/r"
+    rows = [
+        ("  rev", r.rev),
+        ("  rank", f"{r.rank}  ({ranks})"),
+        ("  scaling", f"{scale}, alpha {r.alpha:g}"),
+        ("  layers", str(r.num_layers)),
+        ("  dtype", r.dtype),
+        ("  size", f"{human_bytes(r.file_bytes)} file, {human_bytes(r.packed_bytes)} packed"),
+        ("  cache", "its own prefixes" if r.changes_kv else "shares the base model's prefixes"),
+    ]
+    return rows + [("  warning", text) for text in r.warnings]
+
+
+# ----------------------------------------------------------------- arguments
+def checked_name(name: str) -> str:
+    """A name that can stand in a URL; what the daemon could never have is refused here."""
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        message = f"no adapter named {name!r}"
+        missing = wire.ItemResult(
+            name=name, ok=False, code="model_not_found", message=message, hint="loractl ls"
+        )
+        raise Failed(missing)
+    return name
+
+
+def labels_of(words: list[str] | None) -> dict[str, str]:
+    """`k=v` words as a dict; `k=` is an empty value."""
+    labels = {}
+    for word in words or ():
+        key, found, value = word.partition("=")
+        if not found or not key:
+            raise Usage(f"label {word!r}: write key=value")
+        labels[key] = value
+    return labels
