@@ -23,7 +23,7 @@ from lorad import demo_model
 from lorad.client import openai
 from lorad.demo_stage import DemoFailed, Stage, altered, demo_data, random_adapters, stage
 
-PROMPT = "What is a computer?"
+PROMPT = "What is a hacker?"
 ANSWER_TOKENS = 48
 #: The stream that lives through the replacement lasts about this long, whatever the machine.
 LONG_STREAM_SECONDS = 14.0
