@@ -17,6 +17,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 TEXT_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer.model",

@@ -75,7 +75,9 @@ def test_one_bit_of_one_tensor_is_another_revision(
     assert rev(make_folder({key: t.bfloat16() for key, t in tensors.items()})) != plain
 
 
-@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "added_tokens.json"])
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "chat_template.json", "tokenizer.json", "added_tokens.json"]
+)
 def test_text_files_that_lorad_reads_are_content(
     name: str,
     rev: Callable[[Path], str],

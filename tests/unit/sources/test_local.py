@@ -12,12 +12,14 @@ import pytest
 
 from lorad.sources import local
 from lorad.sources.local import Copied, LocalSourceError, copy_folder
+from lorad.text.template import find_templates
 
 LIMIT = 64 << 20
 FILES = {
     "adapter_config.json": b'{"r": 4}',
     "adapter_model.safetensors": b"w" * (3 << 20),
     "chat_template.jinja": b"{{ messages }}",
+    "chat_template.json": b'{"chat_template": "json"}',
 }
 
 
@@ -76,6 +78,19 @@ def test_the_adapters_files_are_copied_and_nothing_else(
     assert staged(tmp_path) == FILES
     assert copied.files == {name: len(content) for name, content in FILES.items()}
     assert copied.num_bytes == sum(copied.files.values())
+
+
+def test_each_file_that_a_chat_template_may_lie_in_reaches_who_reads_it(
+    copy: Callable[..., Copied], source: Path, tmp_path: Path
+) -> None:
+    (source / "tokenizer_config.json").write_text('{"chat_template": "config"}')
+    copy(source)
+    found = []
+    for name in ("chat_template.jinja", "tokenizer_config.json", "chat_template.json"):
+        found.append(find_templates(tmp_path / "staging")["default"])
+        (tmp_path / "staging" / name).unlink()
+    assert found == ["{{ messages }}", "config", "json"]
+    assert find_templates(tmp_path / "staging") == {}
 
 
 def test_progress_is_told_in_bytes_and_may_end_the_copy(
