@@ -53,7 +53,6 @@ class Scan:
     found: dict[Path, str] = field(default_factory=dict)  # folder -> signature
     unreadable: list[Path] = field(default_factory=list)
     links: list[Path] = field(default_factory=list)  # where a folder is expected: not followed
-    directories: list[Path] = field(default_factory=list)  # all that were walked through
 
     def covers(self, folder: Path) -> bool:
         """Whether `folder`, when not found, is really not there."""
@@ -115,7 +114,6 @@ def look(inbox: Path, folder: Path, parents: dict[Path, bool]) -> Look:
 def _walk(fd: int, path: Path, depth: int, result: Scan) -> None:
     """An adapter is not searched for others; what is deeper than a name can be is found too, so
     that it can be refused aloud."""
-    result.directories.append(path)
     if depth > 0:
         files = _files(fd)
         if files:

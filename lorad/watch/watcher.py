@@ -1,27 +1,26 @@
 """The inbox watcher: from "something happened" to "this folder is whole", on a thread of its own.
 
-Goes in: the inbox, by hints from inotify where it works, and by looking at all of it every `rescan`
-seconds always.  Comes out: `on_folder` for each new or changed adapter folder, once, when it is
-whole; `on_gone` when one is there no more.  Both are called on the watcher's thread, and should
-hand over quickly.  Survives a deleted, replaced or unreadable inbox and goes on by itself.  Knows
-nothing of what is done with a folder.
+Goes in: the inbox, by hints from watchdog where they can be had, and by looking at all of it every
+`rescan` seconds always.  Comes out: `on_folder` for each new or changed adapter folder, once, when
+it is whole; `on_gone` when one is there no more.  Both are called on the watcher's thread, and
+should hand over quickly.  Survives a deleted, replaced or unreadable inbox and goes on by itself.
+Knows nothing of what is done with a folder.
 """
 
 import errno
 import logging
 import os
-import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from lorad.watch.hints import Observation
 from lorad.watch.inbox import MAX_DEPTH, InboxFolder, describe, printable
-from lorad.watch.inotify import Inotify, silent_file_system
 from lorad.watch.look import Scan, is_temporary, look, scan
+from lorad.watch.mounts import silent_file_system
 from lorad.watch.settle import UNKNOWN, Settler, Verdict
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class InboxWatcher:
         for folder, signature in (known or {}).items():
             self._settler.remember(folder, signature or UNKNOWN)
         self.num_overflows = 0
-        self._inotify: Inotify | None = None
+        self._observation: Observation | None = None
         self._root: tuple[int, int] | None = None  # device and inode of the inbox that is watched
         self._next_scan = clock()
         self._scan_seconds = 0.0
@@ -79,8 +78,7 @@ class InboxWatcher:
         self._retries: deque[Path] = deque()
         self._stopping = threading.Event()
         self._scan_wanted = threading.Event()
-        self._wake_lock = threading.Lock()  # so that nobody writes to a number that was closed
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lorad-watch", daemon=True)
 
     # ------------------------------------------------------------- from any thread
@@ -90,30 +88,20 @@ class InboxWatcher:
     def stop(self) -> None:
         """Returns when no callback can come any more.  For good."""
         self._stopping.set()
-        self._nudge()
+        self._woken.set()
         if self._thread.is_alive():
             self._thread.join()
         self._detach()
-        with self._wake_lock:
-            if self._wake >= 0:
-                os.close(self._wake)
-                self._wake = -1
 
     def rescan_now(self) -> None:
         """Look at everything now, as after SIGHUP."""
         self._scan_wanted.set()
-        self._nudge()
+        self._woken.set()
 
     def retry(self, folder: Path) -> None:
         """What was done with `folder` failed for a reason that may pass (a full disk): report it
         again at the next rescan."""
         self._retries.append(folder)
-
-    def _nudge(self) -> None:
-        """End the thread's wait; nothing after `stop`."""
-        with self._wake_lock:
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
 
     # ------------------------------------------------------------- the loop
     def _run(self) -> None:
@@ -139,13 +127,8 @@ class InboxWatcher:
 
     def _wait(self, seconds: float) -> None:
         """Until there is a hint or a wish, or the time is over."""
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        if self._inotify is not None:
-            poll.register(self._inotify, select.POLLIN)
-        poll.poll(1000 * seconds)
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        self._woken.wait(seconds)
+        self._woken.clear()
 
     def _pause(self) -> float:
         """Seconds until there is something to do without a hint."""
@@ -157,7 +140,8 @@ class InboxWatcher:
 
     # ------------------------------------------------------------- the inbox itself
     def _attend(self, now: float) -> bool:
-        """Whether the inbox can be read; (re)attaches to it when it is another one than before."""
+        """Whether the inbox can be read; (re)attaches to it when it is another one than before, or
+        when the observation has ended: an inbox made anew can have the old one's inode."""
         try:
             status = os.stat(self.inbox)
             os.close(os.open(self.inbox, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -165,6 +149,9 @@ class InboxWatcher:
             self._lose(error, now)
             return False
         root = (status.st_dev, status.st_ino)
+        if self._observation is not None and not self._observation.alive:
+            log.warning("the observation of the inbox ended, and is begun anew")
+            self._root = None
         if root != self._root:
             self._detach()
             self._root = root
@@ -183,7 +170,7 @@ class InboxWatcher:
                 self._settler.look(folder, "", now)
 
     def _attach(self) -> None:
-        """Inotify if it is wanted, trusted and to be had."""
+        """Hints, if they are wanted, trusted and to be had."""
         self.mode = "polling"
         if self._wanted == "polling":
             return
@@ -192,15 +179,17 @@ class InboxWatcher:
             self._warn("mode", f"the inbox is on {kind}, where inotify misses changes: polling it")
             return
         try:
-            self._inotify = Inotify()
+            self._observation = Observation(self.inbox, self._woken.set)
             self.mode = "inotify"
         except OSError as error:
             self._poll_instead(error)
+        except RuntimeError as error:  # so threading says that there is no thread left
+            self._poll_instead(OSError(errno.EAGAIN, str(error)))
 
     def _detach(self) -> None:
-        if self._inotify is not None:
-            self._inotify.close()
-            self._inotify = None
+        if self._observation is not None:
+            self._observation.close()
+            self._observation = None
 
     def _poll_instead(self, error: OSError) -> None:
         self._detach()
@@ -218,24 +207,35 @@ class InboxWatcher:
     # ------------------------------------------------------------- hints and scans
     def _follow_hints(self, now: float) -> None:
         """Every folder above a hint that may be an adapter has lost its quiet."""
-        if self._inotify is None:
+        if self._observation is None:
             return
-        hints = self._inotify.read()
+        hints = self._observation.take()
         if hints.overflow:
             self.num_overflows += 1
             self._next_scan = now
-        for path in map(Path, hints.files):
-            self._touch(path.parent, now)
-        tops: set[Path] = set()
-        for path in map(Path, hints.folders):
-            if self._touch(path, now):
-                # It may have come with adapters in it, for which there is no hint, or gone.
-                self._see(self._walk(path), now)
-                tops |= {path} if path.parent == self.inbox else set()
+        for folder in hints.touched:
+            self._touch(folder, now)
+        self._follow_moves(hints.moved, now)
+        if hints.moved or hints.overflow:
+            self._need_room()
+
+    def _follow_moves(self, folders: set[Path], now: float) -> None:
+        """They may have come with adapters in them, for which there is no hint, or gone."""
+        for folder in folders:
+            if self._touch(folder, now) and folders.isdisjoint(folder.parents):
+                self._see(scan(self.inbox, folder), now)
+        tops = {folder for folder in folders if folder.parent == self.inbox}
         if tops:
             for folder in self._settler.reported():
                 if not tops.isdisjoint(folder.parents):
                     self._settler.touch(folder, now)
+
+    def _need_room(self) -> None:
+        try:
+            if self._observation is not None:
+                self._observation.need_room()
+        except OSError as error:
+            self._poll_instead(error)
 
     def _touch(self, folder: Path, now: float) -> bool:
         """Whether `folder` can be an adapter or hold one."""
@@ -246,32 +246,12 @@ class InboxWatcher:
             self._settler.touch(self.inbox.joinpath(*parts[:length]), now)
         return len(parts) <= MAX_DEPTH + 1
 
-    def _walk(self, start: Path) -> Scan:
-        """Scan, and watch what was walked through.  What came into a directory before it was
-        watched gives no hint, so a newly watched one is looked at again; as often as directories
-        nest, for one that is mounted at two places looks new for ever."""
-        for _ in range(MAX_DEPTH + 2):
-            result = scan(self.inbox, start)
-            if not any([self._watch(folder) for folder in result.directories]):
-                break
-        return result
-
-    def _watch(self, folder: Path) -> bool:
-        if self._inotify is None:
-            return False
-        try:
-            return self._inotify.watch(folder)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                self._poll_instead(error)
-            return False  # gone again, or not readable
-
     def _scan_all(self, now: float) -> None:
         began = time.perf_counter()
         while self._retries:
             self._settler.forget(self._retries.popleft())
         try:
-            result = self._walk(self.inbox)
+            result = scan(self.inbox)
         except OSError as error:
             return self._lose(error, now)
         self._see(result, now)

@@ -1,6 +1,8 @@
 """The watcher over a real directory: every way in which people put files there, once each."""
 
+import ctypes
 import errno
+import logging
 import os
 import shutil
 import subprocess
@@ -11,14 +13,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watchdog.observers import inotify_c
+from watchdog.observers.inotify_c import InotifyConstants, InotifyEvent, InotifyFD
+from watchdog.utils import BaseThread
 
-from lorad.watch import inotify as inotify_module
+from lorad.watch import hints as hints_module
 from lorad.watch import watcher as watcher_module
 from lorad.watch.inbox import InboxFolder
-from lorad.watch.inotify import Inotify, silent_file_system
+from lorad.watch.mounts import silent_file_system
 from lorad.watch.watcher import InboxWatcher
 
 Fill = Callable[..., Path]
+
+
+def _mute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if watchdog told nothing."""
+    monkeypatch.setattr(hints_module._Marker, "on_any_event", lambda *_: None)
+
+
+def _until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def _fail_with(number: int) -> int:
+    """What a call of the C library does that fails."""
+    ctypes.set_errno(number)
+    return -1
 
 
 # ----------------------------------------------------------------- ways to put a folder there
@@ -212,6 +235,28 @@ def test_a_change_of_lorad_toml_is_a_change(rig: Any, fill_folder: Fill) -> None
     assert "unknown key 'pinn'" in rig.found[-1].problem
 
 
+def test_a_file_that_becomes_readable_is_a_change(rig: Any, fill_folder: Fill) -> None:
+    folder = fill_folder(rig.inbox / "a")
+    (folder / "adapter_config.json").chmod(0o000)
+    rig.run(10)
+    (folder / "adapter_config.json").chmod(0o644)
+    rig.run(10)
+    assert rig.names == ["a", "a"]
+
+
+def test_reading_is_no_hint(make_rig: Callable[..., Any], fill_folder: Fill) -> None:
+    """Or each look at a folder would lead to the next."""
+    rig = make_rig("inotify")
+    folder = fill_folder(rig.inbox / "a")
+    rig.run(4)
+    (folder / "adapter_config.json").read_text()
+    assert list(folder.iterdir())
+    rig.wait_for_hints()
+    hints = rig.watcher._observation.take()
+    assert not hints.moved
+    assert hints.touched <= {rig.inbox}  # where the awaited file is
+
+
 def test_hostile_names_arrive_inert(rig: Any, tmp_path: Path, fill_folder: Fill) -> None:
     for name in (b"\x1b]0;title\x07", b"[/bold]", b"\xff\xfe", b"x" * 255, b"UPPER", b"..x"):
         fill_folder(rig.inbox / os.fsdecode(name))
@@ -310,10 +355,7 @@ def test_a_folder_without_permission_keeps_its_adapter_and_is_told_once(
 def test_without_inotify_the_inbox_is_polled_and_it_is_said_once(
     make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def out_of_instances() -> Inotify:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(watcher_module, "Inotify", out_of_instances)
+    monkeypatch.setattr(inotify_c, "inotify_init", lambda: _fail_with(errno.EMFILE))
     rig = make_rig("auto")
     assert rig.watcher.mode == "polling"
     fill_folder(rig.inbox / "a")
@@ -325,14 +367,12 @@ def test_without_inotify_the_inbox_is_polled_and_it_is_said_once(
 def test_out_of_watches_half_way_the_inbox_is_polled_and_it_is_said_once(
     make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch, left = Inotify.watch, iter(range(64))
+    add_watch, left = inotify_c.inotify_add_watch, iter(range(64))
 
-    def limited(self: Inotify, folder: Path) -> bool:
-        if next(left, None) is None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return watch(self, folder)
+    def limited(*arguments: Any) -> Any:
+        return _fail_with(errno.ENOSPC) if next(left, None) is None else add_watch(*arguments)
 
-    monkeypatch.setattr(Inotify, "watch", limited)
+    monkeypatch.setattr(inotify_c, "inotify_add_watch", limited)
     rig = make_rig("auto")
     for n in range(100):
         fill_folder(rig.inbox / "acme" / f"a{n}")
@@ -374,7 +414,7 @@ def test_what_no_hint_told_is_found_by_the_rescan(
     make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig("inotify", rescan=5.0)
-    monkeypatch.setattr(Inotify, "_note", lambda *_: None)
+    _mute(monkeypatch)
     fill_folder(rig.inbox / "a")
     rig.run(4)
     assert rig.names == []
@@ -389,14 +429,14 @@ def test_what_arrives_before_its_directory_is_watched_is_found_without_a_rescan(
     make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig("inotify")
-    watch = Inotify.watch
+    add_watch = inotify_c.inotify_add_watch
 
-    def late(self: Inotify, folder: Path) -> bool:
-        if folder.name == "acme" and not (folder / "one").exists():
-            fill_folder(folder / "one")
-        return watch(self, folder)
+    def late(fd: int, path: bytes, mask: Any) -> Any:
+        if path.endswith(b"/acme") and not os.path.exists(path + b"/one"):
+            fill_folder(Path(os.fsdecode(path)) / "one")
+        return add_watch(fd, path, mask)
 
-    monkeypatch.setattr(Inotify, "watch", late)
+    monkeypatch.setattr(inotify_c, "inotify_add_watch", late)
     (rig.inbox / "acme").mkdir()
     rig.run(5)
     assert rig.names == ["acme/one"]
@@ -406,40 +446,129 @@ def test_lost_hints_are_made_good_by_a_scan_at_once(
     make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig("inotify")
-    overflow = (-1).to_bytes(4, "little", signed=True) + (0x4000).to_bytes(4, "little") + bytes(8)
-    take = Inotify._take
-    monkeypatch.setattr(Inotify, "_take", lambda self, data, hints: take(self, overflow, hints))
+    _mute(monkeypatch)
     fill_folder(rig.inbox / "a")
-    rig.run(3)
+    rig.run(2)
+    assert rig.names == []
+    (reader,) = (thread for thread in threading.enumerate() if isinstance(thread, InotifyFD))
+    reader.handle_event(InotifyEvent(-1, InotifyConstants.IN_Q_OVERFLOW, 0, b""))
+    rig.run(2)
     assert rig.names == ["a"]
+    assert rig.watcher.num_overflows == 1
+
+
+def test_a_flood_of_hints_is_bounded_and_ends_in_a_scan(
+    make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hints_module, "MAX_MARKS", 20)
+    rig = make_rig("inotify")
+    for n in range(50):
+        fill_folder(rig.inbox / f"a{n}")
+    rig.run(4)
+    assert len(rig.names) == len(set(rig.names)) == 50
     assert rig.watcher.num_overflows >= 1
 
 
-def test_a_flood_of_hints_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inotify_module, "MAX_HINTS", 20)
-    inotify = Inotify()
-    inotify.watch(tmp_path)
-    for n in range(50):
-        (tmp_path / f"f{n}").touch()
-    hints = inotify.read()
-    inotify.close()
-    assert hints.overflow
-    assert len(hints.files) <= 20
+def test_a_hint_wakes_whoever_waits_for_it_and_overflow_too(tmp_path: Path) -> None:
+    woken = threading.Event()
+    observation = hints_module.Observation(tmp_path, woken.set)
+    try:
+        (tmp_path / "a").mkdir()
+        assert woken.wait(20)
+        _until(lambda: tmp_path / "a" in observation.take().moved)
+        woken.clear()
+        logging.getLogger("watchdog.observers.inotify_c").warning("events were lost")
+        assert woken.is_set()
+        assert observation.take().overflow
+        assert not observation.take().overflow
+    finally:
+        observation.close()
 
 
-def test_a_directory_that_moved_away_is_watched_no_more(tmp_path: Path) -> None:
-    inbox = tmp_path / "inbox"
-    (inbox / "a" / "b").mkdir(parents=True)
-    inotify = Inotify()
-    for folder in (inbox, inbox / "a", inbox / "a" / "b"):
-        assert inotify.watch(folder)
-        assert not inotify.watch(folder)
-    (inbox / "a").rename(tmp_path / "away")
-    assert inotify.read().folders == {str(inbox / "a")}
-    (tmp_path / "away" / "b" / "file").touch()
-    (tmp_path / "away" / "file").touch()
-    assert inotify.read().files == set()
-    inotify.close()
+def test_what_happens_in_a_folder_that_moved_away_is_no_news(
+    make_rig: Callable[..., Any],
+    tmp_path: Path,
+    fill_folder: Fill,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    rig = make_rig("inotify", rescan=2.0)
+    fill_folder(rig.inbox / "acme" / "a")
+    rig.run(4)
+    (rig.inbox / "acme").rename(tmp_path / "away")
+    rig.run(4)
+    fill_folder(tmp_path / "away" / "a", 8)
+    fill_folder(tmp_path / "away" / "b")
+    rig.run(10)
+    assert (rig.names, [gone.name for gone in rig.gone]) == (["acme/a"], ["acme/a"])
+    (tmp_path / "away").rename(rig.inbox / "acme")
+    rig.run(4)
+    assert sorted(rig.names) == ["acme/a", "acme/a", "acme/b"]
+    fill_folder(rig.inbox / "acme" / "b", 8)
+    rig.run(4)
+    assert sorted(rig.names) == ["acme/a", "acme/a", "acme/b", "acme/b"]
+    assert not recwarn.list  # watchdog's, one for each folder that came back
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_watching_goes_on_where_watchdogs_reader_is_known_to_fail(
+    make_rig: Callable[..., Any], tmp_path: Path, fill_folder: Fill
+) -> None:
+    """watchdog 7.1.0: two folders that had one path in turn, the later one removed first."""
+    rig = make_rig("inotify")
+    fill_folder(rig.inbox / "a").rename(tmp_path / "old")
+    fill_folder(tmp_path / "new", 8).rename(rig.inbox / "a")
+    rig.run(4)
+    shutil.rmtree(rig.inbox / "a")
+    rig.run(4)
+    shutil.rmtree(tmp_path / "old")
+    rig.run(4)
+    fill_folder(rig.inbox / "b")
+    rig.run(4)
+    assert (rig.names, [gone.name for gone in rig.gone]) == (["a", "b"], ["a"])
+    assert rig.watcher.mode == "inotify"
+
+
+def test_an_observation_that_has_ended_is_begun_anew(
+    make_rig: Callable[..., Any], fill_folder: Fill
+) -> None:
+    rig = make_rig("inotify")
+    for thread in threading.enumerate():
+        if isinstance(thread, InotifyFD):
+            thread.stop()
+            thread.join()
+    fill_folder(rig.inbox / "a")
+    rig.run(4)
+    fill_folder(rig.inbox / "b")
+    rig.run(4)
+    assert rig.names == ["a", "b"]
+
+
+def test_without_a_thread_for_watchdog_the_inbox_is_polled(
+    make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: BaseThread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(BaseThread, "start", start)
+    rig = make_rig("auto")
+    assert rig.watcher.mode == "polling"
+    assert rig.warnings == ["inotify failed: can't start new thread; the inbox is polled instead"]
+    fill_folder(rig.inbox / "a")
+    rig.run(4)
+    assert rig.names == ["a"]
+
+
+def test_an_inbox_that_is_a_link_is_observed_where_it_leads(
+    tmp_path: Path, make_rig: Callable[..., Any], fill_folder: Fill
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "inbox").symlink_to(tmp_path / "real")
+    rig = make_rig("inotify")
+    folder = fill_folder(rig.inbox / "a")
+    rig.run(4)
+    fill_folder(tmp_path / "real" / "a", 8)
+    rig.run(4)
+    assert [found.path for found in rig.found] == [folder, folder]
 
 
 # ----------------------------------------------------------------- what the daemon asks
@@ -499,7 +628,7 @@ def test_a_wished_rescan_happens_at_once(
     make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig("inotify")
-    monkeypatch.setattr(Inotify, "_note", lambda *_: None)
+    _mute(monkeypatch)
     fill_folder(rig.inbox / "a")
     rig.watcher.rescan_now()
     rig.run(2)
@@ -507,13 +636,6 @@ def test_a_wished_rescan_happens_at_once(
 
 
 # ----------------------------------------------------------------- with its thread
-def _until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("mode", ["auto", "polling"])
 def test_the_thread_reports_and_ends(tmp_path: Path, fill_folder: Fill, mode: Any) -> None:
     inbox = tmp_path / "inbox"
@@ -545,7 +667,10 @@ def test_the_thread_reports_and_ends(tmp_path: Path, fill_folder: Fill, mode: An
     watcher.rescan_now()  # too late, and harmless
     fill_folder(inbox / "after")
     assert [f.name for f in found] == ["first", "acme/second"]
-    assert not any(thread.name == "lorad-watch" for thread in threading.enumerate())
+    assert not any(
+        thread.name == "lorad-watch" or isinstance(thread, BaseThread)
+        for thread in threading.enumerate()
+    )
 
 
 def test_the_thread_survives_its_own_failure(
