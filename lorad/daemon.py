@@ -277,8 +277,7 @@ class Daemon:
             await asyncio.to_thread(self.watcher.stop)
         await self.link.stop()
         await self.tasks.cancel()
-        await self.adapters.flush()
-        self.memory.save()
+        await self._save()
         self.pool.shutdown(wait=False, cancel_futures=True)
         self._say("stopped")
 
@@ -323,11 +322,18 @@ class Daemon:
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            try:
-                await self.adapters.flush()
-                await asyncio.to_thread(self.memory.save)
-            except (LoradError, OSError) as error:
-                log.warning("times of last use are not written now: %s", error)
+            await self._save()
+
+    async def _save(self) -> None:
+        """What may be lost: times of last use, how the inbox looked.  A full disk stops neither."""
+        try:
+            await self.adapters.flush()
+        except LoradError as error:
+            log.warning("times of last use are not written now: %s", error)
+        try:
+            await asyncio.to_thread(self.memory.save)
+        except OSError as error:
+            log.warning("what was seen of the inbox is not written now: %s", error)
 
     async def _feed_watchdog(self) -> None:
         """That this runs is the proof that systemd asks for."""

@@ -57,8 +57,9 @@ class Memory:
         self._path = path
         self._dirty = False
         try:
-            self.folders = msgspec.json.decode(path.read_bytes(), type=dict[str, Seen])
-        except (OSError, msgspec.MsgspecError):
+            saved = msgspec.json.decode(path.read_bytes(), type=dict[str, Seen])
+            self.folders = {_folder_of(key): seen for key, seen in saved.items()}
+        except (OSError, ValueError):
             self.folders = {}
 
     def put(self, folder: Path, seen: Seen) -> None:
@@ -77,8 +78,23 @@ class Memory:
             return
         self._dirty = False
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(self.folders))
-        os.replace(temporary, self._path)
+        saved = {_key_of(folder): seen for folder, seen in self.folders.copy().items()}
+        try:
+            temporary.write_bytes(msgspec.json.encode(saved))
+            os.replace(temporary, self._path)
+        except OSError:
+            self._dirty = True  # the next save tries again
+            raise
+
+
+def _key_of(folder: str) -> str:
+    """A folder's name may be bytes that are no text; JSON holds text only."""
+    return folder if folder.isascii() else "bytes:" + os.fsencode(folder).hex()
+
+
+def _folder_of(key: str) -> str:
+    kind, _, rest = key.partition(":")
+    return os.fsdecode(bytes.fromhex(rest)) if kind == "bytes" else key
 
 
 class Inbox:

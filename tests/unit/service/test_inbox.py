@@ -1,10 +1,13 @@
 """What the watcher reports becomes adapters, or a quarantined name that says why not."""
 
 import errno
+import os
+
+import pytest
 
 from engine.errors import AdapterInvalid
 from lorad.errors import LoradError
-from lorad.service.inbox import Memory
+from lorad.service.inbox import Memory, Seen
 from lorad.watch.inbox import InboxFolder, InboxOptions
 
 
@@ -250,6 +253,25 @@ def test_what_was_seen_is_remembered_over_a_restart_but_refusals_are_looked_at_a
 def test_a_broken_memory_is_an_empty_one(tmp_path):
     (tmp_path / "inbox.json").write_bytes(b"{")
     assert Memory(tmp_path / "inbox.json").folders == {}
+
+
+def test_a_folder_whose_name_is_no_text_is_remembered_like_any_other(tmp_path):
+    folder = tmp_path / os.fsdecode(b"\xff\xfe-caf\xc3\xa9")
+    memory = Memory(tmp_path / "inbox.json")
+    memory.put(folder, Seen("inbox:0123456789ab", "s1", "", "inbox:0123456789ab"))
+    memory.put(tmp_path / "plain", Seen("plain", "s2", ""))
+    memory.save()
+    assert Memory(tmp_path / "inbox.json").folders == memory.folders
+
+
+def test_a_memory_that_could_not_be_saved_is_saved_later(tmp_path):
+    memory = Memory(tmp_path / "state" / "inbox.json")
+    memory.put(tmp_path / "f", Seen("f", "s1", ""))
+    with pytest.raises(OSError):
+        memory.save()
+    (tmp_path / "state").mkdir()
+    memory.save()
+    assert Memory(tmp_path / "state" / "inbox.json").folders == memory.folders
 
 
 def test_reports_from_the_watchers_thread_arrive(world, eventually):
