@@ -112,13 +112,12 @@ class GuardedProtocol(H11Protocol):
 
     def abort(self) -> None:
         """Cut it off, whatever is still unsent."""
+        self._disown()
         self.transport.abort()
 
     def refuse(self, error: LoradError) -> None:
         """Answer `error` unless an answer has begun, and hang up."""
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._disown()
         if self.conn.our_state is h11.IDLE or self.conn.our_state is h11.SEND_RESPONSE:
             self._answer(error)
             self.transport.close()
@@ -126,6 +125,12 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
 
     # ----------------------------------------------------------------- details
+    def _disown(self) -> None:
+        """Tell the app that nobody listens; uvicorn then does not call its silence an error."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def _answer(self, error: LoradError) -> None:
         body = msgspec.json.encode(envelope(error))
         headers = {
