@@ -80,6 +80,10 @@ class Intake:
             rev=found.rev, **{name: getattr(found.manifest, name) for name in _SHARED}
         )
 
+    async def give_up(self, rev: str) -> None:
+        """Take away what was kept but could not be registered."""
+        await self._work(lambda: self.store.remove((rev,)))
+
     async def pack(self, rev: str, layout: str) -> PackedManifest:
         """Write the packed file of `rev` beside its files; recording it makes it last."""
         folder = self.store.path(rev)

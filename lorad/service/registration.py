@@ -105,20 +105,25 @@ class Registration:
         pin = self._granted(found, name, terms)
         async with self._revisions.hold(found.rev):
             revision = await self._intake.keep(found)
-            done = await self._names.write(
-                name,
-                self._names.registry.register(
+            try:
+                done = await self._names.write(
                     name,
-                    tenant=tenant_of(name),
-                    model=self._names.model,
-                    source=terms.source,
-                    revision=revision,
-                    labels=terms.labels,
-                    pin=pin,
-                    priority=terms.priority,
-                    as_candidate=True,
-                ),
-            )
+                    self._names.registry.register(
+                        name,
+                        tenant=tenant_of(name),
+                        model=self._names.model,
+                        source=terms.source,
+                        revision=revision,
+                        labels=terms.labels,
+                        pin=pin,
+                        priority=terms.priority,
+                        as_candidate=True,
+                    ),
+                )
+            except LoradError:
+                if self._names.registry.revision(found.rev) is None:
+                    await self._intake.give_up(found.rev)  # the disk is full enough without it
+                raise
             await self._revisions.keep_files(found.rev, False)
         kind = "adapter.added" if done.created else "adapter.candidate"
         self._events.publish(kind, name=name, rev=found.rev, cause=terms.source.partition(":")[0])

@@ -7,6 +7,8 @@ import pytest
 from engine.messages import AddRevision, Load, RemoveRevision, SetRevision
 from lorad import wire
 from lorad.errors import LoradError
+from lorad.registry import failpoints
+from lorad.registry.sqlite import storage_full
 
 
 def names(*given, **options):
@@ -209,6 +211,30 @@ def test_a_full_disk_while_packing_blames_nobody_and_is_tried_again(world):
         w.intake._pack = whole
         await w.add("a", 1)
         assert w.registry.get("a").serving_rev == w.rev(1)
+
+    world(scenario)
+
+
+def test_content_that_cannot_be_registered_does_not_stay_on_the_full_disk(world):
+    async def scenario(w):
+        await w.add("a", 1)
+
+        def full(place):
+            if place == "write.begun":
+                raise storage_full("no space")
+
+        failpoints.set_hook(full)
+        try:
+            for n in (
+                2,
+                1,
+            ):  # of new content nothing stays; what another name serves is not touched
+                with pytest.raises(LoradError) as caught:
+                    await w.add("b", n)
+                assert caught.value.code == "insufficient_storage"
+        finally:
+            failpoints.set_hook(None)
+        assert w.store.revs() == {w.rev(1)}
 
     world(scenario)
 
