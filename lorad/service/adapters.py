@@ -267,6 +267,7 @@ class AdapterService:
         pinned = [entry for entry in self._names.catalog if entry.pinned]
         await asyncio.gather(*(self._finish(entry) for entry in pinned))
         await self.revisions.bring_up(info)
+        await self.refresh()
         self._tasks.spawn(self._finish_the_rest())
 
     async def _finish_the_rest(self) -> None:

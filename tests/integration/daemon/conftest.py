@@ -41,7 +41,8 @@ def until(condition, what, patience=PATIENCE):
     deadline = time.monotonic() + patience
     pause = threading.Event()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
+        if time.monotonic() > deadline:
+            pytest.fail(f"timed out waiting for {what() if callable(what) else what}")
         pause.wait(0.02)
     return value
 
@@ -207,7 +208,7 @@ drain_timeout = "20s"
             )
 
     def wait_ready(self):
-        until(self.is_ready, "the daemon to be ready")
+        until(self.is_ready, lambda: f"the daemon to be ready:\n{self.tail()}")
 
     def is_ready(self):
         assert self.process.poll() is None, self.tail()
@@ -277,7 +278,7 @@ drain_timeout = "20s"
             row = self.adapter(name)
             return row if row is not None and row.state in states else None
 
-        return until(there, f"{name} to be {states}")
+        return until(there, lambda: f"{name} to be {states}:\n{self.tail()}")
 
     def http(self, timeout=PATIENCE):
         transport = httpx.HTTPTransport(uds=str(self.inference))

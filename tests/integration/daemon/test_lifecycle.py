@@ -38,6 +38,8 @@ def test_a_restart_brings_back_adapters_pins_priorities_and_labels(daemon):
     assert daemon.stop() == 0
 
 
+# httpcore leaves a socket open when the daemon dies between its listening and its accepting.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_kill_9_loses_nothing_that_was_acknowledged(daemon):
     """Three times at a random moment of registering; the stale sockets are cleared each time."""
     acknowledged = {}

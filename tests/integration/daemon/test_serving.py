@@ -31,7 +31,7 @@ def test_what_lies_in_the_inbox_is_served_and_the_pinned_is_resident(daemon):
     assert jargon.tenant == "acme"
     texts = {name: daemon.text(name) for name in ("tiny", "bible", "acme/jargon")}
     assert len(set(texts.values())) == 3
-    assert daemon.adapter("acme/jargon").state in ("idle", "active")
+    daemon.wait_state("acme/jargon", "idle", "active")
 
 
 def test_a_broken_folder_is_quarantined_with_its_reason(daemon):

@@ -402,6 +402,7 @@ def test_a_restart_brings_back_names_pins_and_priorities(world):
 
     async def second(w):
         assert w.engine.revisions == {w.rev(1): "gpu"}
+        assert w.listing.detail("a").adapter.state == "idle"
         add = w.engine.kinds(AddRevision)[0]
         assert (add.pinned, add.priority) == (True, 70)
         assert {w.adapters.resolve(n).rev for n in "abc"} == {w.rev(1), w.rev(2), w.rev(3)}
