@@ -322,8 +322,18 @@ class AdapterService:
             await self._names.write(name, registry.set_labels(name, labels))
             self._events.publish("labels.set", name=name)
         entry = self._names.catalog.get(name)
-        if entry is not None and entry.rev is not None:
+        if entry is None or entry.rev is None:
+            return
+        if not pin:
+            await self.revisions.follow(entry.rev)
+            return
+        try:
             await self.revisions.apply(entry.rev)
+        except LoradError as error:
+            if error.code == "no_room" and not before.pinned:  # the engine counts more exactly
+                await self._names.write(name, registry.set_pin(name, False))
+                self._events.publish("pin.cleared", name=name, cause="no_room")
+            raise
 
     async def _each(
         self,

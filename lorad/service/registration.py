@@ -171,7 +171,7 @@ class Registration:
             if rev is None:
                 continue
             try:
-                await self._revisions.apply(rev)
+                await self._revisions.follow(rev)
             except LoradError as error:
                 if error.code not in LATER:
                     raise

@@ -62,6 +62,7 @@ class Revisions:
         self._registry, self._link, self._intake = registry, link, intake
         self._catalog, self._events, self._tasks = catalog, events, tasks
         self._kept = kept_in(intake.store)
+        self._unpinned: set[str] = set()  # wanted pinned, and the engine has no room for the pin
         self._arriving: Counter[str] = Counter()  # on their way from the store to the registry
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         link.prepare = self.prepare_for_request
@@ -77,17 +78,21 @@ class Revisions:
                 return
             manifest = await self.packed(rev)
             pinned, priority = self._catalog.wanted(rev)
-            await self._link.call(
-                AddRevision(
-                    command_id=self._link.next_id(),
-                    manifest=manifest,
-                    priority=priority,
-                    pinned=pinned,
-                )
+            add = AddRevision(
+                command_id=self._link.next_id(),
+                manifest=manifest,
+                priority=priority,
+                pinned=pinned,
             )
+            try:
+                await self._link.call(add)
+            except LoradError as error:
+                if not pinned or error.code != "no_room":
+                    raise
+                self._note_unpinned(rev, error)  # the engine took it in, without the pin
             self._link.known.add(rev)
             if self._catalog.wanted(rev) != (pinned, priority):
-                await self.apply(rev)  # changed while the engine was being told
+                await self.follow(rev)  # changed while the engine was being told
 
     async def prepare_for_request(self, rev: str) -> None:
         """The same for a request: content that turns out bad is a model that is not there."""
@@ -124,7 +129,10 @@ class Revisions:
         return manifest
 
     async def apply(self, rev: str) -> None:
-        """Tell the engine pin and priority as the names want them now."""
+        """Tell the engine pin and priority as the names want them now.
+
+        Raises no_room for a pin that does not fit; its priority counts all the same.
+        """
         if rev not in self._link.known:
             return
         pinned, priority = self._catalog.wanted(rev)
@@ -132,7 +140,33 @@ class Revisions:
         await self._link.call(
             SetRevision(command_id=command_id, rev=rev, pinned=pinned, priority=priority)
         )
+        self._unpinned.discard(rev)
+        if not pinned:
+            await self._retry_pins()
         self.on_change()
+
+    async def follow(self, rev: str) -> None:
+        """`apply` where nobody waits for the pin: without room it is an event, and waits itself."""
+        try:
+            await self.apply(rev)
+        except LoradError as error:
+            if error.code != "no_room":
+                raise
+            self._note_unpinned(rev, error)
+
+    async def _retry_pins(self) -> None:
+        """There may be room now for a pin that had none."""
+        for rev in tuple(self._unpinned):
+            if self._catalog.wanted(rev)[0]:
+                await self.follow(rev)
+            else:
+                self._unpinned.discard(rev)
+
+    def _note_unpinned(self, rev: str, error: LoradError) -> None:
+        """It is served like any other, which is better than not at all."""
+        if rev not in self._unpinned:
+            self._unpinned.add(rev)
+            self.publish("pin.refused", rev, "warn", error.code, error.message)
 
     async def load(self, rev: str, tier: Literal["gpu", "ram"] = "gpu") -> None:
         """Bring it to `tier`; raises no_room, load_failed, or what preparing raised."""
@@ -192,6 +226,9 @@ class Revisions:
                     await self._link.call(RemoveRevision(self._link.next_id(), rev))
                 except LoradError as error:  # a dead engine holds nothing either
                     log.info("removing %s from the engine: %s", rev[:12], error.message)
+                else:
+                    self._unpinned.discard(rev)
+                    await self._retry_pins()
             label = self._catalog.label(rev)
             self.tiers.pop(rev, None)
             self._catalog.forget(rev)
@@ -235,6 +272,7 @@ class Revisions:
         """Give a new engine its pinned adapters; what else was resident follows by itself."""
         before = [rev for rev, tier in self.tiers.items() if tier in (*RESIDENT, State.LOADING)]
         self.tiers.clear()
+        self._unpinned.intersection_update(self._link.known)  # a new engine is asked anew
         self.on_change()
         priority = {
             entry.rev: self._catalog.wanted(entry.rev)[1]

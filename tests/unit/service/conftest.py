@@ -79,6 +79,8 @@ class FakeClient:
         self.sent = []
         self.submitted = {}
         self.revisions, self.manifests, self.refuse, self.leases = {}, {}, {}, {}
+        self.pin_room = 99  # how many revisions may be pinned
+        self.pinned = set()
         self.silent = False  # True: submits stay open until `finish`
         self.hold_loads = asyncio.Event()
         self.hold_loads.set()
@@ -133,8 +135,10 @@ class FakeClient:
             case AddRevision():
                 self.revisions.setdefault(command.manifest.rev, "disk")
                 self.manifests[command.manifest.rev] = command
+                return self.mark(command, command.manifest.rev)
             case RemoveRevision(_, rev):
                 self.revisions.pop(rev)
+                self.pinned.discard(rev)
             case Load():
                 await self.hold_loads.wait()
                 if code := self.refuse.get(command.rev):
@@ -144,9 +148,18 @@ class FakeClient:
                 self.move(command.rev, "ram" if command.to == "ram" else "registered", "manual")
             case SetRevision() if command.rev not in self.revisions:
                 return Answer(command_id=command.command_id, code="model_not_found")
+            case SetRevision():
+                return self.mark(command, command.rev)
             case GetSnapshot():
                 return Answer(command_id=command.command_id, snapshot=self.snapshot())
         return answer
+
+    def mark(self, command, rev):
+        """A pin without room is refused, and the revision stays what it was."""
+        if command.pinned and len(self.pinned | {rev}) > self.pin_room:
+            return Answer(command_id=command.command_id, code="no_room", message="too many pins")
+        (self.pinned.add if command.pinned else self.pinned.discard)(rev)
+        return Answer(command_id=command.command_id)
 
     def snapshot(self):
         states = {"gpu": "idle", "ram": "ram", "disk": "registered"}
@@ -218,6 +231,7 @@ class World:
         self.events = EventRing()
         self.tasks = Tasks()
         self.clients = []
+        self.pin_room = 99
         self.packed = []
         self.bad_packs = {}  # rev -> reason
         self.link = EngineLink(
@@ -263,8 +277,10 @@ class World:
         )
 
     def new_client(self):
-        self.clients.append(FakeClient())
-        return self.clients[-1]
+        client = FakeClient()
+        client.pin_room = self.pin_room
+        self.clients.append(client)
+        return client
 
     @property
     def engine(self):

@@ -312,6 +312,56 @@ def test_a_wish_that_takes_longer_than_its_caller_goes_on(world):
     world(scenario)
 
 
+def test_a_pin_that_the_engine_refuses_is_not_left_behind(world):
+    async def scenario(w):
+        await w.add("a", 1)
+        w.engine.pin_room = 0
+        assert (await w.adapters.pin(names("a"))).items[0].code == "no_room"
+        assert not w.registry.get("a").pinned
+        with pytest.raises(LoradError) as caught:
+            await w.adapters.patch("a", wire.AdapterPatch(pinned=True, priority=70))
+        assert caught.value.code == "no_room"
+        record = w.registry.get("a")
+        assert (record.pinned, record.priority) == (False, 70)
+
+    world(scenario)
+
+
+def test_a_pin_that_does_not_fit_any_more_leaves_its_adapter_served(world):
+    async def first(w):
+        await w.add("a", 1, pin=True)
+        await w.add("b", 2, pin=True)
+
+    async def with_a_smaller_pool(w):
+        w.pin_room = 1
+        await w.start()
+        for name in ("a", "b"):
+            await w.revisions.load(w.adapters.resolve(name).rev)
+            assert w.registry.get(name).pinned
+        await w.adapters.patch("a", wire.AdapterPatch(priority=70))
+        await w.adapters.patch("b", wire.AdapterPatch(priority=70))
+        assert w.types().count("pin.refused") == 1
+        (held,) = w.engine.pinned
+        (other,) = {w.rev(1), w.rev(2)} - {held}
+        await w.adapters.unpin(names(*w.catalog.names_of(held)))
+        assert w.engine.pinned == {other}
+
+    world(first)
+    world(with_a_smaller_pool, start=False)
+
+
+def test_a_replacement_too_large_for_its_pin_still_replaces(world):
+    async def scenario(w):
+        await w.add("a", 1, pin=True)
+        w.engine.pin_room = 0
+        await w.add("a", 2, replace=True)
+        assert w.adapters.resolve("a").rev == w.rev(2)
+        await w.tasks.settle()
+        assert w.store.revs() == {w.rev(2)}
+
+    world(scenario)
+
+
 def test_a_pin_that_leaves_too_little_room_is_refused(world):
     async def scenario(w):
         await w.add("a", 1)
