@@ -14,16 +14,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from engine.adapters.manifest import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILE
 from lorad import wire
 from lorad.caller import TIMEOUT_SECONDS, ApiError, Caller, Unreachable, address
 
 __all__ = ["ApiError", "LoradClient", "Unreachable", "openai"]
 
 T = TypeVar("T")
-
-#: What `upload` sends of a folder.
-ADAPTER_FILES = frozenset((CONFIG_FILE, WEIGHTS_FILE, *TEXT_FILES))
 
 _UPLOAD_BYTES = 1 << 20
 _ADMIN = "/admin/v1"
@@ -168,16 +164,16 @@ class LoradClient:
     def upload(
         self, folder: Path, start: wire.UploadStart, *, timeout: float = 600.0
     ) -> wire.Added:
-        """Send the files of `folder` that make an adapter, and have them added.
+        """Send the files of `folder` that the daemon reads, and have them added.
 
         A README, checkpoints and the like stay behind.  `timeout` is for the adding, in seconds.
         FileNotFoundError or another OSError when the folder cannot be read.
         """
-        files = sorted(p for p in folder.iterdir() if p.name in ADAPTER_FILES and p.is_file())
+        there = sorted(p for p in folder.iterdir() if p.is_file())
         opened = self.post(f"{_ADMIN}/uploads", start, wire.UploadOpen)
         path = f"{_ADMIN}/uploads/{opened.upload_id}"
         try:
-            for file in files:
+            for file in (p for p in there if p.name in opened.files):
                 self._put(f"{path}/files/{quote(file.name, safe='')}", file)
             commit = wire.UploadCommit(timeout_s=timeout)
             # The daemon answers within the time; the connection waits a little longer.

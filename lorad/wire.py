@@ -234,6 +234,7 @@ class UploadStart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class UploadOpen(Struct, frozen=True, kw_only=True):
     upload_id: str
     max_bytes: int
+    files: tuple[str, ...] = ()  # the names that the daemon reads; it takes no others
 
 
 class UploadCommit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

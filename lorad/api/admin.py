@@ -17,6 +17,7 @@ from lorad.api import sse
 from lorad.api.body import decode
 from lorad.api.deps import Deps, deps_of
 from lorad.api.respond import json
+from lorad.api.uploads import FILES
 from lorad.errors import LoradError
 
 T = TypeVar("T")
@@ -84,7 +85,9 @@ async def open_upload(request: Request) -> Response:
     deps = deps_of(request)
     start = await _body(request, wire.UploadStart)
     upload = await deps.uploads.open(start, _uid(request))
-    answer = wire.UploadOpen(upload_id=upload.id, max_bytes=deps.uploads.max_bytes)
+    answer = wire.UploadOpen(
+        upload_id=upload.id, max_bytes=deps.uploads.max_bytes, files=tuple(sorted(FILES))
+    )
     return json(answer, status=201)
 
 

@@ -101,11 +101,17 @@ def test_a_folder_is_uploaded_file_by_file_and_committed(api, admin, tmp_path):
     }
 
 
-def test_a_file_that_adapters_do_not_have_ends_the_upload(api, admin, tmp_path):
-    folder = adapter_folder(tmp_path, **GOOD, zz_pickle__bin=5)
+def test_files_that_adapters_do_not_have_stay_behind(api, admin, tmp_path):
+    folder = adapter_folder(tmp_path, **GOOD, README__md=5, zz_pickle__bin=5)
+    admin.upload(folder, wire.UploadStart(name="x"))
+    assert sorted(api.adapters.added_files) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_a_file_that_adapters_do_not_have_is_refused(api, admin):
+    opened = admin.post("/admin/v1/uploads", wire.UploadStart(name="x"), wire.UploadOpen)
+    assert "adapter_config.json" in opened.files
     with pytest.raises(ApiError, match=r"not a file of an adapter: 'zz_pickle\.bin'"):
-        admin.upload(folder, wire.UploadStart(name="x"))
-    assert [call[0] for call in api.adapters.calls] == ["discard"]
+        admin.request("PUT", f"/admin/v1/uploads/{opened.upload_id}/files/zz_pickle.bin", body="x")
 
 
 def test_more_bytes_than_allowed_are_refused_on_the_way(api, admin, tmp_path):
