@@ -25,6 +25,9 @@ from lorad.cli.output import (
 )
 from lorad.cli.session import Failed, Session, Usage, session
 
+#: Reasons that are clearer beside what the folder holds; not all of it was sent.
+_NOT_FOUND = ("E_NO_CONFIG", "E_NO_WEIGHTS")
+
 Many = Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=any_name)]
 Resident = Annotated[
     list[str] | None, typer.Argument(metavar="NAME...", autocompletion=resident_name)
@@ -87,14 +90,14 @@ def add(
 
 
 def _upload(s: Session, folder: Path, start: wire.UploadStart) -> wire.Added:
-    from lorad.client import ADAPTER_FILES, ApiError
+    from lorad.caller import ApiError
 
     try:
         return s.client.upload(folder, start, timeout=s.timeout(120.0))
     except ApiError as error:
-        unread = sorted(p.name for p in folder.iterdir() if p.name not in ADAPTER_FILES)
-        if error.code == "adapter_invalid" and unread:
-            note(f"not sent, as lorad does not read them: {', '.join(unread[:8])}", s.options)
+        if error.code == "adapter_invalid" and error.details.get("reason") in _NOT_FOUND:
+            there = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+            note(f"in {folder}: {there}", s.options)
         raise
 
 

@@ -236,6 +236,8 @@ def _explain(error: BaseException, command: str) -> Trouble:
 
 def _report(trouble: Trouble, telling: Telling) -> None:
     """One error on stderr: cause, reason, next step."""
+    if not trouble.message:
+        return
     if telling.as_json:
         body = {
             "code": trouble.code,
@@ -248,8 +250,7 @@ def _report(trouble: Trouble, telling: Telling) -> None:
         complain(json_text({"error": body}, encoding, indent=-1))
         return
     if trouble.code == "interrupted":
-        if trouble.message:
-            complain(f"interrupted; {trouble.message}")
+        complain(f"interrupted; {trouble.message}")
         return
     tags = [trouble.details.get("reason", ""), trouble.code if telling.verbose else ""]
     tag = "".join(f"  [{one_line(word)}]" for word in tags if word)

@@ -5,6 +5,7 @@ module is imported only when a command really talks, so that `--help` stays fast
 """
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,7 +105,12 @@ class Session:
         from lorad.caller import TIMEOUT_SECONDS
         from lorad.client import LoradClient
 
-        return LoradClient(host, timeout=self.timeout(TIMEOUT_SECONDS))
+        # Ctrl+C in the midst of importing httpx can be swallowed there: it waits until afterwards.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return LoradClient(host, timeout=self.timeout(TIMEOUT_SECONDS))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def session(context: typer.Context) -> Session:

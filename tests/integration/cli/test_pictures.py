@@ -1,0 +1,218 @@
+"""status ping version ls ps show: every form, in order, and inert."""
+
+import json
+
+import pytest
+
+from lorad import wire
+
+HOSTILE = "x\x1b]0;pwn\x07\x9b2J\u202e[/bold]\n\r"
+
+
+def revision(rev, **fields):
+    return wire.Revision(
+        rev=rev,
+        rank=16,
+        ranks={"q_proj": 16, "down_proj": 8},
+        alpha=32.0,
+        rslora=True,
+        targets=("down_proj", "q_proj"),
+        num_layers=2,
+        dtype="bfloat16",
+        file_bytes=1 << 20,
+        packed_bytes=2 << 20,
+        num_blocks=4,
+        changes_kv=False,
+        **fields,
+    )
+
+
+def test_ls_lists_by_name_under_the_promised_headings(server, loractl, make_row):
+    server.rows["acme/sql"] = make_row("acme/sql", pinned=True, priority=80, state="active")
+    done = loractl("ls")
+    head, *rows = (line.split() for line in done.out.splitlines())
+    assert head == ["NAME", "TENANT", "STATE", "PIN", "PRIO", "RANK", "SIZE", "REV", "LAST-USED"]
+    assert rows[0] == ["acme/sql", "acme", "active", "P", "80", "8", "3M", "a1a1a1a1", "-"]
+    assert [row[0] for row in rows] == ["acme/sql", "bible"]
+    assert (done.exit, done.err) == (0, "")
+    wide = loractl("-o", "wide", "ls").out.splitlines()[0].split()
+    assert wide[-5:] == ["REASON", "TARGETS", "SOURCE", "LOADS", "EVICTIONS"]
+
+
+@pytest.mark.parametrize("command", [["ls"], ["ps"], ["events"], ["load", "bible", "acme/sql"]])
+def test_every_list_comes_in_every_form(server, loractl, make_row, command):
+    server.rows = {n: make_row(n, slot=i) for i, n in enumerate(("acme/sql", "bible"))}
+    server.api.run(lambda: [server.api.events.publish("slot.load", name=n) for n in server.rows])
+    table = loractl(*command).out.splitlines()
+    rows = [line for line in table if "bible" in line or "acme/sql" in line]
+    assert len(rows) >= 2
+    bare = loractl(*command, "--no-headers").out.splitlines()
+    assert [line.split() for line in bare] == [line.split() for line in table[1:]]
+    for form in (["-o", "json"], ["--json"], ["--output=json"]):
+        document = loractl(*command, *form).json
+        assert document["schema"].startswith("lorad/")
+        assert document["schema"].endswith(".v1")
+        assert {item["name"] for item in document["items"]} >= {"acme/sql", "bible"}
+    lines = loractl(*command, "-o", "jsonl").out.splitlines()
+    assert [json.loads(line) for line in lines] == document["items"]
+    names = loractl(*command, "-o", "name").out.splitlines()
+    assert len(names) == len(lines)
+    assert loractl(*command, "-o", "wide").exit == 0
+
+
+def test_ls_reads_every_page_and_stops_at_its_limit(server, loractl, make_row):
+    server.rows = {f"n{i:04}": make_row(f"n{i:04}") for i in range(1203)}
+    assert len(loractl("ls", "-o", "name").out.splitlines()) == 1203
+    assert server.pages == 3
+    few = loractl("ls", "--limit", "700", "-q", "--json")
+    assert len(few.json["items"]) == 700
+    assert few.json["total"] == 1203
+    said = loractl("ls", "--limit", "2")
+    assert said.err == "2 of 1203 shown\n"
+    assert loractl("ls", "--limit", "2", "--quiet").err == ""
+
+
+def test_ls_filters(server, loractl, make_row):
+    server.rows["bible"] = make_row("bible", labels={"env": "prod", "team": "a"})
+    picked = loractl("ls", "--label", "env=prod", "--label", "team=a", "--json").json
+    assert [a["name"] for a in picked["items"]] == ["bible"]
+    assert picked["total"] == 1
+    loractl("ls", "--state", "idle", "--tenant", "acme", "--sort", "-LAST-USED")
+    assert server.filters == {"state": "idle", "tenant": "acme", "q": None, "sort": "-last_used"}
+    assert loractl("ls", "--label", "env").exit == 2
+
+
+def test_ps_shows_what_is_resident_by_name_whatever_its_slot(server, loractl, make_row):
+    server.rows = {
+        "cold": make_row("cold"),
+        "bible": make_row("bible", slot=3, running=2, waiting=1, idle_seconds=90.0),
+        "acme/sql": make_row("acme/sql", slot=7, prefix_query_tokens=4, prefix_hit_tokens=3),
+    }
+    done = loractl("ps")
+    head, *rows = (line.split() for line in done.out.splitlines())
+    assert " ".join(head) == "SLOT NAME REV STATE PIN PRIO RANK VRAM RUN WAIT HIT% IDLE"
+    assert [row[:2] for row in rows] == [["7", "acme/sql"], ["3", "bible"]]
+    assert rows[0][-2:] == ["75%", "-"]
+    assert rows[1][-4:] == ["2", "1", "--", "1m"]
+    assert done.err == "2 of 8 slots used\n"
+    assert "EVICTIONS" in loractl("ps", "--wide").out.splitlines()[0]
+    assert loractl("ps", "--wide", "--json").json["slots_used"] == 2
+
+
+def test_show_says_why_an_adapter_is_quarantined(server, loractl, make_row):
+    row = make_row(
+        "inbox:0123456789ab",
+        state="quarantined",
+        rev=None,
+        reason="E_RANK_LIMIT",
+        reason_message="rank 600, allowed 512; raise lora.max_rank",
+        display_name="My Adapter",
+    )
+    server.rows["inbox:0123456789ab"] = row
+    said = loractl("show", "inbox:0123456789ab").out
+    assert "state     quarantined\n" in said
+    assert "reason    E_RANK_LIMIT: rank 600, allowed 512; raise lora.max_rank\n" in said
+    assert "(folder My Adapter)" in said
+    assert loractl("show", "inbox:0123456789ab", "-o", "name").out == "inbox:0123456789ab\n"
+
+
+@pytest.fixture
+def detailed(server, make_row):
+    """`bible` serves b2, has a candidate c3, and served d4 before."""
+    server.details["bible"] = wire.AdapterDetail(
+        adapter=make_row("bible", rev="b2" * 32, candidate_rev="c3" * 32),
+        serving=revision("b2" * 32, warnings=("the base's name differs",)),
+        candidate=revision("c3" * 32),
+        history=("b2" * 32, "d4" * 32),
+        events=(wire.EventItem(id=1, time="2025-03-01T09:30:00Z", type="adapter.added"),),
+    )
+
+
+def test_show_tells_revisions_history_and_events(loractl, detailed):
+    said = loractl("show", "bible").out
+    assert f"serving\n  rev      {'b2' * 32}\n" in said
+    assert "  scaling  alpha/sqrt(r), alpha 32\n" in said
+    assert "  rank     16  (down_proj:8 q_proj:16)\n" in said
+    assert "  warning  the base's name differs\n" in said
+    assert "candidate\n" in said
+    assert "earlier  d4d4d4d4\n" in said
+    assert said.endswith("events\n  2025-03-01T09:30:00Z  adapter.added\n")
+
+
+def test_show_of_a_revision_shows_that_one_alone(loractl, detailed):
+    document = loractl("show", "bible@" + "c3" * 4, "--json").json
+    assert document["serving"] is None
+    assert document["candidate"]["rev"] == "c3" * 32
+    assert "candidate\n" not in loractl("show", "bible@" + "b2" * 32).out
+
+
+@pytest.mark.parametrize(
+    ("asked", "exit", "words"),
+    [
+        ("bible@eeeeeeee", 4, "there is no revision eeeeeeee of 'bible'; it serves b2b2b2b2"),
+        ("bible@d4d4d4d4", 4, "d4d4d4d4 is an earlier revision of 'bible'; it serves b2b2b2b2"),
+        ("bible@b2", 2, "a revision is 8 or more hex digits after @"),
+        ("bible@../../x", 2, "a revision is 8 or more hex digits after @"),
+        ("nope", 4, "no adapter named 'nope'"),
+        ("../status", 4, "no adapter named '../status'"),
+        ("", 4, "no adapter named ''"),
+    ],
+)
+def test_show_of_what_is_not_there_is_an_error(loractl, detailed, asked, exit, words):
+    done = loractl("show", asked)
+    assert (done.exit, done.out) == (exit, "")
+    assert words in done.err.splitlines()[0]
+    assert done.err.splitlines()[1].startswith("  try: loractl ")
+
+
+def test_nothing_from_an_adapter_can_drive_the_terminal(server, loractl, make_row):
+    server.rows["bible"] = row = make_row(
+        "bible",
+        labels={HOSTILE: HOSTILE},
+        source=HOSTILE,
+        reason="E_X",
+        reason_message=HOSTILE,
+        display_name=HOSTILE,
+        slot=0,
+    )
+    event = wire.EventItem(id=1, time=HOSTILE, type=HOSTILE, name=HOSTILE, message=HOSTILE)
+    server.details["bible"] = wire.AdapterDetail(
+        adapter=row,
+        serving=revision("b2" * 32, warnings=(HOSTILE,)),
+        candidate=None,
+        events=(event,),
+    )
+    for argv in (["ls", "-o", "wide"], ["ps", "-o", "wide"], ["show", "bible"], ["ls", "--json"]):
+        said = loractl(*argv)
+        assert "[/bold]" in said.out
+        assert all(c.isprintable() for c in said.out.replace("\n", "")), argv
+    assert loractl("show", "bible", "--json").json["adapter"]["source"] == HOSTILE
+    shown = loractl("show", HOSTILE)
+    assert shown.exit == 4
+    assert all(c.isprintable() for c in shown.err.replace("\n", ""))
+
+
+def test_status_says_what_there_is(server, loractl):
+    said = loractl("status").out
+    assert "lorad       0.1.0  ready\n" in said
+    assert "adapters    2 idle, 1 quarantined\n" in said
+    assert f"inference   unix://{server.inference}\n" in said
+    assert loractl("status", "--json").json["schema"] == "lorad/status.v1"
+    assert len(loractl("status", "-o", "jsonl").out.splitlines()) == 1
+
+
+def test_ping_is_0_when_ready_and_10_when_not(server, loractl):
+    assert (loractl("ping").exit, loractl("ping").out) == (0, "ready\n")
+    server.api.listing.not_ready = "loading_base"
+    done = loractl("ping")
+    assert (done.exit, done.out) == (10, "not ready: loading_base\n")
+    done = loractl("ping", "--json")
+    assert (done.exit, done.json["ready"], done.json["reason"]) == (10, False, "loading_base")
+
+
+def test_version_tells_both_ends_and_ours_even_alone(loractl):
+    assert loractl("version").out == "client  0.1.0\nserver  0.1.0\napi     v1\n"
+    assert loractl("version", "--json").json["server"]["api"] == "v1"
+    alone = loractl("-H", "/nowhere/admin.sock", "version")
+    assert (alone.exit, alone.out) == (3, "client  0.1.0\n")
+    assert loractl("-V").out == loractl("ls", "--version").out == "loractl 0.1.0\n"
