@@ -38,7 +38,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/engine_steps.py
 
 docs: $(STAMP)
-	$(BIN)/python -m docs.generate
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
