@@ -112,6 +112,7 @@ def test_a_file_that_adapters_do_not_have_is_refused(api, admin):
     assert "adapter_config.json" in opened.files
     with pytest.raises(ApiError, match=r"not a file of an adapter: 'zz_pickle\.bin'"):
         admin.request("PUT", f"/admin/v1/uploads/{opened.upload_id}/files/zz_pickle.bin", body="x")
+    admin.request("DELETE", f"/admin/v1/uploads/{opened.upload_id}")
 
 
 def test_more_bytes_than_allowed_are_refused_on_the_way(api, admin, tmp_path):
