@@ -42,7 +42,8 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     heads = list(headings)
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in rows:
-        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |")
+        cells = (cell.replace("|", "\\|") for cell in row)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -164,6 +165,8 @@ def described(option: Any) -> str:
         text += f" {low:g} or more." if high is None else f" {low:g} to {high:g}."
     if option.default not in (None, "") and not isinstance(option.default, bool):
         text += f" Default: {option.default}."
+    if option.default is True and option.secondary_opts:
+        text += f" Default: {option.opts[0]}."
     if option.envvar:
         text += f" Environment: `{option.envvar}`."
     return text.strip()
