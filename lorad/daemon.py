@@ -22,7 +22,7 @@ from pathlib import Path
 
 from engine.client import EngineClient, ModelSpec, read_spec
 from engine.errors import EngineError
-from lorad import __version__, logs, paths
+from lorad import __version__, descriptors, logs, paths
 from lorad.api.app import admin_app, inference_app
 from lorad.api.deps import Deps
 from lorad.api.server import HttpServer
@@ -192,13 +192,23 @@ class Daemon:
             version=__version__,
             started=time.time(),
         )
+        files = descriptors.raise_limit()
+        connections = descriptors.connections(limits.connections, files, listeners=2)
+        if connections < limits.connections:
+            log.warning(
+                "%d open files are allowed: each socket holds %d connections, not %d; "
+                "raise LimitNOFILE or ulimit -n",
+                files,
+                connections,
+                limits.connections,
+            )
         return [
             HttpServer(
                 app,
                 listener,
                 receipt_seconds=limits.request_receipt,
                 idle_seconds=limits.idle,
-                connections=limits.connections,
+                connections=connections,
                 header_bytes=limits.headers,
             )
             for app, listener in (

@@ -7,7 +7,7 @@ foreign text are escaped.  Prompts and answers are never given to it.
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
@@ -23,6 +23,7 @@ def setup(level: str, form: Format, env: Mapping[str, str]) -> None:
     handler.setFormatter(JsonLines() if form == "json" else TextLines(journal=journal))
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    logging.getLogger("asyncio").filters[:] = [Sparse()]
     set_level(level)
 
 
@@ -31,6 +32,25 @@ def set_level(level: str) -> None:
     # Below our own level these tell of every connection and statement.
     for name in ("uvicorn", "sqlalchemy", "alembic", "watchdog", "asyncio", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class Sparse(logging.Filter):
+    """One kind of line at most every `seconds`: what repeats without end says nothing new."""
+
+    def __init__(self, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._seconds, self._clock = seconds, clock
+        self._told: dict[tuple[str, str], float] = {}  # kind of line -> when one was let through
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        now, kind = self._clock(), (record.getMessage()[:40], repr(error)[:200])
+        if now - self._told.get(kind, -self._seconds) < self._seconds:
+            return False
+        if len(self._told) >= 100:
+            self._told.clear()
+        self._told[kind] = now
+        return True
 
 
 class TextLines(logging.Formatter):

@@ -24,6 +24,9 @@ from lorad.errors import CannotBind, LockHeld
 #: sockaddr_un.sun_path less its NUL.
 MAX_PATH_BYTES = 107
 BACKLOG = 1024
+#: Connections that are taken in at once, before others get their turn and a full house sheds some:
+#: each holds a descriptor until then.
+ACCEPTS = 8
 
 
 # ----------------------------------------------------------------- binding
@@ -148,8 +151,9 @@ class HttpServer:
         """Accept from now on."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(
-            self._connection, sock=self._listener, backlog=BACKLOG, start_serving=True
+            self._connection, sock=self._listener, backlog=ACCEPTS, start_serving=True
         )
+        self._listener.listen(BACKLOG)  # asyncio takes one number for both
 
     async def stop(self, grace: float = 5.0) -> None:
         """Accept no more; answers in progress get `grace` seconds, then they are cut off."""

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import threading
 
 import httpx
@@ -194,3 +195,27 @@ def test_systemd_hears_of_it_and_keeps_the_sockets_that_it_passed(daemon):
             heard.append(notify.recv(4096).decode())
     assert daemon.inference.exists()
     assert daemon.admin.exists()
+
+
+def test_connections_never_take_the_last_descriptor(daemon, poll):
+    few = ["bash", "-c", 'ulimit -n 128; exec "$@"', "lorad", *daemon.command()]
+    with daemon.log.open("ab") as log:
+        before = log.tell()
+        daemon.process = subprocess.Popen(few, stdout=log, stderr=log, env=daemon.env)
+    daemon.wait_ready()
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(300)]
+    try:
+        for client in clients:
+            client.connect(str(daemon.inference))
+        assert daemon.is_ready()
+        assert daemon.ask("tiny", 4).status_code == 200
+        daemon.upload("late", 19)
+        with daemon.http() as http:
+            poll(lambda: http.get("/readyz").status_code == 200, "an answer among the idle")
+    finally:
+        for client in clients:
+            client.close()
+    text = daemon.log.read_text()[before:]
+    assert "128 open files are allowed" in text
+    assert "Traceback" not in text
+    assert daemon.stop() == 0

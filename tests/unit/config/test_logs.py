@@ -25,6 +25,23 @@ def test_the_journal_gets_priorities_and_no_time():
     assert logs.TextLines(journal=True).format(record("hi")) == "<4>lorad.x: hi"
 
 
+def test_a_line_that_repeats_without_end_is_let_through_now_and_then():
+    now = 100.0
+    sparse = logs.Sparse(10.0, clock=lambda: now)
+    full = (OSError, OSError(24, "Too many open files"), None)
+    other = (ValueError, ValueError("not that"), None)
+    again = [
+        record("socket.accept() out of system resources: %d", n, error=full) for n in range(1000)
+    ]
+    assert [sparse.filter(line) for line in again].count(True) == 1
+    assert sparse.filter(record("something else"))
+    assert sparse.filter(record("socket.accept() out of system resources", error=other))
+    now = 110.0
+    assert sparse.filter(again[0])
+    assert all(sparse.filter(record(str(n))) for n in range(1000))  # remembered, within bounds
+    assert len(sparse._told) <= 100
+
+
 def test_json_lines_are_one_object_each():
     try:
         raise ValueError("why")
