@@ -27,15 +27,20 @@ MAX_PAGE = 1000
 
 # ----------------------------------------------------------------- pictures
 async def status(request: Request) -> Response:
-    return json(deps_of(request).listing.status())
+    listing = deps_of(request).listing
+    await listing.look()
+    return json(listing.status())
 
 
 async def slots(request: Request) -> Response:
-    return json(deps_of(request).listing.slots())
+    listing = deps_of(request).listing
+    await listing.look()
+    return json(listing.slots())
 
 
 async def list_adapters(request: Request) -> Response:
     query = request.query_params
+    await deps_of(request).listing.look()
     page = deps_of(request).listing.page(
         state=query.get("state"),
         tenant=query.get("tenant"),
@@ -56,6 +61,7 @@ async def adapter(request: Request) -> Response:
         return json(await deps.adapters.remove(name, keep_files=keep))
     if request.method == "PATCH":
         await deps.adapters.patch(name, await _body(request, wire.AdapterPatch))
+    await deps.listing.look()
     return json(deps.listing.detail(name))
 
 

@@ -43,8 +43,9 @@ class Wishes(Stage, Protocol):
 
 
 class Listing(Protocol):
-    """Read-only pictures.  `ready` is (yes or no, why not)."""
+    """Read-only pictures.  `ready` is (yes or no, why not); `look` brings them up to date."""
 
+    async def look(self) -> None: ...
     def ready(self) -> tuple[bool, str]: ...
     def status(self) -> wire.Status: ...
     def page(

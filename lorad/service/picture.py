@@ -5,6 +5,7 @@ question at a time is asked of the engine, however many look.  Knows no names.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from lorad.errors import LoradError
 MAX_AGE_SECONDS = 1.0
 #: Transitions come in bursts: between two questions there is at least this.
 MIN_PAUSE_SECONDS = 0.05
+#: An operator who looks waits this long for the engine to say how it is; it answers between steps.
+LOOK_SECONDS = 0.5
 
 
 class Link(Protocol):
@@ -46,6 +49,12 @@ class Picture:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
         await asyncio.wait({self._asking})
+
+    async def look(self) -> None:
+        """As `refresh`, for somebody who looks; an engine in a long step is not waited for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await asyncio.shield(self.refresh())
 
     async def run(self) -> None:
         while True:

@@ -255,6 +255,10 @@ class FakeListing:
 
     def reset(self) -> None:
         self.not_ready = ""
+        self.looks = 0
+
+    async def look(self) -> None:
+        self.looks += 1
 
     def ready(self) -> tuple[bool, str]:
         return not self.not_ready, self.not_ready

@@ -84,6 +84,8 @@ class FakeClient:
         self.silent = False  # True: submits stay open until `finish`
         self.hold_loads = asyncio.Event()
         self.hold_loads.set()
+        self.hold_snapshots = asyncio.Event()
+        self.hold_snapshots.set()
         self._info, self._fatal, self._ids = info, fatal, 0
 
     async def start(self, config):
@@ -151,6 +153,7 @@ class FakeClient:
             case SetRevision():
                 return self.mark(command, command.rev)
             case GetSnapshot():
+                await self.hold_snapshots.wait()
                 return Answer(command_id=command.command_id, snapshot=self.snapshot())
         return answer
 

@@ -5,6 +5,7 @@ import pytest
 from engine.messages import RevisionStatus
 from lorad import wire
 from lorad.errors import LoradError
+from lorad.service import picture
 
 
 def test_rows_show_the_stored_and_the_live_side(world):
@@ -131,5 +132,21 @@ def test_the_picture_is_taken_after_the_question(world):
         w.engine.revisions[w.rev(9)] = "gpu"
         await w.picture.refresh()
         assert isinstance(w.picture.by_rev[w.rev(9)], RevisionStatus)
+
+    world(scenario)
+
+
+def test_who_looks_does_not_wait_for_an_engine_in_a_long_step(world, monkeypatch):
+    monkeypatch.setattr(picture, "LOOK_SECONDS", 0.01)
+
+    async def scenario(w):
+        await w.picture.refresh()
+        before = w.picture.snapshot
+        w.engine.hold_snapshots.clear()
+        await w.picture.look()
+        assert w.picture.snapshot is before
+        w.engine.hold_snapshots.set()
+        await w.picture.look()
+        assert w.picture.snapshot is not before
 
     world(scenario)
