@@ -15,8 +15,10 @@ FONTS = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 
 
 def painted(line: str) -> Text:
-    """Spaces become unbreakable: some viewers collapse them at the start of a line."""
-    text = Text(line.replace(" ", "\N{NO-BREAK SPACE}"))
+    """Words are styled apart from the space before them: viewers collapse leading space."""
+    text = Text(line)
+    for word in re.finditer(r"\S+( \S+)*", line):
+        text.stylize("white", *word.span())
     if line.startswith("   ok  "):
         text.stylize("bold green", 3, 5)
     elif re.match(r"\d\. ", line):
