@@ -61,11 +61,17 @@ def never_fits(
     most = min(memory.kv_limit, memory.pool.num_blocks - fixed - own)
     if blocks <= most:
         return None
-    return Refusal(
-        "no_room",
-        f"{num_tokens} tokens take {blocks} blocks and at most {most} can be had; "
-        "shorten the request or enlarge the pool",
-    )
+    if most <= 0:
+        message = (
+            f"the adapter takes {own} blocks and pinned ones {fixed}, which leaves none of "
+            f"{memory.pool.num_blocks} for KV; unpin some or enlarge the pool"
+        )
+    else:
+        message = (
+            f"{num_tokens} tokens take {blocks} blocks and at most {most} can be had; "
+            "shorten the request or enlarge the pool"
+        )
+    return Refusal("no_room", message)
 
 
 @dataclass(slots=True)

@@ -135,6 +135,15 @@ def test_what_can_never_fit_is_no_room_at_once(make):
     assert h.host.num_reads == 0
 
 
+def test_an_adapter_that_leaves_no_room_for_kv_is_told_so(make):
+    h = make(num_blocks=20, kv_floor=8)
+    h.add("big", 21)
+    h.submit("r", [1], "big")
+    h.step()
+    assert h.end("r").code == "no_room"
+    assert "21 blocks" in h.end("r").message and "-" not in h.end("r").message
+
+
 def test_what_exceeds_host_memory_is_no_room(make):
     h = make(ram_blocks=2)
     h.add("a", 3)
