@@ -33,13 +33,14 @@ class Advice:
 
 
 def default_host(env: Mapping[str, str]) -> str:
-    """The user's own daemon if it has a socket, else the machine's."""
+    """The user's own daemon if it has a socket, else the machine's; of none the likelier place."""
     own = None
     with suppress(RuntimeError):  # a uid without a home has no daemon of its own
         runtime = paths.find(env).runtime
         own = runtime / "admin.sock" if runtime else None
-    chosen = own if own is not None and os.path.exists(own) else SYSTEM_SOCKET
-    return f"unix://{chosen}"
+    places = [place for place in (own, SYSTEM_SOCKET) if place is not None]
+    there = [place for place in places if os.path.exists(place)]
+    return f"unix://{(there or places)[0]}"
 
 
 def checked_host(host: str) -> str:

@@ -13,11 +13,16 @@ from lorad.cli.reach import advise, checked_host, default_host
 
 def test_the_users_own_daemon_comes_before_the_machines(tmp_path, monkeypatch):
     monkeypatch.setattr(reach.paths.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(reach, "SYSTEM_SOCKET", tmp_path / "system.sock")
     env = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": "/home/u"}
-    assert default_host(env) == "unix:///run/lorad/admin.sock"
-    (tmp_path / "lorad").mkdir()
-    (tmp_path / "lorad" / "admin.sock").touch()
-    assert default_host(env) == f"unix://{tmp_path}/lorad/admin.sock"
+    own, system = tmp_path / "lorad" / "admin.sock", tmp_path / "system.sock"
+    assert default_host(env) == f"unix://{own}"
+    system.touch()
+    assert default_host(env) == f"unix://{system}"
+    own.parent.mkdir()
+    own.touch()
+    assert default_host(env) == f"unix://{own}"
+    assert default_host({"HOME": "/home/u"}) == f"unix://{system}"
 
 
 def test_a_uid_without_a_home_asks_the_machines_daemon(monkeypatch):
