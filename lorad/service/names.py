@@ -8,9 +8,10 @@ import asyncio
 import difflib
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
+from heapq import nsmallest
 from typing import TypeVar
 
 from engine.adapters.states import State
@@ -21,6 +22,9 @@ from lorad.service.catalog import Catalog, Entry
 
 T = TypeVar("T")
 
+LONGEST = 127
+#: Names that are compared letter by letter, of those that share most pairs of letters.
+_LOOKED_AT = 32
 NAME = re.compile(r"(?:[a-z0-9][a-z0-9._-]{0,62}/)?[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -60,11 +64,11 @@ class Names:
         """Its record; raises model_not_found."""
         record = self.registry.get(name)
         if record is None:
-            near = difflib.get_close_matches(name, [e.name for e in self.catalog], n=1)
+            near = nearest(name, [entry.name for entry in self.catalog])
             raise LoradError(
                 "model_not_found",
                 f"no adapter named {name!r}",
-                hint=f"did you mean {near[0]}?" if near else "loractl ls",
+                hint=f"did you mean {near}?" if near else "loractl ls",
             )
         return record
 
@@ -129,6 +133,19 @@ def entry_of(record: AdapterRecord) -> Entry:
     rev = record.serving_rev or record.candidate_rev
     entry = Entry(record.name, rev, record.candidate_rev, record.pinned, record.priority)
     return entry if record.stored_state == State.REGISTERED else replace(entry, rev=None)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Which of `known` was probably meant; among thousands in milliseconds, as the loop waits."""
+    if len(name) > LONGEST:
+        return None
+    pairs = {name[i : i + 2] for i in range(len(name) - 1)}
+
+    def unlike(other: str) -> tuple[int, int]:
+        return -sum(pair in other for pair in pairs), abs(len(other) - len(name))
+
+    found = difflib.get_close_matches(name, nsmallest(_LOOKED_AT, known, key=unlike), n=1)
+    return found[0] if found else None
 
 
 def tenant_of(name: str) -> str | None:
