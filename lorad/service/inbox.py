@@ -145,8 +145,16 @@ class Inbox:
         """Make it an adapter, or file why not.  Never raises for what a folder holds."""
         async with self._lock(folder.path):
             seen = self._memory.get(folder.path)
+            options = _digest(folder.options)
+
+            def registered() -> None:
+                """A stop while it is packed, as thousands may be, costs no second look."""
+                if seen is None or not seen.filed_as:
+                    fresh = Seen(folder.name, folder.signature, options)
+                    self._memory.put(folder.path, fresh)
+
             try:
-                filed_as = await self._take(folder, seen)
+                filed_as = await self._take(folder, seen, registered)
             except LoradError as error:
                 # A full disk or a busy registry: the next rescan tries again.
                 log.warning("inbox: %s: %s", folder.display_name, error.message)
@@ -154,10 +162,11 @@ class Inbox:
                 return
             if seen is not None and seen.filed_as not in ("", filed_as):
                 await self._unfile(seen.filed_as)
-            options = _digest(folder.options)
             self._memory.put(folder.path, Seen(folder.name, folder.signature, options, filed_as))
 
-    async def _take(self, folder: InboxFolder, seen: Seen | None) -> str:
+    async def _take(
+        self, folder: InboxFolder, seen: Seen | None, registered: Callable[[], None]
+    ) -> str:
         """The name under which it was filed as refused, "" if it was not."""
         problem = _problem(folder, self._names.model)
         if problem is not None:
@@ -181,6 +190,7 @@ class Inbox:
             labels=options.labels or None,
             unless_rev=grave.digest if grave is not None else None,
             file_refusals=True,
+            on_registered=registered,
         )
         try:
             staging = await self._intake.fill(lambda staging: self._copy(folder.path, staging))

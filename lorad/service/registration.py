@@ -45,6 +45,7 @@ class Terms:
     dry_run: bool = False
     unless_rev: str | None = None  # this very content is not taken: an operator removed it
     file_refusals: bool = False  # quarantine what inspection refuses: nobody waits for the answer
+    on_registered: Callable[[], None] = lambda: None  # it will survive a crash; packing follows
 
 
 class Registration:
@@ -125,6 +126,7 @@ class Registration:
                     await self._intake.give_up(found.rev)  # the disk is full enough without it
                 raise
             await self._revisions.keep_files(found.rev, False)
+        terms.on_registered()
         kind = "adapter.added" if done.created else "adapter.candidate"
         self._events.publish(kind, name=name, rev=found.rev, cause=terms.source.partition(":")[0])
         for old in (before.candidate_rev, before.serving_rev) if before is not None else ():

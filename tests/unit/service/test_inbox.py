@@ -1,5 +1,6 @@
 """What the watcher reports becomes adapters, or a quarantined name that says why not."""
 
+import asyncio
 import errno
 import os
 
@@ -245,6 +246,30 @@ def test_what_was_seen_is_remembered_over_a_restart_but_refusals_are_looked_at_a
     async def second(w):
         folders = w.dir / "folders"
         assert w.inbox.known() == {folders / "f1": "s1", folders / "f2": ""}
+
+    world(first)
+    world(second, start=False)
+
+
+def test_a_stop_while_a_folder_is_packed_costs_no_second_look(world, eventually):
+    async def first(w):
+        w.folder(1)
+        packing = asyncio.Event()
+
+        async def pack(folder, out):
+            packing.set()
+            await asyncio.Event().wait()
+
+        w.intake._pack = pack
+        taking = asyncio.ensure_future(w.inbox.take(report(w, 1)))
+        await packing.wait()
+        taking.cancel()
+        w.inbox._memory.save()
+
+    async def second(w):
+        assert w.inbox.known() == {w.dir / "folders" / "f1": "s1"}
+        await w.start()
+        await eventually(lambda: w.registry.get("a1").serving_rev == w.rev(1))
 
     world(first)
     world(second, start=False)
