@@ -19,8 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from openai import NotFoundError, OpenAIError
+
+from engine.errors import EngineError
 from lorad import demo_model
-from lorad.client import openai
+from lorad.cli.output import one_line
+from lorad.client import ApiError, Unreachable, openai
 from lorad.demo_stage import DemoFailed, Stage, altered, demo_data, random_adapters, stage
 
 PROMPT = "What is a hacker?"
@@ -42,12 +46,12 @@ class Answer:
     cached: int = 0
     rev: str = ""
     seconds: float = 0.0
-    to_first: float = 0.0
+    ended: float = 0.0  # seconds since the epoch
 
     @property
     def rate(self) -> float:
-        """Tokens a second after the first."""
-        return (len(self.tokens) - 1) / max(self.seconds - self.to_first, 1e-6)
+        """Tokens a second, the prompt's time included."""
+        return len(self.tokens) / max(self.seconds, 1e-6)
 
 
 def ask(
@@ -77,7 +81,6 @@ def ask(
             answer.cached = chunk.usage.prompt_tokens_details.cached_tokens
         for choice in chunk.choices:
             if choice.delta.content:
-                answer.to_first = answer.to_first or time.monotonic() - started
                 answer.text += choice.delta.content
             for token in choice.logprobs.content if choice.logprobs else ():
                 answer.tokens.append(token.token)
@@ -87,7 +90,7 @@ def ask(
             begun.set()
     if begun is not None:
         begun.set()
-    answer.seconds = time.monotonic() - started
+    answer.seconds, answer.ended = time.monotonic() - started, time.time()
     return answer
 
 
@@ -184,14 +187,17 @@ class Demo:
         low, high = LONG_STREAM_TOKENS
         tokens = int(min(high, max(low, self.alone[name].rate * LONG_STREAM_SECONDS)))
         control = ask(self.client, name, max_tokens=tokens, endless=True)
-        begun = threading.Event()
+        begun, moved = threading.Event(), threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            job = pool.submit(ask, self.client, name, max_tokens=tokens, endless=True, begun=begun)
-            begun.wait()
-            fresh = altered(self.folders[name], self.folders[other], self.scratch / "altered")
-            self.stage.drop(name, fresh)
-            new_rev = self.stage.wait_revision(name, other_than=old.rev)
-            running = not job.done()
+            job = pool.submit(self._stream_on, name, old.rev, tokens, begun, moved)
+            try:
+                while not (begun.wait(0.2) or job.done()):
+                    continue
+                fresh = altered(self.folders[name], self.folders[other], self.scratch / "altered")
+                self.stage.drop(name, fresh)
+                new_rev = self.stage.wait_revision(name, other_than=old.rev)
+            finally:
+                moved.set()
             after = ask(self.client, name, max_tokens=ANSWER_TOKENS)
             stream = job.result()
         say(f"   {name}: revision {old.rev[:8]} -> {new_rev[:8]}, now with the voice of {other}\n")
@@ -199,7 +205,7 @@ class Demo:
         show_answer("after", after)
         say("")
         claim(
-            running,
+            stream.ended > self.stage.replaced_at(name, new_rev),
             f"the old stream outlived the name's move ({len(stream.tokens)} tokens)",
         )
         claim(stream.rev == old.rev, "the old stream says it is the old revision")
@@ -213,6 +219,23 @@ class Demo:
             after.cached == 0, f"with no cached token of the old one (cached_tokens {after.cached})"
         )
 
+    def _stream_on(
+        self, name: str, old_rev: str, tokens: int, begun: threading.Event, moved: threading.Event
+    ) -> Answer:
+        """The last answer of the old revision: a fast model ends many before the name moves.
+
+        All but the first name the revision, which is 404 once the name has moved: a request that
+        came too late would warm the new revision's cache.
+        """
+        last = ask(self.client, name, max_tokens=tokens, endless=True, begun=begun)
+        while not moved.is_set():
+            try:
+                exactly = f"{name}@{old_rev[:8]}"
+                last = ask(self.client, exactly, max_tokens=tokens, endless=True)
+            except NotFoundError:
+                break
+        return last
+
     def _forward_passes(self) -> int:
         with self.stage.client() as client:
             return client.status().forward_passes
@@ -225,7 +248,7 @@ def say(text: str, end: str = "\n") -> None:
 
 def show_answer(name: str, answer: Answer) -> None:
     width = max(40, min(100, shutil.get_terminal_size((100, 24)).columns)) - 16
-    lines = textwrap.wrap(" ".join(answer.text.split()), width) or ["(nothing)"]
+    lines = textwrap.wrap(one_line(answer.text), width) or ["(nothing)"]
     for line in lines[:4]:
         say(f"   {name:<10} | {line}")
         name = ""
@@ -254,7 +277,11 @@ def find_model(model: str | None) -> tuple[Path, str]:
 
     say(f"fetching {model} from the Hugging Face Hub")
     patterns = ["*.json", "*.safetensors", "*.jinja"]
-    return Path(snapshot_download(model, allow_patterns=patterns)), model.split("/")[1]
+    try:
+        return Path(snapshot_download(model, allow_patterns=patterns)), model.split("/")[1]
+    except Exception as error:  # the Hub's client raises what its HTTP library does
+        first = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise DemoFailed(f"cannot fetch {model}: {first}") from error
 
 
 def find_adapters(model: Path, given: Path | None, own_model: bool, scratch: Path) -> list[Path]:
@@ -282,25 +309,30 @@ def main(model: str | None, adapters: Path | None, keep: bool) -> int:
             folders = find_adapters(folder, adapters, model is None, scratch)
             say(f"starting lorad with {name} in {here.root}")
             here.start(lambda reason: say(f"   {reason}"))
-            Demo(here, folders, name, scratch).run()
+            try:
+                Demo(here, folders, name, scratch).run()
+            except (OpenAIError, ApiError, Unreachable) as failure:
+                text = f"{failure}; the end of the daemon's log:\n{here.log_tail()}"
+                raise DemoFailed(text) from failure
             say(f"\nAll of it held, in {time.monotonic() - started:.0f} s.")
-            next_steps(here, keep)
+            next_steps(here, [f.name for f in folders], keep)
         return 0
-    except DemoFailed as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
+    except (DemoFailed, EngineError) as failure:
+        complain(failure)
     except (OSError, subprocess.CalledProcessError) as failure:
-        print(
-            f"error: {failure}\n  try: check the network and the disk, then run it again",
-            file=sys.stderr,
-        )
-        return 1
+        complain(failure, "check the network and the disk, then run it again")
     except KeyboardInterrupt:
         print("interrupted; the demo's daemon is stopped", file=sys.stderr)
         return 130
+    return 1
 
 
-def next_steps(here: Stage, keep: bool) -> None:
+def complain(failure: Exception, hint: str = "") -> None:
+    """The failure on stderr, and what to do."""
+    print(f"error: {failure}" + (f"\n  try: {hint}" if hint else ""), file=sys.stderr)
+
+
+def next_steps(here: Stage, names: Sequence[str], keep: bool) -> None:
     """What to try now."""
     if not keep:
         say("\nNext: `lorad demo --keep` leaves the daemon running, with what to try printed here.")
@@ -312,9 +344,10 @@ The daemon goes on (pid {here.pid}).  Try:
 
    export LORAD_HOST=unix://{admin}
    loractl ps
-   loractl run devil "What is love?"
+   loractl run {names[0]} "{PROMPT}"
    loractl events -f
    curl --unix-socket {inference} http://lorad/v1/models
 
-Replace a folder below {here.inbox} and ask again.  End it with: kill {here.pid}"""
+Replace a folder below {here.inbox} and ask again.
+End it with: kill {here.pid}    and remove {here.root}"""
     )

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,17 @@ class Stage:
                 )
             time.sleep(POLL_SECONDS)
         raise DemoFailed(f"{name} still serves {other_than[:8]} after {LOAD_PATIENCE:.0f} s")
+
+    def replaced_at(self, name: str, rev: str) -> float:
+        """When `name` moved to `rev`, in seconds since the epoch, by the daemon's own record."""
+        with self.client() as client:
+            items = client.recent_events(limit=1000).items
+        times = [
+            e.time for e in items if (e.type, e.name, e.rev) == ("adapter.replaced", name, rev)
+        ]
+        if not times:
+            raise DemoFailed(f"no event tells of {name} moving to {rev[:8]}")
+        return datetime.fromisoformat(times[-1].replace("Z", "+00:00")).timestamp()
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after the drain."""

@@ -81,8 +81,12 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the daemon running.")] = False,
 ) -> None:
     """Show it all on this machine: four adapters in one batch, one replaced under a stream."""
-    from lorad.demo import main as run_demo  # numpy, openai and more: not needed to serve
-
+    try:
+        from lorad.demo import main as run_demo  # numpy, openai and more: not needed to serve
+    except ModuleNotFoundError as error:
+        missing = error.name or "a package"
+        typer.echo(f"error: the demo needs {missing}\n  try: pip install {missing}", err=True)
+        raise typer.Exit(1) from None
     raise typer.Exit(run_demo(model, adapters, keep))
 
 
