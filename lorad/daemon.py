@@ -188,20 +188,15 @@ class Daemon:
             listing=self.snapshot,
             events=self.events,
             link=self.link,
-            uploads=Uploads(self.adapters, max_bytes=self.settings.watch.max_adapter_bytes),
+            uploads=Uploads(
+                self.adapters,
+                max_bytes=self.settings.watch.max_adapter_bytes,
+                vet=self.names.check_free,
+            ),
             version=__version__,
             started=time.time(),
         )
-        files = descriptors.raise_limit()
-        connections = descriptors.connections(limits.connections, files, listeners=2)
-        if connections < limits.connections:
-            log.warning(
-                "%d open files are allowed: each socket holds %d connections, not %d; "
-                "raise LimitNOFILE or ulimit -n",
-                files,
-                connections,
-                limits.connections,
-            )
+        connections = descriptors.share(limits.connections, listeners=2)
         return [
             HttpServer(
                 app,

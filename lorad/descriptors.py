@@ -6,7 +6,10 @@ finds none would be tried again and again, and nobody could be shed to make room
 """
 
 import contextlib
+import logging
 import resource
+
+log = logging.getLogger("lorad")
 
 #: More than anything here needs, and no burden on the kernel.
 ENOUGH = 65536
@@ -14,6 +17,16 @@ ENOUGH = 65536
 RESERVED = 64
 #: Even under a limit that is far too small somebody must be able to ask what is wrong.
 FEWEST = 8
+
+
+def share(wanted: int, listeners: int) -> int:
+    """Lift the limit; then how many connections of `wanted` each of `listeners` may hold."""
+    limit = raise_limit()
+    held = connections(wanted, limit, listeners)
+    if held < wanted:
+        words = "%d open files are allowed: each socket holds %d connections, not %d; "
+        log.warning(words + "raise LimitNOFILE or ulimit -n", limit, held, wanted)
+    return held
 
 
 def raise_limit() -> int:

@@ -24,6 +24,8 @@ T = TypeVar("T")
 FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, *TEXT_FILES})
 MAX_OPEN = 16
 IDLE_SECONDS = 600.0
+#: When all are open, one whose client was silent for this long makes way: clients crash.
+GIVEN_UP_SECONDS = 30.0
 _WRITE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -54,21 +56,32 @@ class Upload:
 
 
 class Uploads:
-    """Owned by the event loop.  `max_bytes` bounds all files of one upload together."""
+    """Owned by the event loop.  `max_bytes` bounds all files of one upload together.
+
+    `vet(name, source)` raises what may be known to be wrong before a byte is sent.
+    """
 
     def __init__(
-        self, stage: Stage, *, max_bytes: int, clock: Callable[[], float] = time.monotonic
+        self,
+        stage: Stage,
+        *,
+        max_bytes: int,
+        vet: Callable[[str, str], None] = lambda name, source: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_bytes = max_bytes
-        self._stage, self._clock = stage, clock
+        self._stage, self._vet, self._clock = stage, vet, clock
         self._open: dict[str, Upload] = {}
         self._adding: set[asyncio.Task[Any]] = set()
 
     async def open(self, start: wire.UploadStart, owner: int | None) -> Upload:
-        """Begin one; raises queue_full when too many are open."""
+        """Begin one; raises what `vet` raises, and queue_full when too many are open."""
+        self._vet(start.name, start.source)
         await self._discard_stale()
         if len(self._open) >= MAX_OPEN:
-            raise LoradError("queue_full", f"{MAX_OPEN} uploads are open already")
+            message = f"{MAX_OPEN} uploads are open already"
+            hint = f"one that nobody continues makes way after {GIVEN_UP_SECONDS:g} s"
+            raise LoradError("queue_full", message, hint=hint)
         upload = Upload(secrets.token_hex(12), start, await self._stage.stage(), owner, 0.0)
         upload.used_at = self._clock()
         self._open[upload.id] = upload
@@ -127,8 +140,11 @@ class Uploads:
         return upload
 
     async def _discard_stale(self) -> None:
-        before = self._clock() - IDLE_SECONDS
-        stale = [u for u in self._open.values() if not u.busy and u.used_at < before]
+        now = self._clock()
+        quiet = sorted((u for u in self._open.values() if not u.busy), key=lambda u: u.used_at)
+        stale = [u for u in quiet if u.used_at < now - IDLE_SECONDS]
+        if not stale and len(self._open) >= MAX_OPEN:
+            stale = [u for u in quiet[:1] if u.used_at < now - GIVEN_UP_SECONDS]
         for upload in stale:
             del self._open[upload.id]
             await self._stage.discard(upload.staging)

@@ -178,6 +178,25 @@ def test_uploads_that_nobody_continues_are_discarded(api, admin):
         api.uploads._open.clear()
 
 
+def test_uploads_of_clients_that_crashed_make_way_for_others(api, admin):
+    start = wire.UploadStart(name="x")
+    for _ in range(16):
+        admin.post("/admin/v1/uploads", start, wire.UploadOpen)
+    with pytest.raises(ApiError) as caught:
+        admin.post("/admin/v1/uploads", start, wire.UploadOpen)
+    assert (caught.value.code, "after 30 s" in caught.value.hint) == ("queue_full", True)
+    clock = api.uploads._clock
+    api.uploads._clock = lambda: clock() + 31
+    try:
+        first, *others = list(api.uploads._open)
+        admin.post("/admin/v1/uploads", start, wire.UploadOpen)
+        assert first not in api.uploads._open
+        assert api.uploads._open.keys() > set(others)
+    finally:
+        api.uploads._clock = clock
+        api.uploads._open.clear()
+
+
 def test_a_half_sent_file_leaves_nothing(api, admin, connect):
     opened = admin.post("/admin/v1/uploads", wire.UploadStart(name="x"), wire.UploadOpen)
     path = f"/admin/v1/uploads/{opened.upload_id}/files/adapter_config.json"

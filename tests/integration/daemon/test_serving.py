@@ -183,3 +183,10 @@ def test_a_killed_engine_comes_back_with_the_same_residents(daemon, poll):
         poll(lambda: before == {i.name for i in client.slots().items}, "the residents")
         assert client.status().engine_restarts == 1
     assert daemon.text("bible") == expected
+
+
+@pytest.mark.parametrize("name", ["../x", "Upper", "tiny", "x" * 64, "a/b/c", "a\x1b[2J"])
+def test_a_name_that_cannot_be_is_refused_before_its_files_are_sent(daemon, name):
+    with daemon.client() as client, pytest.raises(ApiError) as caught:
+        client.post("/admin/v1/uploads", wire.UploadStart(name=name), wire.UploadOpen)
+    assert caught.value.code in ("invalid_value", "name_taken")

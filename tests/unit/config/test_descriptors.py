@@ -49,3 +49,11 @@ def test_a_limit_that_cannot_be_lifted_is_lived_with(limits, monkeypatch):
 )
 def test_connections_leave_descriptors_for_everything_else(limit, held):
     assert descriptors.connections(1024, limit, listeners=2) == held
+
+
+def test_a_share_that_is_smaller_than_wanted_is_said_aloud(limits, caplog):
+    assert descriptors.share(1024, listeners=2) == 1024
+    assert not caplog.records
+    limits[:] = [256, 256]
+    assert descriptors.share(1024, listeners=2) == 96
+    assert "LimitNOFILE" in caplog.text
