@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from lorad import __version__
+from lorad.cli.output import print_line
 from lorad.errors import BadConfig
 
 app = typer.Typer(
@@ -107,7 +108,7 @@ def _serve(
         error.print()
         return error.exit
     if print_config:
-        print(config_sources.dump(settings))
+        print_line(config_sources.dump(settings))
         return 0
     if check:
         print("the configuration is valid")
