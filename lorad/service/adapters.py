@@ -23,6 +23,7 @@ from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.intake import Intake
 from lorad.service.names import Names
+from lorad.service.pins import still_pinned
 from lorad.service.registration import LATER, Registration, Terms
 from lorad.service.revisions import Revisions
 from lorad.service.tasks import Tasks
@@ -193,7 +194,7 @@ class AdapterService:
         async def one(name: str) -> None:
             rev = self._names.serving(name)
             if wanted(rev)[0] and not names.force:
-                raise LoradError("pinned", f"{name!r} is pinned", hint=f"loractl unpin {name}")
+                raise still_pinned(self._names.catalog, name, rev)
             await self.revisions.evict(
                 rev,
                 to=names.to,

@@ -66,3 +66,12 @@ class PinRoom:
         info = self._link.info
         assert info is not None
         return -(-file_bytes // info.block_bytes)
+
+
+def still_pinned(catalog: Catalog, name: str, rev: str) -> LoradError:
+    """Why `name` stays.  Equal content is one revision, and stays for any of its names."""
+    pins = [n for n in catalog.names_of(rev) if (entry := catalog.get(n)) and entry.pinned]
+    message = f"{name!r} is pinned"
+    if name not in pins:
+        message = f"{name!r} has the same content as {', '.join(pins)}, which is pinned"
+    return LoradError("pinned", message, hint=f"loractl unpin {' '.join(pins)}")

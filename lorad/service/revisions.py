@@ -230,10 +230,11 @@ class Revisions:
                     self._unpinned.discard(rev)
                     await self._retry_pins()
             label = self._catalog.label(rev)
-            self.tiers.pop(rev, None)
-            self._catalog.forget(rev)
             self.on_retired(rev)
             await self.collect()
+            # Only now: its last transitions come after the engine's answer, and bear its name.
+            self.tiers.pop(rev, None)
+            self._catalog.forget(rev)
         self._events.publish("adapter.retired", name=label, rev=rev)
         self.on_change()
 
@@ -354,7 +355,7 @@ def _kind(before: State, after: State, failed: bool) -> str | None:
     if {before, after} <= {State.ACTIVE, State.IDLE}:
         return None
     if after == State.LOADING:
-        return "slot.loading"
+        return "slot.loading" if before == State.RAM else "ram.loading"
     if before == State.LOADING:
         if after in RESIDENT:
             return "slot.load"

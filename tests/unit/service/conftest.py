@@ -139,6 +139,7 @@ class FakeClient:
                 self.manifests[command.manifest.rev] = command
                 return self.mark(command, command.manifest.rev)
             case RemoveRevision(_, rev):
+                self.move(rev, "registered", "remove")
                 self.revisions.pop(rev)
                 self.pinned.discard(rev)
             case Load():

@@ -135,6 +135,7 @@ def test_a_replaced_revision_outlives_its_requests(world):
         await w.tasks.settle()
         assert [c.rev for c in w.engine.kinds(RemoveRevision)] == [w.rev(1)]
         assert not w.store.has(w.rev(1))
+        assert w.types(f"a@{w.rev(1)[:8]}") == ["slot.evict", "adapter.retired"]
 
     world(scenario)
 
@@ -266,6 +267,17 @@ def test_a_dry_run_changes_nothing(world):
         assert (added.rev, added.dry_run) == (w.rev(1), True)
         assert w.registry.get("a") is None
         assert not w.store.has(w.rev(1))
+
+    world(scenario)
+
+
+def test_a_pin_of_a_name_with_the_same_content_is_named(world):
+    async def scenario(w):
+        await w.add("a", 1)
+        await w.add("b", 1, pin=True)
+        (kept,) = (await w.adapters.evict(names("a"))).items
+        assert kept.message == "'a' has the same content as b, which is pinned"
+        assert kept.hint == "loractl unpin b"
 
     world(scenario)
 
