@@ -241,6 +241,8 @@ class Daemon:
         if self.watcher is not None:
             self.watcher.start()
         self.events.publish("daemon.start", message=f"lorad {__version__}, pid {os.getpid()}")
+        for level, text in self.ground.registry.report.messages():
+            self.events.publish("registry.recovered", level=level, message=text)
         if await self._first_of(self.link.ready.wait()):
             self.notifier.ready(f"serving {self.settings.model.name}")
             self._say(f"ready: serving {self.settings.model.name}")

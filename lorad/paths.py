@@ -53,7 +53,9 @@ def _system() -> Paths:
 
 
 def _user(env: Mapping[str, str]) -> Paths:
-    home = Path(env.get("HOME") or "~").expanduser()
+    home = Path(env.get("HOME") or os.path.expanduser("~"))
+    if not home.is_absolute():  # a uid without an account; the state directory then says so
+        home = Path("/nonexistent")
 
     def xdg(name: str, otherwise: str) -> Path:
         return Path(env.get(name) or home / otherwise) / "lorad"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from sqlalchemy import Engine
 
@@ -23,6 +24,8 @@ from lorad.registry.cards import Card, Cards
 from lorad.registry.models import SCHEMA_VERSION
 from lorad.registry.records import AdapterRecord, RevisionRecord
 from lorad.registry.store import Store
+
+Level = Literal["info", "warn", "error"]
 
 
 @dataclass(slots=True)
@@ -51,8 +54,8 @@ class OpenReport:
             or self.lost
         )
 
-    def messages(self) -> tuple[tuple[str, str], ...]:
-        said: list[tuple[str, str]] = []
+    def messages(self) -> tuple[tuple[Level, str], ...]:
+        said: list[tuple[Level, str]] = []
         if self.kept_aside:
             said.append(("error", f"registry.db was damaged; it is kept as {self.kept_aside}"))
         if self.restored_from:

@@ -284,7 +284,12 @@ def _problem(folder: InboxFolder, model: str) -> LoradError | None:
     if not problem and folder.options.model not in (None, model):
         problem = f"lorad.toml: model = {folder.options.model!r} is not served here"
     if problem:
-        return LoradError("adapter_invalid", problem, details={"reason": "E_OPTIONS"})
+        return LoradError(
+            "adapter_invalid",
+            problem,
+            details={"reason": "E_OPTIONS"},
+            hint="mend lorad.toml; the folder is looked at again when it changes",
+        )
     return None
 
 

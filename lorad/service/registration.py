@@ -184,8 +184,8 @@ class Registration:
     ) -> None:
         """File what was refused before it had a revision; what serves goes on."""
         reason = error.details.get("reason", error.code.upper())
-        before = self._names.registry.get(name)
-        if before is not None and (before.reason, before.reason_message) == (reason, error.message):
+        before, message = self._names.registry.get(name), _with_advice(error)
+        if before is not None and (before.reason, before.reason_message) == (reason, message):
             return  # said so before
         await self._names.write(
             name,
@@ -193,7 +193,7 @@ class Registration:
                 name,
                 source,
                 reason,
-                error.message,
+                message,
                 display_name,
                 tenant=tenant_of(name),
                 model=self._names.model,
@@ -215,7 +215,7 @@ class Registration:
     async def _reject(self, name: str, rev: str, error: LoradError) -> None:
         """Clear the candidate, and quarantine the name if nothing else serves under it."""
         reason = error.details.get("reason", error.code.upper())
-        change = self._names.registry.fail_candidate(name, reason, error.message)
+        change = self._names.registry.fail_candidate(name, reason, _with_advice(error))
         await self._names.write(name, change)
         self._tell(name, rev, reason, error)
         self._revisions.consider_retiring(rev)
@@ -227,5 +227,10 @@ class Registration:
             name=name,
             rev=rev,
             cause=reason,
-            message=error.message,
+            message=_with_advice(error),
         )
+
+
+def _with_advice(error: LoradError) -> str:
+    """What `loractl show` prints for as long as the refusal stands: the cause and the next step."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message

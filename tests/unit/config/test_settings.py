@@ -162,3 +162,10 @@ def test_root_and_system_units_have_the_machines_directories():
     unit = find({"RUNTIME_DIRECTORY": "/run/lorad", "STATE_DIRECTORY": "/var/lib/a:/b"}, uid=980)
     assert unit.system
     assert unit.state == Path("/var/lib/a")
+
+
+def test_a_uid_without_an_account_or_home_gets_paths_that_say_so(monkeypatch):
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    places = find({}, uid=54321)
+    assert places.state == Path("/nonexistent/.local/state/lorad")
+    assert places.runtime is None

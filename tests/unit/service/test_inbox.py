@@ -137,7 +137,9 @@ def test_a_wrong_lorad_toml_or_another_model_is_refused_by_name(world):
     async def scenario(w):
         w.folder(1)
         await w.inbox.take(report(w, 1, problem="lorad.toml: unknown key 'pinn'"))
-        assert w.registry.get("a1").reason == "E_OPTIONS"
+        refused = w.registry.get("a1")
+        assert refused.reason == "E_OPTIONS"
+        assert "; mend lorad.toml" in refused.reason_message, "the next step stays with it"
         w.folder(2)
         await w.inbox.take(report(w, 2, model="qwen"))
         assert "qwen" in w.registry.get("a2").reason_message
