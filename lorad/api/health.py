@@ -5,6 +5,8 @@ engine's: 200 only while requests are taken, else 503 with the reason.  `/startu
 first time that it was ready.
 """
 
+from pathlib import Path
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,5 +35,5 @@ async def startupz(request: Request) -> Response:
 
 async def version(request: Request) -> Response:
     deps = deps_of(request)
-    model = deps.settings.model
-    return json(wire.Version(version=deps.version, model=model.name, base=model.base))
+    model = deps.settings.model  # its folder's name: where it lies is not for tenants to know
+    return json(wire.Version(version=deps.version, model=model.name, base=Path(model.base).name))

@@ -46,6 +46,13 @@ def test_an_unknown_model_is_404_and_never_the_base(daemon):
     assert answer.json()["error"]["code"] == "model_not_found"
 
 
+def test_tenants_do_not_see_where_files_are(daemon):
+    with daemon.http() as http:
+        for path in ("/version", "/v1/models", "/v1/models/bible", "/readyz"):
+            assert str(daemon.base.parent) not in http.get(path).text
+        assert http.get("/version").json()["base"] == daemon.base.name
+
+
 def test_an_answer_names_its_revision(daemon):
     answer = daemon.ask("bible")
     assert answer.headers["x-lorad-rev"] == daemon.adapter("bible").rev
