@@ -221,9 +221,14 @@ def _read_whole(path: str, target: memoryview) -> str:
             if filled == len(target) and not file.read(1):
                 return ""
             have = filled if filled < len(target) else f"more than {filled}"
-            return f"{path}: expected {len(target)} bytes, found {have}"
+            return f"{_shown(path)}: expected {len(target)} bytes, found {have}"
     except OSError as error:
-        return f"{path}: {error.strerror or error}"
+        return f"{_shown(path)}: {error.strerror or error}"
+
+
+def _shown(path: str) -> str:
+    """The revision's folder and the file: whoever asked for the adapter reads it in the error."""
+    return "/".join(path.rsplit("/", 2)[-2:])
 
 
 def _pin(arena: Tensor) -> None:

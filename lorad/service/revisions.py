@@ -112,7 +112,7 @@ class Revisions:
         if record is None:
             raise LoradError("not_found", f"revision {rev[:12]} is not registered")
         manifest = record.packed_manifest(info.layout)
-        if manifest is not None and Path(manifest.path).is_file():
+        if manifest is not None and _is_whole(manifest, info):
             return manifest
         if not self._intake.store.has(rev):
             await self.on_missing(rev)
@@ -344,6 +344,14 @@ class Revisions:
 def kept_in(store: Store) -> set[str]:
     """Revisions whose files an operator wanted to keep."""
     return {rev for rev in store.revs() if (store.path(rev) / KEPT).exists()}
+
+
+def _is_whole(manifest: PackedManifest, info: EngineInfo) -> bool:
+    """A packed file that is gone or was cut short is packed anew: its source is beside it."""
+    try:
+        return Path(manifest.path).stat().st_size == manifest.num_blocks * info.block_bytes
+    except OSError:
+        return False
 
 
 async def _nobody(rev: str) -> None:

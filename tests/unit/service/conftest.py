@@ -341,7 +341,8 @@ class World:
             raise AdapterInvalid(reason, "cannot be packed")
         self.packed.append(rev)
         path = out / f"packed-{INFO.layout}.bin"
-        path.write_bytes(b"rows")
+        path.unlink(missing_ok=True)
+        path.write_bytes(bytes(2 * INFO.block_bytes))
         return PackedManifest(
             rev=rev,
             path=str(path),

@@ -240,6 +240,25 @@ def test_content_that_cannot_be_registered_does_not_stay_on_the_full_disk(world)
     world(scenario)
 
 
+def test_a_packed_file_that_was_cut_short_or_lost_is_packed_anew(world):
+    async def first(w):
+        for name, n in (("a", 1), ("b", 2), ("c", 3)):
+            await w.add(name, n)
+        short, lost = (w.store.path(w.rev(n)) / f"packed-{w.link.info.layout}.bin" for n in (1, 2))
+        short.chmod(0o600)
+        short.write_bytes(b"half")
+        lost.unlink()
+
+    async def second(w):
+        await w.revisions.load(w.rev(1))
+        await w.revisions.load(w.rev(2))
+        await w.revisions.load(w.rev(3))
+        assert sorted(w.packed) == sorted([w.rev(1), w.rev(2)])
+
+    world(first)
+    world(second)
+
+
 def test_names_that_may_not_be_are_refused(world):
     async def scenario(w):
         for name, code in [
