@@ -11,7 +11,9 @@ import msgspec
 import typer
 
 from lorad import wire
+from lorad.caller import ApiError
 from lorad.cli.complete import any_name
+from lorad.cli.near import unfound
 from lorad.cli.output import (
     UNKNOWN,
     Column,
@@ -138,6 +140,9 @@ def ls(
     print_items(items, LS, s.options, document=document, name=lambda a: a.name)
     if cursor is not None:
         note(f"{len(items)} of {total} shown", s.options)
+    refused = sum(a.state == "quarantined" for a in items)
+    if refused:
+        note(f"{refused} quarantined: loractl show NAME says why", s.options)
 
 
 def _sort(heading: str) -> str:
@@ -195,7 +200,7 @@ def show(
             ("slot", _number(a.slot)),
             ("requests", f"{a.running} running, {a.waiting} waiting"),
             ("used", f"{human_age(age_of(a.last_used_at))} ago" if a.last_used_at else "never"),
-            ("loads", f"{a.loads} loads, {a.evictions} evictions"),
+            ("loads", f"{a.loads}, evictions {a.evictions}"),
             ("prefix", f"{human_ratio(a.prefix_hit_tokens, a.prefix_query_tokens)} hit"),
         ]
     )
@@ -209,13 +214,20 @@ def show(
     if detail.events:
         print_line("events")
     for event in detail.events:
-        print_line(f"  {plain(event.time)}  {plain(event.type)}  {plain(event.message)}".rstrip())
+        print_line("  " + "  ".join(map(plain, filter(None, _told(event)))))
+
+
+def _told(event: wire.EventItem) -> tuple[str, ...]:
+    return event.time, event.type, event.cause, event.message
 
 
 def _detail(s: Session, asked: str) -> wire.AdapterDetail:
     """What NAME[@REV] means; with a REV, of that revision alone."""
     name, at, digest = asked.partition("@")
-    detail = s.client.adapter(checked_name(name))
+    try:
+        detail = s.client.adapter(checked_name(name))
+    except ApiError as error:
+        raise unfound(s, name, error) from None
     if not at:
         return detail
     if len(digest) < SHORT_REV or set(digest) - set("0123456789abcdef"):

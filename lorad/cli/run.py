@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lorad import wire
+from lorad.caller import ApiError
 from lorad.cli.complete import any_name
+from lorad.cli.near import unanswered
 from lorad.cli.output import note, print_document, print_line, print_text
 from lorad.cli.session import Failed, Interrupted, Session, Usage, session
 
@@ -77,6 +79,8 @@ def run(
                     print_text(piece)
     except KeyboardInterrupt:
         raise Interrupted("the request is aborted") from None
+    except ApiError as error:
+        raise unanswered(s, name, error) from None
     finally:
         # Half an answer must not share its line with what is said next.
         if answer.text and not s.options.machine:

@@ -80,6 +80,29 @@ def test_an_unknown_model_is_4_and_never_the_base(server, loractl):
     assert server.api.engine.submits == []
 
 
+def test_a_name_that_is_nearly_right_brings_the_right_one(server, loractl):
+    for wrong, right in (("bibel", "bible"), ("sql", "acme/sql"), ("acme/sqk", "acme/sql")):
+        hint = f"  try: did you mean {right}? loractl ls\n"
+        for words in (("run", wrong, "Hi"), ("show", wrong), ("rm", wrong, "--yes")):
+            done = loractl(*words)
+            assert done.exit == 4
+            assert done.err.endswith(hint)
+    no_admin = loractl("-H", str(server.inference), "run", "bibel", "Hi")
+    assert (no_admin.exit, no_admin.err.splitlines()[1]) == (4, "  try: loractl ls")
+
+
+def test_a_quarantined_adapter_says_so_to_its_operator(server, loractl, make_row):
+    server.rows["bad"] = make_row(
+        "bad", state="quarantined", rev=None, reason="E_TRUNCATED", reason_message="size 3"
+    )
+    done = loractl("run", "bad", "Hi")
+    assert (done.exit, done.out) == (8, "")
+    assert (
+        done.err == "error: 'bad' is quarantined: size 3  [E_TRUNCATED]\n  try: loractl show bad\n"
+    )
+    assert loractl("ls").err == "1 quarantined: loractl show NAME says why\n"
+
+
 def test_a_daemon_that_is_not_ready_is_10(server, loractl):
     server.api.engine.not_ready = LoradError("loading_base", "the base model is still loading")
     done = loractl("run", "bible", "Hi")
