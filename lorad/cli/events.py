@@ -37,15 +37,20 @@ def _clock(event: wire.EventItem) -> str:
     return event.time if then is None else then.astimezone().strftime("%m-%d %H:%M:%S")
 
 
+def _message(event: wire.EventItem) -> str:
+    """With the level, unless it is that of most."""
+    return event.message if event.level == "info" else f"{event.level}: {event.message}"
+
+
 EVENTS: Sequence[Column[wire.EventItem]] = (
     Column("TIME", _clock),
-    Column("LEVEL", lambda e: e.level),
+    Column("LEVEL", lambda e: e.level, wide=True),
     Column("TYPE", lambda e: e.type),
     Column("NAME", lambda e: e.name),
     Column("REV", lambda e: e.rev[:8]),
     Column("CAUSE", lambda e: e.cause),
     Column("ID", lambda e: str(e.id), wide=True, right=True),
-    Column("MESSAGE", lambda e: e.message),
+    Column("MESSAGE", _message),
 )
 
 
@@ -100,7 +105,8 @@ def events(
         raise Usage(str(error)) from None
     wanted = Filter(kind, adapter, None if past is None else datetime.now(UTC) - past)
     page, last = _recent(s.client, after, limit, wanted)
-    table = Table([c for c in EVENTS if s.options.output == "wide" or not c.wide], s.options)
+    columns = [c for c in EVENTS if s.options.output == "wide" or not c.wide]
+    table = Table(columns, s.options, cut=False)  # the end is what matters most
 
     def show(items: Sequence[wire.EventItem], *, headings: bool = False) -> None:
         if s.options.machine or s.options.output == "name":

@@ -172,10 +172,13 @@ def _encoding() -> str:
 
 
 class Table(Generic[T]):
-    """Rows under headings.  Later rows of the same table keep to the widths of the first."""
+    """Rows under headings.  Later rows of the same table keep to the widths of the first.
 
-    def __init__(self, columns: Sequence[Column[T]], options: Options) -> None:
-        self._columns, self._headers = columns, options.headers
+    `cut`: a row that is longer than the terminal is wide ends in `>`, else it goes on below.
+    """
+
+    def __init__(self, columns: Sequence[Column[T]], options: Options, *, cut: bool = True) -> None:
+        self._columns, self._headers, self._cut = columns, options.headers, cut
         self._widths = [0] * len(columns)
 
     def print(self, items: Sequence[T], *, headings: bool = True) -> None:
@@ -185,7 +188,7 @@ class Table(Generic[T]):
         for place in range(len(self._columns)):
             cells = (len(row[place]) for row in grid)
             self._widths[place] = max(self._widths[place], *cells, 0)
-        limit = terminal_width()
+        limit = terminal_width() if self._cut else 0
         for row in grid:
             line = "  ".join(map(self._pad, row, self._widths, self._columns)).rstrip()
             print_line(line[: limit - 1] + ">" if limit and len(line) > limit else line)

@@ -26,9 +26,18 @@ def test_the_newest_come_oldest_first(server, loractl, publish):
     last = publish("pin.set", name="bible", message="hi\x1b").id
     assert ids(loractl("events", "--limit", "3", "--json")) == [last - 2, last - 1, last]
     table = loractl("events", "--limit", "1").out.splitlines()
-    assert table[0].split() == ["TIME", "LEVEL", "TYPE", "NAME", "REV", "CAUSE", "MESSAGE"]
-    assert table[1].split()[2:] == ["info", "pin.set", "bible", "-", "-", "hi?"]
+    assert table[0].split() == ["TIME", "TYPE", "NAME", "REV", "CAUSE", "MESSAGE"]
+    assert table[1].split()[2:] == ["pin.set", "bible", "-", "-", "hi?"]
     assert loractl("events", "--limit", "2", "-o", "name").out == f"{last - 1}\n{last}\n"
+
+
+def test_a_message_is_never_cut_and_says_when_it_is_no_mere_information(
+    loractl, publish, monkeypatch
+):
+    reason = "adapter_model.safetensors: size 1000, header says 54392"
+    publish("adapter.rejected", level="warn", name="acme/broken", message=reason)
+    monkeypatch.setattr("lorad.cli.output.terminal_width", lambda: 60)
+    assert loractl("events", "--limit", "1").out.endswith(f"  warn: {reason}\n")
 
 
 def test_filters_look_at_all_events_and_not_at_the_newest_few(server, loractl, publish):
