@@ -36,7 +36,8 @@ Resident = Annotated[
 Cold = Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=cold_name)]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
 Priority = Annotated[
-    int | None, typer.Option(min=0, max=100, help="Who is scheduled first and evicted last.")
+    int | None,
+    typer.Option(metavar="N", min=0, max=100, help="Who is scheduled first and evicted last."),
 ]
 
 
@@ -160,7 +161,7 @@ def pin(
     no_load: Annotated[bool, typer.Option("--no-load", help="Mark only.")] = False,
     wait: Wait = True,
 ) -> None:
-    """Pin adapters: loaded now and at every start, never evicted automatically."""
+    """Keep adapters on the GPU: loaded now and at every start."""
     _act(session(context), "pin", names, no_load=no_load, wait=wait)
 
 

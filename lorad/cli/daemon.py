@@ -62,7 +62,7 @@ def status(context: typer.Context) -> None:
 
 
 def ping(context: typer.Context) -> None:
-    """Exit 0 if the daemon answers and is ready, 10 if it is not ready, 3 if it is not there."""
+    """Is it ready?  Exit 0 if so, 10 if not yet, 3 if it is away."""
     s = session(context)
     reason = s.client.ready()
     ready = not reason

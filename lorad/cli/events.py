@@ -86,7 +86,9 @@ def events(
     after: Annotated[
         int | None, typer.Option(metavar="ID", min=0, help="Only after this event.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, help="At most this many, the newest.")
+    ] = 100,
     kind: Annotated[
         str, typer.Option("--type", metavar="TYPE", help="Only types that begin so.")
     ] = "",

@@ -102,8 +102,8 @@ PS: Sequence[Column[wire.Adapter]] = (
 # ----------------------------------------------------------------- lists
 def ls(
     context: typer.Context,
-    state: Annotated[str | None, typer.Option(help="Only this state.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only this state.")] = None,
+    tenant: Annotated[str | None, typer.Option(metavar="TENANT", help="Only this tenant.")] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with it; repeatable.")
     ] = None,
@@ -111,7 +111,9 @@ def ls(
         str,
         typer.Option(metavar="COLUMN", help="A heading; with - before it, the other way round."),
     ] = "name",
-    limit: Annotated[int, typer.Option(min=0, help="At most this many; 0 is all.")] = 0,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=0, help="At most this many; 0 is all.")
+    ] = 0,
 ) -> None:
     """List registered adapters."""
     s = session(context)

@@ -42,12 +42,18 @@ def run(
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, help="Generate at most this many.")
+        int,
+        typer.Option("--max-tokens", "-n", metavar="N", min=1, help="Generate at most this many."),
     ] = 256,
     temperature: Annotated[
-        float, typer.Option(min=0.0, max=2.0, help="0 is greedy: the same answer every time.")
+        float,
+        typer.Option(
+            metavar="T", min=0.0, max=2.0, help="0 is greedy: the same answer every time."
+        ),
     ] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="For a temperature above 0.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="For a temperature above 0.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     no_stream: Annotated[
         bool, typer.Option("--no-stream", help="Ask for the answer in one piece.")

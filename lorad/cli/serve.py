@@ -23,13 +23,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="Read this file last.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="Read this file last.")
+]
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print every setting with its origin, and end.")
 ]
 Check = Annotated[bool, typer.Option("--check", help="Check the configuration, and end.")]
-Level = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
-Form = Annotated[str | None, typer.Option("--log-format", help="text or json.")]
+Level = Annotated[
+    str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+]
+Form = Annotated[str | None, typer.Option("--log-format", metavar="FORM", help="text or json.")]
 
 
 def _version(wanted: bool) -> None:
@@ -47,7 +51,10 @@ def root(
     log_level: Level = None,
     log_format: Form = None,
     version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Without a command: serve."""
@@ -81,7 +88,7 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the daemon running.")] = False,
 ) -> None:
-    """Show it all on this machine: four adapters in one batch, one replaced under a stream."""
+    """Four adapters in one batch, one replaced under a stream."""
     try:
         from lorad.demo import main as run_demo  # numpy, openai and more: not needed to serve
     except ModuleNotFoundError as error:

@@ -43,4 +43,4 @@ def test_every_command_and_option_is_on_the_page():
     for command in ("loractl evict", "loractl run", "lorad serve", "lorad demo"):
         assert f"### {command}\n" in page
     assert "`--wait`, `--no-wait`" in page
-    assert "`-n`, `--max-tokens MAX-TOKENS`" in page
+    assert "`-n`, `--max-tokens N`" in page
