@@ -46,7 +46,7 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lorad needs Python 3.11 or newer; set PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV): the CUDA build of torch is about 3 GB, the CPU build about 200 MB"
+	@echo "installing into $(VENV), for some minutes: torch is 3 GB (CUDA build) or 200 MB (CPU build)"
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --index-url $(TORCH_INDEX) -c constraints.txt torch)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -7,6 +7,7 @@ token of the old.  Exit 1 if a claim fails.  Talks to the daemon as anybody woul
 over the socket, and the admin client.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -152,7 +153,7 @@ class Demo:
         total = sum(len(a.tokens) for a in mixed.values())
         serial = sum(a.seconds for a in self.alone.values())
         say(f"\n   {total} tokens in {seconds:.1f} s over {steps} forward passes:", end=" ")
-        say(f"{total / seconds:.1f} tokens/s (one by one: {total / serial:.1f} tokens/s)")
+        say(f"{total / seconds:.1f} tokens/s (one by one {total / serial:.1f})")
         for name in names:
             claim(
                 same(mixed[name], self.alone[name], self.tie),
@@ -186,7 +187,9 @@ class Demo:
         say(f"\n5. {name}'s folder is replaced while {name} is streaming")
         low, high = LONG_STREAM_TOKENS
         tokens = int(min(high, max(low, self.alone[name].rate * LONG_STREAM_SECONDS)))
+        say(f"   {tokens} tokens undisturbed, to compare with: about {LONG_STREAM_SECONDS:.0f} s")
         control = ask(self.client, name, max_tokens=tokens, endless=True)
+        say("   the same again, and meanwhile the new folder is dropped")
         begun, moved = threading.Event(), threading.Event()
         with ThreadPoolExecutor(1) as pool:
             job = pool.submit(self._stream_on, name, old.rev, tokens, begun, moved)
@@ -334,14 +337,18 @@ def complain(failure: Exception, hint: str = "") -> None:
 
 def next_steps(here: Stage, names: Sequence[str], keep: bool) -> None:
     """What to try now."""
+    lorad, activate = "lorad", ""
+    if shutil.which("loractl") is None:  # run by `make`, or by its path
+        scripts = os.path.relpath(Path(sys.executable).parent)
+        lorad, activate = f"{scripts}/lorad", f"\n   . {scripts}/activate"
     if not keep:
-        say("\nNext: `lorad demo --keep` leaves the daemon running, with what to try printed here.")
+        say(f"\nNext: `{lorad} demo --keep` leaves the daemon running, and prints what to try.")
         return
     admin, inference = here.admin_socket, here.inference_socket
     say(
         f"""
 The daemon goes on (pid {here.pid}).  Try:
-
+{activate}
    export LORAD_HOST=unix://{admin}
    loractl ps
    loractl run {names[0]} "{PROMPT}"
