@@ -100,7 +100,8 @@ class Daemon:
         servers = self._servers()
         for server in servers:
             await server.start()
-        self._say(f"listening on {self.settings.inference.socket}; loading the base model")
+        inference, admin = self.settings.inference.socket, self.settings.admin.socket
+        self._say(f"listening on {inference} and, for loractl, {admin}; loading the base model")
         try:
             await self._serve()
         finally:

@@ -114,7 +114,11 @@ class AdapterFolder:
         if not has_weights:
             _is_pickle(names)
         self._is_nested(names)
-        there = f"; the folder holds {shown_list(names)}" if names else "; the folder is empty"
+        there = (
+            f"; the folder holds {shown_list(names)}"
+            if names
+            else ", and all else that lorad reads"
+        )
         if not has_config:
             raise refuse(
                 "E_NO_CONFIG",
