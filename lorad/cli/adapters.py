@@ -12,7 +12,6 @@ import typer
 from lorad import wire
 from lorad.cli.complete import any_name, cold_name, resident_name
 from lorad.cli.listing import checked_name, labels_of, short
-from lorad.cli.near import improved
 from lorad.cli.options import seconds
 from lorad.cli.output import (
     Column,
@@ -252,7 +251,7 @@ def _one_by_one(names: list[str], do: Callable[[str], tuple[str, str]]) -> wire.
 
 def _report(s: Session, results: wire.Results) -> None:
     """Print each result.  A lone failure is the command's; among several, exit 1."""
-    items = tuple(r if r.ok else improved(s, r) for r in results.items)
+    items = results.items
     failed = [r for r in items if not r.ok]
     if len(items) > 1 or not failed or s.options.machine:
         print_items(items, RESULTS, s.options, document=results, name=lambda r: r.name)

@@ -11,9 +11,7 @@ import msgspec
 import typer
 
 from lorad import wire
-from lorad.caller import ApiError
 from lorad.cli.complete import any_name
-from lorad.cli.near import unfound
 from lorad.cli.output import (
     UNKNOWN,
     Column,
@@ -226,10 +224,7 @@ def _told(event: wire.EventItem) -> tuple[str, ...]:
 def _detail(s: Session, asked: str) -> wire.AdapterDetail:
     """What NAME[@REV] means; with a REV, of that revision alone."""
     name, at, digest = asked.partition("@")
-    try:
-        detail = s.client.adapter(checked_name(name))
-    except ApiError as error:
-        raise unfound(s, name, error) from None
+    detail = s.client.adapter(checked_name(name))
     if not at:
         return detail
     if len(digest) < SHORT_REV or set(digest) - set("0123456789abcdef"):

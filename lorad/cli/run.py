@@ -15,9 +15,9 @@ import typer
 from lorad import wire
 from lorad.caller import ApiError
 from lorad.cli.complete import any_name
-from lorad.cli.near import unanswered
 from lorad.cli.output import note, print_document, print_line, print_text
 from lorad.cli.session import Failed, Interrupted, Session, Usage, session
+from lorad.cli.unanswered import unanswered
 
 if TYPE_CHECKING:
     from lorad.client import LoradClient

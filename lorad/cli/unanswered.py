@@ -1,0 +1,37 @@
+"""What is the matter with a name that cannot answer.
+
+Goes in: the name, and its 404 on the inference socket, which tells tenants nothing more.  Comes
+out: the failure as the admin socket tells it to the operator; as it was, where that is of no help.
+"""
+
+from contextlib import suppress
+
+import msgspec
+
+from lorad import wire
+from lorad.caller import ApiError, Unreachable
+from lorad.cli.session import Failed, Session
+
+
+def unanswered(s: Session, name: str, error: ApiError) -> Exception:
+    """The failure to raise in place of `error`."""
+    if error.code != "model_not_found":
+        return error
+    plain = name.partition("@")[0]
+    with suppress(Unreachable, msgspec.MsgspecError):
+        try:
+            adapter = s.client.adapter(plain).adapter
+        except ApiError as told:
+            return told if told.code == error.code else error
+        if adapter.reason is not None and adapter.rev is None:
+            return Failed(
+                wire.ItemResult(
+                    name=name,
+                    ok=False,
+                    code="adapter_invalid",
+                    message=f"{plain!r} is {adapter.state}: {adapter.reason_message or ''}",
+                    hint=f"loractl show {plain}",
+                    details={"reason": adapter.reason},
+                )
+            )
+    return error
