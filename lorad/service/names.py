@@ -144,7 +144,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     def unlike(other: str) -> tuple[int, int]:
         return -sum(pair in other for pair in pairs), abs(len(other) - len(name))
 
-    found = difflib.get_close_matches(name, nsmallest(_LOOKED_AT, known, key=unlike), n=1)
+    likely = nsmallest(_LOOKED_AT, known, key=unlike)
+    found = [other for other in likely if other.endswith(f"/{name}")]  # only the tenant is missing
+    found = found or difflib.get_close_matches(name, likely, n=1)
     return found[0] if found else None
 
 

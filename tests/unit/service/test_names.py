@@ -14,6 +14,7 @@ MANY = [f"tenant-{i % 50}/adapter-{i:05d}" for i in range(10_000)]
     [
         ("acme/sql-gne", "acme/sql-gen"),
         ("sql-gen", "acme/sql-gen"),
+        ("cv", "international/cv"),
         ("acme/sqlgen", "acme/sql-gen"),
         ("bibel", "bible"),
         ("a", None),
@@ -23,7 +24,7 @@ MANY = [f"tenant-{i % 50}/adapter-{i:05d}" for i in range(10_000)]
     ],
 )
 def test_the_nearest_name_is_one_that_could_be_meant(asked, meant):
-    assert nearest(asked, [*MANY, "acme/sql-gen", "bible", "globex/legal"]) == meant
+    assert nearest(asked, [*MANY, "acme/sql-gen", "bible", "globex/legal", "international/cv"]) == meant
 
 
 def test_among_ten_thousand_names_it_takes_no_time_that_a_stream_would_notice():
