@@ -202,7 +202,10 @@ class Settings(Struct, frozen=True, kw_only=True):
                 thrash_window=lora.thrash_window,
             )
         except ConfigError as error:
-            raise BadConfig(error.message, hint=error.hint) from error
+            key = error.message.partition(" ")[0]
+            where = self.origins.get(f"models.{key}") or self.origins.get(f"lora.{key}")
+            told = error.message + (f" ({where})" if where else "")
+            raise BadConfig(told, hint=error.hint) from error
 
 
 SECTIONS: dict[str, type[_Section]] = {

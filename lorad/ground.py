@@ -52,8 +52,9 @@ def ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> I
         passed = activated_sockets(env)
         if not settings.inference.socket or not settings.admin.socket:
             runtime = paths.fresh_runtime()
-            print(f"lorad: XDG_RUNTIME_DIR is not set; the sockets are in {runtime}")
             settings = placed(settings, runtime)
+            print(f"lorad: XDG_RUNTIME_DIR is not set; the sockets are in {runtime}")
+            print(f"  try: export LORAD_HOST=unix://{settings.admin.socket}", flush=True)
             undo.callback(_remove_empty, runtime)
         inference, admin = settings.inference, settings.admin
         listeners: list[socket.socket] = []
