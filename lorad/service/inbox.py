@@ -180,8 +180,10 @@ class Inbox:
             return _made_up(folder)
         grave = self._names.registry.tombstone(folder.name)
         same_options = seen is not None and seen.options == _digest(folder.options)
-        known = self._names.registry.get(folder.name) is not None
-        options = InboxOptions() if same_options and known else folder.options
+        record = self._names.registry.get(folder.name)
+        # A name that was only ever quarantined has none of its folder's wishes yet.
+        has_them = record is not None and (record.serving_rev or record.candidate_rev)
+        options = InboxOptions() if same_options and has_them else folder.options
         terms = Terms(
             source=SOURCE,
             replace=True,

@@ -127,7 +127,8 @@ class Registration:
                 raise
             await self._revisions.keep_files(found.rev, False)
         terms.on_registered()
-        kind = "adapter.added" if done.created else "adapter.candidate"
+        mended = before is not None and before.stored_state == State.QUARANTINED
+        kind = "adapter.added" if done.created or mended else "adapter.candidate"
         self._events.publish(kind, name=name, rev=found.rev, cause=terms.source.partition(":")[0])
         for old in (before.candidate_rev, before.serving_rev) if before is not None else ():
             if old is not None:

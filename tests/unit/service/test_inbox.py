@@ -78,6 +78,19 @@ def test_a_bad_folder_is_quarantined_until_it_is_good(world):
     world(scenario)
 
 
+def test_a_mended_folder_gets_what_its_lorad_toml_has_asked_for_all_the_time(world):
+    async def scenario(w):
+        w.folder(1, bad="E_HALF_PAIR")
+        await w.inbox.take(report(w, 1, pin=True, priority=70))
+        w.folder(1)
+        await w.inbox.take(report(w, 1, signature="s2", pin=True, priority=70))
+        record = w.registry.get("a1")
+        assert (record.stored_state, record.pinned, record.priority) == ("registered", True, 70)
+        assert w.types("a1")[:2] == ["adapter.rejected", "adapter.added"]
+
+    world(scenario)
+
+
 def test_an_illegal_name_is_filed_under_a_made_up_one(world):
     async def scenario(w):
         w.folder(1)
