@@ -106,7 +106,7 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     # the folder
     ("E_NO_CONFIG", file("adapter_config.json", b"absent"), ("adapter_model.safetensors",)),
     ("E_NO_CONFIG", only(README_DOT_md=b"x"), ("adapter_config.json", "README.md")),
-    ("E_NO_CONFIG", only(), ("empty",)),
+    ("E_NO_CONFIG", only(), ("all else",)),
     ("E_NO_WEIGHTS", weights_replaced_by("lora.safetensors"), ("lora.safetensors",)),
     ("E_NESTED", only(checkpoint__adapter_model_DOT_safetensors=b"x"), ("checkpoint",)),
     ("E_NESTED", weights_replaced_by("checkpoint-460/adapter_config.json"), ("checkpoint-460",)),

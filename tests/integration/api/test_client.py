@@ -23,7 +23,7 @@ def admin(api):
 def test_pictures_come_as_structs(api, admin):
     assert admin.status().adapters == {"idle": 2}
     assert admin.slots().slots_total == 8
-    assert admin.version() == wire.Version(version="0.1.0", model="tiny", base="/models/tiny")
+    assert admin.version() == wire.Version(version="0.1.0", model="tiny", base="tiny")
     assert [a.name for a in admin.every_adapter(limit=1)] == ["acme/sql", "bible"]
     assert admin.adapters(limit=1).cursor == "1"
     assert admin.adapter("acme/sql").adapter.rev == "a1" * 32
