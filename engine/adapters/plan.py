@@ -8,18 +8,24 @@ unchanged set of requests cannot be missed.  Knows nothing of tiers and of who i
 
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor
+
 from engine.adapters.slots import SlotRow
 from engine.kernels.lora import LoraMeta, LoraRows, Segment
 from engine.layout import place
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest
 from engine.sequence import Chunk, StepWork
+from engine.upload import Words
 
 Pairs = Mapping[tuple[int, str], LoraRows]
 
 
 class StepPlanner:
     """Keeps the views of revisions in use.  `rows` is the slot table's own, read only."""
+
+    #: int64 words of each step's upload that `meta` fills; see `bind`.
+    device_words = 0
 
     def __init__(
         self,
@@ -32,8 +38,18 @@ class StepPlanner:
         self._manifest_of = manifest_of
         self._views: dict[int, tuple[int, Pairs]] = {}  # slot -> generation, views
 
-    def meta(self, work: StepWork) -> LoraMeta | None:
-        """The plan of one step; None when no row of it uses an adapter."""
+    def bind(self, words: Tensor) -> None:
+        """Where on the device the `device_words` of every step's upload arrive, once at start."""
+
+    def classes(self, rows: int) -> Sequence[LoraMeta]:
+        """A plan for each graph class that a decode-only step of `rows` rows may have."""
+        return ()
+
+    def meta(self, work: StepWork, words: Words | None = None) -> LoraMeta | None:
+        """The plan of one step; None when no row of it uses an adapter.
+
+        `words` is this step's share of the upload, to be filled.
+        """
         segments = cut_segments(work.chunks)
         if not segments:
             return None

@@ -43,6 +43,8 @@ class LoraMeta:
 
     segments: tuple[Segment, ...]
     slots: Mapping[int, Mapping[tuple[int, str], LoraRows]]
+    #: Steps of one class and one number of rows replay one graph; -1 = never from a graph.
+    graph_class: int = -1
 
 
 def lora_apply(
