@@ -144,8 +144,16 @@ class Batcher:
         return self._batch(chunks, ends, more, padded, sampled)
 
     def blank(self, rows: int) -> Batch:
-        """A decode-only batch of `rows` rows whose every row is padding, for a capture."""
-        return self._view((0,) * rows, tuple(range(rows + 1)), rows, sampled=())
+        """A decode-only batch of `rows` rows that are all padding, for a capture."""
+        self._mapping[:rows].fill_(-1)
+        self._lens[:rows].zero_()
+        starts = tuple(range(rows + 1))
+        self._starts[: rows + 1].copy_(torch.tensor(starts))
+        return self._view((0,) * rows, starts, rows, sampled=())
+
+    def forget(self) -> None:
+        """Keep nothing of the sequences so far."""
+        self._blocks = _BlockLists(*self._shape)
 
     # ------------------------------------------------------------- filling
     def _host(self) -> _Fields:

@@ -9,11 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from engine.adapters.plan import StepPlanner
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
 from engine.admission import SchedulerLimits
-from engine.batch import Batcher
 from engine.config import EngineConfig
 from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
@@ -30,12 +28,10 @@ from engine.messages import (
     StepFrame,
     Submit,
 )
-from engine.runner import Runner
-from engine.sampler import Sampler, SamplerLimits
 from engine.scheduler import Scheduler
 from engine.sequence import Sampled, StepWork
 from engine.snapshot import Painter, Traffic
-from engine.startup import Machine, build
+from engine.startup import Machine, build, make_planner, make_runner, warm_up
 from engine.stats import Stats
 
 #: How long an idle loop sleeps if nobody rings: never needed, but a lost ring must not hang it.
@@ -86,8 +82,11 @@ class EngineCore:
             limits=_limits(machine),
             clock=time.monotonic,
         )
-        self.planner = StepPlanner(machine.arena, self.slots.rows, self._manifest)
-        self.runner = _runner(machine, self.planner)
+        planner = make_planner(config, machine.arena, self.slots.rows, self._manifest)
+        self.runner = make_runner(
+            config, machine.model, machine.arena, planner, machine.vocab_size, lookahead=False
+        )
+        warm_up(self.runner, config, progress)
         self.stats = Stats()
         self._painter = Painter(
             pool=self.pool,
@@ -103,6 +102,7 @@ class EngineCore:
         self._answers: list[Answer] = []
         self._refused: list[SequenceDelta] = []
         self._ran = False
+        progress("ready", 1.0)
 
     # ------------------------------------------------------------- the sentence
     def take(self, command: Command) -> None:
@@ -242,16 +242,3 @@ def _kv_floor(machine: Machine) -> int:
         return -(-config.kv_floor // machine.layout.block_bytes)
     longest = -(-config.max_model_len // config.block_size)
     return max(1, min(longest, config.num_blocks // 10))
-
-
-def _runner(machine: Machine, planner: StepPlanner) -> Runner:
-    config = machine.config
-    batcher = Batcher(
-        max_rows=config.max_batch_tokens,
-        max_seqs=config.max_num_seqs,
-        max_blocks=-(-config.max_model_len // config.block_size),
-        block_size=config.block_size,
-        device=machine.device,
-    )
-    sampler = Sampler(SamplerLimits(machine.vocab_size, machine.spec.eos_token_ids))
-    return Runner(machine.model, machine.arena, batcher, planner, sampler)
