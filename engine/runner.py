@@ -35,6 +35,7 @@ class Flight:
     batch: Batch
     logits: Tensor | None
     drawn: Drawn | None = None
+    launched: float = 0.0  # seconds of the caller's clock
 
 
 class Runner:
