@@ -12,9 +12,14 @@ from engine.messages import SamplingParams
 from engine.runner import Runner
 from engine.sequence import Chunk, Sequence, StepWork
 
-#: A draw that needs everything at once.
+#: A draw that needs everything at once, and those that take another way.
 EVERYTHING = SamplingParams(
     temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=20, logit_bias={0: -1.0}, seed=0
+)
+OTHER_WAYS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, seed=0),
+    SamplingParams(temperature=1.0, seed=0, min_tokens=2, stop_token_ids=(0,)),
 )
 #: Lengths of prompt chunks: kernels are compiled for kinds of sizes, and not after the start.
 CHUNKS = (16, 128, 512)
@@ -28,6 +33,8 @@ def rehearse(runner: Runner, config: EngineConfig, *, max_len: int, num_blocks: 
     cast = _Cast(config.block_size, max_len, num_blocks)
     decoders = [Chunk(seq, 1, 1, True) for seq in cast.sequences(config.max_num_seqs, 2)]
     steps = [_prompts(cast, config), decoders, decoders[:1]]
+    for params in OTHER_WAYS:
+        steps.append([Chunk(seq, 1, 1, True) for seq in cast.sequences(1, 2, params)])
     for length in CHUNKS:
         size, first = min(length, config.max_batch_tokens // 2), config.block_size
         if size < 2 or first + size > max_len:
@@ -51,18 +58,20 @@ class _Cast:
         self._block = 0
         self._names = count()
 
-    def sequences(self, number: int, length: int) -> list[Sequence]:
+    def sequences(
+        self, number: int, length: int, params: SamplingParams = EVERYTHING
+    ) -> list[Sequence]:
         """`number` of them, of `length` tokens or the most that there may be."""
-        return [self._sequence(min(length, self._max_len)) for _ in range(number)]
+        return [self._sequence(min(length, self._max_len), params) for _ in range(number)]
 
-    def _sequence(self, length: int) -> Sequence:
+    def _sequence(self, length: int, params: SamplingParams) -> Sequence:
         blocks = -(-length // self._block_size)
         first, self._block = self._block, self._block + blocks
         return Sequence(
             request_id=f"rehearsal {next(self._names)}",
             tokens=[0] * length,
             num_prompt=length,
-            sampling=EVERYTHING,
+            sampling=params,
             rev=None,
             identity="base",
             salt="",
