@@ -87,9 +87,10 @@ class Batcher:
         self._shape = max_seqs, max_blocks
         sizes = [
             *(max_rows, max_rows * lookahead, max_rows, max_rows),  # given .. mapping
-            *(max_seqs, plan_words),
+            max_seqs,
             *(-(-max_seqs // 2), max_seqs // 2 + 1),  # two int32 to a word
             -(-max_seqs * max_blocks // 2),
+            plan_words,
             max_seqs,  # ids: behind what is uploaded
         ]
         self._cuts = [0, *accumulate(sizes)]
@@ -97,10 +98,10 @@ class Batcher:
         self._words = self._ring.device_words
         parts = [self._words[a:b] for a, b in pairwise(self._cuts)]
         self._given, self._origins, self._positions, self._mapping, self._picks = parts[:5]
+        self._lens, self._starts = (part.view(torch.int32) for part in parts[5:7])
+        self._tables = parts[7].view(torch.int32)[: max_seqs * max_blocks].view(self._shape)
         #: (plan_words,) int64: the step plan's region on the device.
-        self.plan = parts[5]
-        self._lens, self._starts = (part.view(torch.int32) for part in parts[6:8])
-        self._tables = parts[8].view(torch.int32)[: max_seqs * max_blocks].view(self._shape)
+        self.plan = parts[8]
         #: (max_seqs,) int64: where the sampler leaves what it draws, for the next step.
         self.ids = parts[9]
         self._tokens = torch.zeros_like(self._given) if lookahead else self._given
@@ -110,12 +111,12 @@ class Batcher:
         self,
         work: StepWork,
         drawing: Mapping[Sequence, int] = MappingProxyType({}),
-        plan: Callable[[Words], None] = lambda words: None,
+        plan: Callable[[Words], int] = lambda words: 0,
     ) -> Batch:
         """Lay `work` out in row order and start its one upload.
 
         `drawing`: sequence -> place in `ids` of the token that follows its known ones.  `plan` is
-        called with the step plan's region of the upload.
+        called with the step plan's region of the upload, and says how much of it is used.
         """
         chunks = work.chunks
         host = self._host()
@@ -139,8 +140,7 @@ class Batcher:
         self._fill_tables(host, chunks, rows)
         sampled = [i for i, c in enumerate(chunks) if c.samples]
         host.picks[: len(sampled)] = [ends[i] - 1 for i in sampled]
-        plan(host.plan)
-        self._send(seqs)
+        self._send(seqs, plan(host.plan))
         return self._batch(chunks, ends, more, padded, sampled)
 
     def blank(self, rows: int) -> Batch:
@@ -158,7 +158,7 @@ class Batcher:
     # ------------------------------------------------------------- filling
     def _host(self) -> _Fields:
         words = self._ring.next()
-        given, origins, positions, mapping, picks, plan, lens, starts, tables, _ = (
+        given, origins, positions, mapping, picks, lens, starts, tables, plan, _ = (
             words[a:b] for a, b in pairwise(self._cuts)
         )
         seqs, blocks = self._shape
@@ -223,9 +223,11 @@ class Batcher:
         block, offset = np.divmod(host.positions[:rows], size)
         host.mapping[:rows] = host.tables[owner, block].astype(np.int64) * size + offset
 
-    def _send(self, seqs: int) -> None:
-        _, max_blocks = self._shape
-        self._ring.send(self._cuts[8] + -(-seqs * max_blocks // 2))
+    def _send(self, seqs: int, plan_words: int) -> None:
+        """What is in use, from the front to the last table; a plan, if there is one, beside it."""
+        tables, plan = self._cuts[7:9]
+        used = tables + -(-seqs * self._shape[1] // 2)
+        self._ring.send(used, slice(plan, plan + plan_words))
 
     # ------------------------------------------------------------- showing
     def _batch(

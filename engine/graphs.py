@@ -35,12 +35,13 @@ class DecodeSteps:
         vocab = model.spec.vocab_size
         self._logits = torch.zeros(max_rows, vocab, dtype=torch.float32, device=arena.device)
         self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
-        self._stream = torch.cuda.Stream(arena.device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
         self._seen: dict[Key, int] = {}
         self._late = LATE_GRAPHS
         #: False: every step runs eagerly, for comparison.
-        self.use_graphs = True
+        self.use_graphs = arena.device.type == "cuda"
+        if self.use_graphs:
+            self._stream = torch.cuda.Stream(arena.device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
         self.num_replays = 0
 
     @property

@@ -66,23 +66,22 @@ class Runner:
         """Numbers of rows that decode-only steps are padded to; none where they are not."""
         return self._batcher.rungs
 
+    def plans(self, rows: int) -> list[LoraMeta | None]:
+        """Plans whose graphs are captured at start for `rows` rows; None is the base model's."""
+        return [None, *self._planner.classes(rows)]
+
     def capture(self, progress: Callable[[float], None] = lambda fraction: None) -> None:
-        """Capture a graph for every rung and usual class of plan, the largest first."""
+        """Capture a graph for every rung and usual plan, the largest first."""
         for done, rows in enumerate(reversed(self.rungs)):
-            self.capture_rows(rows)
+            for plan in self.plans(rows):
+                self.capture_one(rows, plan)
             progress((done + 1) / len(self.rungs))
 
-    def num_classes(self, rows: int) -> int:
-        """Graphs that `capture_rows` captures."""
-        return 1 + len(self._planner.classes(rows))
-
     @torch.inference_mode()
-    def capture_rows(self, rows: int) -> None:
-        """Capture the graphs of one rung."""
+    def capture_one(self, rows: int, plan: LoraMeta | None) -> None:
+        """Capture the graph of one rung and plan."""
         assert self.decode is not None, "nothing is captured where steps are not padded"
-        batch = self._batcher.blank(rows)
-        for lora in (None, *self._planner.classes(rows)):
-            self.decode.capture(batch, lora)
+        self.decode.capture(self._batcher.blank(rows), plan)
 
     def run(self, work: StepWork) -> dict[str, Sampled]:
         """Request id -> what was drawn, for the chunks that sample."""
@@ -98,8 +97,9 @@ class Runner:
         """
         plans: list[LoraMeta | None] = []
 
-        def plan(words: Words) -> None:
+        def plan(words: Words) -> int:
             plans.append(self._planner.meta(work, words))
+            return self._planner.words_of(plans[0])
 
         batch = self._batcher.pack(work, self._drawing, plan)
         self._wait_for(work.fences)

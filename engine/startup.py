@@ -118,6 +118,11 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
     )
 
 
+def _is_card(device: torch.device) -> bool:
+    """Whether steps go through the kernels, and are laid out for them."""
+    return device.type == "cuda"
+
+
 def make_planner(
     config: EngineConfig,
     arena: Arena,
@@ -125,7 +130,7 @@ def make_planner(
     manifest_of: Callable[[str], PackedManifest],
 ) -> StepPlanner:
     """The step planner, with all that it will ever allocate.  `rows` is the slot table's own."""
-    if arena.device.type != "cuda":
+    if not _is_card(arena.device):
         return StepPlanner(arena, rows, manifest_of)
     slots = DeviceSlots(
         arena.layout, num_slots=config.slots, max_rank=config.max_rank, device=arena.device
@@ -157,7 +162,7 @@ def make_runner(
         max_blocks=-(-(config.max_model_len or model.spec.max_position) // config.block_size),
         block_size=config.block_size,
         device=arena.device,
-        pad=arena.device.type == "cuda" and not config.deterministic,
+        pad=_is_card(arena.device) and not config.deterministic,
         lookahead=lookahead,
         plan_words=planner.plan_words,
     )
@@ -288,17 +293,21 @@ def _measure(
 
 @torch.inference_mode()
 def _measure_graphs(runner: Runner, device: torch.device) -> tuple[int, int]:
-    """Bytes of all graphs, and how many there will be."""
+    """Bytes of all graphs, and how many there may be.
+
+    Two are captured: the first tells what all of them share, the second what each has of its own.
+    """
     rungs = runner.rungs
-    if runner.decode is None:
+    if not rungs:
         return 0, 0
-    steps: list[int] = [_used(device)]
-    for rows in rungs[-1:-3:-1]:
-        runner.capture_rows(rows)
+    plans = [(rows, plan) for rows in reversed(rungs) for plan in runner.plans(rows)]
+    steps = [_used(device)]
+    for rows, plan in (plans[0], plans[len(runner.plans(rungs[-1])) - 1 or -1]):
+        runner.capture_one(rows, plan)
         steps.append(_used(device))
-    first, *second = [b - a for a, b in pairwise(steps)]
-    each = max(*second, LEAST_GRAPH_BYTES) if second else LEAST_GRAPH_BYTES
-    count = sum(map(runner.num_classes, rungs)) + LATE_GRAPHS
+    first, second = (b - a for a, b in pairwise(steps))
+    each = max(second, LEAST_GRAPH_BYTES)
+    count = len(plans) + LATE_GRAPHS
     return first + each * (count - 1), count
 
 

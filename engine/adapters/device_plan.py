@@ -122,6 +122,10 @@ class DevicePlanner:
             self._metas[kind] = meta
         return meta
 
+    def words_of(self, kind: LoraClass) -> int:
+        """How much of `words` a step of `kind` has written, from the front."""
+        return (self._most_expand + kind.shrink_items) * ITEM_WORDS // 2
+
     def classes(self, rows: int) -> list[LoraMeta]:
         """Plans of the classes that a decode step of `rows` rows meets while ranks are low.
 

@@ -66,6 +66,12 @@ class StepPlanner:
             return None
         return LoraMeta(segments, {s.slot: self._current(s.slot) for s in segments})
 
+    def words_of(self, meta: LoraMeta | None) -> int:
+        """How many of the `plan_words` have to be uploaded for a plan of this step."""
+        if self._device is None or meta is None or meta.device is None:
+            return 0
+        return self._device.words_of(meta.device.kind)
+
     def classes(self, rows: int) -> list[LoraMeta]:
         """Plans to capture graphs of decode steps of `rows` rows for."""
         return [] if self._device is None else self._device.classes(rows)

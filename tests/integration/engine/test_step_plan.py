@@ -119,8 +119,9 @@ def test_a_row_may_stand_on_a_token_that_is_still_being_drawn(padding) -> None:
 
 
 def test_the_plan_fills_its_share_of_the_upload(padding) -> None:
-    def fill(words) -> None:
+    def fill(words) -> int:
         words[:] = [3, 1, 4]
+        return 3
 
     padding.pack(StepWork((Chunk(sequence("r", [1], blocks=[0]), 0, 1, True),)), plan=fill)
     assert padding.plan.tolist() == [3, 1, 4]
