@@ -284,8 +284,8 @@ def _measure(
     return _Use(
         total=total,
         room=room,
-        other=before - _weight_bytes(model),
-        steps=peak - before,
+        other=max(before - _weight_bytes(model), 0),
+        steps=max(peak - before, 0),
         graphs=graphs,
         num_graphs=num_graphs,
     )
