@@ -26,6 +26,10 @@ from engine.kernels.lora_place import (
     wait_for_earlier,
 )
 
+#: Dtypes of the arena in which a row of h goes to the tensor cores as two halves.  Not fp16: what
+#: fp32 holds may be too large for it.
+SPLIT_DTYPES = (torch.bfloat16,)
+
 
 def expand(y: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
     """Correct y, contiguous, with what `shrink` left for the same layer and group."""
@@ -71,7 +75,7 @@ def expand(y: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
         RUNS=tile.runs,
         ROWS=tile.rows,
         FORM=tile.form,
-        SPLIT_H=store.arena.dtype == torch.bfloat16,
+        SPLIT_H=store.arena.dtype in SPLIT_DTYPES,
         PRECISION="ieee" if store.arena.dtype == torch.float32 else "tf32",
         EVEN=all(w % tile.columns == 0 for w in shape.widths),
         LATE=tile.late,
