@@ -197,7 +197,7 @@ def _cut_ranks(items: npt.NDArray[np.int32], ranks: Ints, size: int) -> npt.NDAr
 def _fill(region: npt.NDArray[np.int32], items: npt.NDArray[np.int32], tiles: Tiles) -> int:
     """Write items and their padding; returns the grid."""
     count, used = len(items), items.size
-    grid = rung(count) if tiles.most_rows == PREFILL_ROWS else count  # prompts are in no graph
+    grid = rung(count) if tiles.most_rows <= PREFILL_ROWS else count  # prompts are in no graph
     assert grid * ITEM_WORDS <= region.size, "more items than the upload has room for"
     region[:used] = items.ravel()
     region[used : grid * ITEM_WORDS] = 0
@@ -208,8 +208,10 @@ def _most_items(tiles: Tiles, max_rows: int, max_seqs: int, max_rank: int) -> tu
     """Most items (shrink, expand), padding included, that a step of `tiles` has."""
     rows = min(max_rows, tiles.most_rows)
 
+    alone = tiles.shrink.form == "vec" and tiles.most_rows <= PREFILL_ROWS  # an item a segment
+
     def most(height: int) -> int:
-        return min(rows, rows // height + max_seqs)
+        return min(rows, max_seqs if alone else rows // height + max_seqs)
 
     rank_tiles = -(-max_rank // tiles.shrink.ranks)
     return rung(most(tiles.shrink.rows) * rank_tiles), rung(most(tiles.expand.rows))

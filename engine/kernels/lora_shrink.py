@@ -283,17 +283,27 @@ def _shrink_tiles(
     xp = x + (start + m).to(tl.int64)[:, None] * D_IN
     k0 = split * CHUNK
     step = tl.arange(0, STEP)
-    wait_for_earlier(PDL)
-    acc = tl.zeros([ROWS, SIDE * RANKS], dtype=tl.float32)
-    for done in tl.range(0, CHUNK, STEP):
-        k = k0 + done + step
+    if CHUNK == STEP:  # one tile: A is on its way while the kernel ahead ends
+        k = k0 + step
+        inside = (k < D_IN)[None, :]
         a = tl.load(
             arena + place[:, None] + k[None, :],
-            mask=ok[:, None] & (k < D_IN)[None, :],
+            mask=ok[:, None] & inside,
             other=0.0,
+            cache_modifier=".cg",
         )
-        xt = tl.load(xp + k[None, :], mask=live & (k < D_IN)[None, :], other=0.0)
-        acc = tl.dot(xt, tl.trans(a), acc, input_precision="ieee")
+        wait_for_earlier(PDL)
+        xt = tl.load(xp + k[None, :], mask=live & inside, other=0.0)
+        acc = tl.dot(xt, tl.trans(a), input_precision="ieee")
+    else:
+        wait_for_earlier(PDL)
+        acc = tl.zeros([ROWS, SIDE * RANKS], dtype=tl.float32)
+        for done in tl.range(0, CHUNK, STEP):
+            k = k0 + done + step
+            inside = (k < D_IN)[None, :]
+            a = tl.load(arena + place[:, None] + k[None, :], mask=ok[:, None] & inside, other=0.0)
+            xt = tl.load(xp + k[None, :], mask=live & inside, other=0.0)
+            acc = tl.dot(xt, tl.trans(a), acc, input_precision="ieee")
     hp = h + (module * SPLITS + split).to(tl.int64) * H_SPLIT + r
     hp = hp[None, :] + (start + m)[:, None] * RH
     tl.store(hp, acc, mask=live & ok[None, :])

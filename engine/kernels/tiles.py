@@ -3,8 +3,8 @@
 Goes in: what a step's segments look like.  Comes out: `Tiles`, small integers that become constants
 of the kernels.  `benchmarks/lora_kernels.py` measures the entries beside their rivals.
 
-UNMEASURED: the entries below are what the prototype's figures and arithmetic suggest; each gets its
-own measurement, or is replaced, with the first run of that benchmark.
+UNMEASURED: the entries are what the prototype's figures, and registers and bytes in flight as
+compiled for sm_90, suggest; each gets its measurement with that benchmark's first run.
 """
 
 from typing import Literal, NamedTuple
@@ -62,6 +62,8 @@ class ExpandTile(NamedTuple):
 
 #: Steps of more rows are tiled as prefill, whatever their segments.
 PREFILL_ROWS = 1024
+#: A step that one adapter owns is tiled for itself up to this many rows.
+SOLO_ROWS = 128
 
 
 class Tiles(NamedTuple):
@@ -91,35 +93,35 @@ def pick(shape: Shape) -> Tiles:
         return ALONE_WIDE if wide else ALONE
     if shape.longest <= FEW_ROWS:
         return FEW_WIDE if wide else FEW
-    if shape.segments == 1 and shape.longest <= 128:
+    if shape.segments == 1 and shape.rows <= SOLO_ROWS:
         return SOLO_WIDE if wide else SOLO
     return MIXED_WIDE if wide else MIXED
 
 
-def _vec(name: str, rows: int, ranks: int, columns: int, warps: int) -> Tiles:
+def _vec(name: str, rows: int, chunk: int, ranks: int, warps: int) -> Tiles:
     return Tiles(
         name,
-        ShrinkTile("vec", rows, 8, chunk=2048, wide_chunk=2048),
-        ExpandTile("vec", rows, ranks, columns, warps=warps, all_ranks=ranks > NARROW),
+        ShrinkTile("vec", rows, 8, chunk, chunk),
+        ExpandTile("vec", rows, ranks, 512, warps=warps, all_ranks=ranks > NARROW),
     )
 
 
 #: Every segment is one row.
-ALONE = _vec("alone", 1, 16, 512, 2)
-ALONE_WIDE = _vec("alone wide", 1, 32, 512, 4)
+ALONE = _vec("alone", 1, 2048, 16, 2)
+ALONE_WIDE = _vec("alone wide", 1, 2048, 32, 4)
 #: No segment is longer than FEW_ROWS.
-FEW = _vec("few", FEW_ROWS, 16, 512, 2)
-FEW_WIDE = _vec("few wide", FEW_ROWS, 32, 512, 4)
+FEW = _vec("few", FEW_ROWS, 1024, 16, 2)
+FEW_WIDE = _vec("few wide", FEW_ROWS, 1024, 32, 4)
 
-_MIXED_SHRINK = ShrinkTile("both", DOT_ROWS, 16, chunk=512, wide_chunk=1024, step=256)
+_MIXED_SHRINK = ShrinkTile("both", DOT_ROWS, 16, chunk=512, wide_chunk=512, step=512)
 #: Long segments beside short ones: decode rows of hot adapters, small prefill chunks.
 MIXED = Tiles("mixed", _MIXED_SHRINK, ExpandTile("both", DOT_ROWS, 16, 256, all_ranks=False))
 MIXED_WIDE = Tiles("mixed wide", _MIXED_SHRINK, ExpandTile("both", DOT_ROWS, 32, 256))
 
-_SOLO_SHRINK = ShrinkTile("dot", DOT_ROWS, 16, chunk=256, wide_chunk=512, step=256)
+_SOLO_SHRINK = ShrinkTile("dot", DOT_ROWS, 16, chunk=256, wide_chunk=512, step=512)
 #: One adapter owns a decode batch.
-SOLO = Tiles("solo", _SOLO_SHRINK, ExpandTile("dot", DOT_ROWS, 16, 256, all_ranks=False))
-SOLO_WIDE = Tiles("solo wide", _SOLO_SHRINK, ExpandTile("dot", DOT_ROWS, 64, 128))
+SOLO = Tiles("solo", _SOLO_SHRINK, ExpandTile("dot", DOT_ROWS, 16, 256, all_ranks=False), SOLO_ROWS)
+SOLO_WIDE = Tiles("solo wide", _SOLO_SHRINK, ExpandTile("dot", DOT_ROWS, 64, 128), SOLO_ROWS)
 
 _ANY_ROWS = 1 << 30
 #: Prompts.
@@ -142,7 +144,7 @@ DETERMINISTIC = ALONE_WIDE._replace(name="deterministic", most_rows=_ANY_ROWS)
 #: What decode steps of low ranks take, and the rows that each item stands for at least.
 GRAPHED = ((ALONE, 1), (FEW, 2), (MIXED, 4), (SOLO, 8))
 
-#: Every choice that `pick` makes, and the fixed one.
+#: Every choice that `pick` makes.
 ALL = (
     ALONE,
     ALONE_WIDE,
@@ -154,5 +156,4 @@ ALL = (
     SOLO_WIDE,
     PREFILL,
     PREFILL_WIDE,
-    DETERMINISTIC,
 )
