@@ -21,6 +21,7 @@ from engine.kernels.lora_place import (
     load_far,
     load_item,
     load_near,
+    load_word,
     row_places,
     rows_in_first_block,
     wait_for_earlier,
@@ -36,7 +37,8 @@ def expand(y: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
     store, tile = plan.store, plan.kind.tiles.expand
     shape = store.groups[group]
     widths = (*shape.widths, 0, 0)[:3]
-    tiles = [-(-w // (tile.columns * tile.runs)) for w in widths]
+    runs = tile.runs if store.arena.element_size() == 2 else 1  # fp32 fills the registers as it is
+    tiles = [-(-w // (tile.columns * runs)) for w in widths]
     strides = [store.stride(w or shape.widths[-1]) for w in widths]
     total = sum(shape.widths)
     assert y.stride() == (total, 1) or y.shape[0] == 1, "y has gaps between its rows"
@@ -72,7 +74,7 @@ def expand(y: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
         SPLITS=plan.kind.tiles.shrink.splits(shape.d_in),
         RANKS=tile.ranks,
         COLUMNS=tile.columns,
-        RUNS=tile.runs,
+        RUNS=runs,
         ROWS=tile.rows,
         FORM=tile.form,
         SPLIT_H=store.arena.dtype in SPLIT_DTYPES,
@@ -143,12 +145,12 @@ def _expand(
     c0 = first * (COLUMNS * RUNS)
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     e = slot_row + (entry + module) * 8
-    rank = tl.load(e)
+    rank = load_word(e)
     if (rows == 0) | (rank == 0):
         wait_for_earlier(PDL)
         return
-    begin, block = tl.load(e + 2), tl.load(e + 5)
-    scaling = tl.load(e + 3).to(tl.float32, bitcast=True)
+    begin, block = load_word(e + 2), load_word(e + 5)
+    scaling = load_word(e + 3).to(tl.float32, bitcast=True)
     hp = h + (module * SPLITS).to(tl.int64) * H_SPLIT + start * RH
     yp = y + start.to(tl.int64) * Y_STRIDE + left
     if FORM == "dot":

@@ -38,10 +38,17 @@ def wait_for_earlier(PDL: tl.constexpr):
 
 
 @triton.jit
+def load_word(p):
+    """A word of the items or of the table, from L2: ahead of the wait nobody promises that what a
+    multiprocessor still has in L1 is not the step before's."""
+    return tl.load(p, cache_modifier=".cg")
+
+
+@triton.jit
 def load_item(items, item):
     """first row, rows, slot, first rank."""
     p = items + item * 4
-    return tl.load(p), tl.load(p + 1), tl.load(p + 2), tl.load(p + 3)
+    return load_word(p), load_word(p + 1), load_word(p + 2), load_word(p + 3)
 
 
 @triton.jit
@@ -71,7 +78,12 @@ def row_places(
     PER_BLOCK: tl.constexpr = BLOCK // STRIDE
     later = r - rows_in_first_block(start, STRIDE, BLOCK, UNIT)
     number = later // PER_BLOCK
-    there = tl.load(slot_row + BLOCKS_AT + 1 + block + number, mask=live & (later >= 0), other=0)
+    there = tl.load(
+        slot_row + BLOCKS_AT + 1 + block + number,
+        mask=live & (later >= 0),
+        other=0,
+        cache_modifier=".cg",
+    )
     here = start.to(tl.int64) * UNIT + r * STRIDE
     beyond = there.to(tl.int64) * BLOCK + (later - number * PER_BLOCK) * STRIDE
     return tl.where(later >= 0, beyond, here)

@@ -12,16 +12,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.lora import LoraDevicePlan
+from engine.kernels import backend
+from engine.kernels.lora import LoraDevicePlan, LoraStore
 from engine.kernels.lora_place import (
     let_next_come,
     load_far,
     load_item,
     load_near,
+    load_word,
     row_places,
     rows_in_first_block,
     wait_for_earlier,
 )
+from engine.kernels.tiles import ShrinkTile
 
 
 def shrink(x: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
@@ -46,7 +49,7 @@ def shrink(x: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
         "STEP": min(tile.step, chunk),
         "PDL": store.pdl,
         "num_warps": tile.warps,
-        "num_stages": tile.stages,
+        "num_stages": _stages(store, tile),
     }
     if store.pdl:
         common["launch_pdl"] = True
@@ -61,6 +64,13 @@ def shrink(x: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
         _shrink_rows[grid](
             *args, MANY=tile.rows > 1, DOT=tile.form == "both", ROWS=tile.rows, **common
         )
+
+
+def _stages(store: LoraStore, tile: ShrinkTile) -> int:
+    """As the tile wants it, if as many tiles of x and A fit into a multiprocessor."""
+    size = (tile.rows + tile.side * tile.ranks) * tile.step * store.arena.element_size()
+    fitting = int(0.9 * backend.shared_bytes(store.arena.device)) // size
+    return max(1, min(tile.stages, fitting))
 
 
 @triton.jit(do_not_specialize=["entry"])
@@ -94,11 +104,11 @@ def _shrink_rows(
     start, rows, slot, r0 = load_item(items, tl.program_id(1))
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     e = slot_row + (entry + module) * 8
-    rank = tl.load(e)
+    rank = load_word(e)
     if (rows == 0) | (rank <= r0):
         wait_for_earlier(PDL)
         return
-    begin, block = tl.load(e + 1), tl.load(e + 4)
+    begin, block = load_word(e + 1), load_word(e + 4)
     k0 = split * CHUNK
     hp = h + (module * SPLITS + split).to(tl.int64) * H_SPLIT
     xp = x + start.to(tl.int64) * D_IN
@@ -262,15 +272,15 @@ def _shrink_tiles(
     module = tl.program_id(2) * SIDE + n // RANKS
     r = r0 + n % RANKS
     e = slot_row + (entry + module) * 8
-    rank = tl.load(e, mask=module < NUM, other=0)
+    rank = tl.load(e, mask=module < NUM, other=0, cache_modifier=".cg")
     if (rows == 0) | (tl.max(rank, axis=0) <= r0):
         wait_for_earlier(PDL)
         return
     ok = r < rank
     place = row_places(
         slot_row,
-        tl.load(e + 1, mask=ok, other=0),
-        tl.load(e + 4, mask=ok, other=0),
+        tl.load(e + 1, mask=ok, other=0, cache_modifier=".cg"),
+        tl.load(e + 4, mask=ok, other=0, cache_modifier=".cg"),
         r,
         ok,
         STRIDE,

@@ -134,7 +134,7 @@ PREFILL = Tiles(
 PREFILL_WIDE = Tiles(
     "prefill wide",
     ShrinkTile("dot", 64, 64, chunk=1024, wide_chunk=2048, step=64, side=2, stages=4),
-    ExpandTile("dot", 64, 64, 128, runs=4, late=True),
+    ExpandTile("dot", 32, 32, 128, runs=2, late=True),
     _ANY_ROWS,
 )
 
