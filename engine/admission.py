@@ -100,7 +100,7 @@ class StepBuilder:
     def build(self) -> StepWork | None:
         """Base first, then slot by slot, decode before prefill; None if there are no rows."""
         chunks = [
-            Chunk(seq, seq.num_computed, length, samples=length == seq.pending)
+            Chunk(seq, seq.next_row, length, samples=length == seq.pending, stay=seq.stay)
             for seq, length in self._rows.items()
         ]
         chunks.sort(key=lambda c: (c.seq.slot, c.length > 1))  # stable: by rank within

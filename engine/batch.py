@@ -1,11 +1,16 @@
 """One step's work as flat arrays: what the forward pass and the sampler read.
 
 Goes in: the scheduler's chunks, in row order.  Comes out: a `Batch` of tensors on the device, all
-cut from one upload.  Knows nothing of adapters (`adapters/plan.py`) or of how chunks were chosen.
+views of one buffer that is filled by one upload and never moves: a CUDA graph reads the same
+addresses in every step.  Knows nothing of adapters (`adapters/plan.py`, which gets a region of the
+upload) or of how chunks were chosen.
 """
 
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -13,25 +18,55 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention import AttentionMeta
-from engine.sequence import Sequence, StepWork
+from engine.sequence import Chunk, Sequence, StepWork
+from engine.upload import UploadRing, Words
 
-#: Uploads in flight before a buffer is used again; each is guarded by its own event.
-RING = 3
+#: Rows that a decode-only step is padded to on a card; a graph is captured for each.
+RUNGS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+def ladder(max_seqs: int) -> tuple[int, ...]:
+    """The rungs below `max_seqs`, and `max_seqs` itself."""
+    return (*(rung for rung in RUNGS if rung < max_seqs), max_seqs)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T rows, S sequences, N of which are sampled."""
+    """T rows, S sequences, N of which are sampled; T counts padding, S and N do not."""
 
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) int64
     attn: AttentionMeta
     sample_rows: Tensor  # (N,) int64: the last row of each sampled sequence
     sampled: tuple[Sequence, ...]  # N
+    #: Decode only: row i is sequence i, and the step is padded to a rung.
+    single_rows: bool
+    #: Sampled row i is row i.
+    samples_every_row: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Views of one buffer of words, the host's or the device's."""
+
+    given: Words
+    origins: Words
+    positions: Words
+    mapping: Words
+    picks: Words
+    plan: Words
+    lens: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int32]
+    tables: npt.NDArray[np.int32]
 
 
 class Batcher:
-    """Packs steps of at most `max_rows` rows and `max_seqs` sequences of `max_blocks` blocks."""
+    """Packs steps of at most `max_rows` rows and `max_seqs` sequences of `max_blocks` blocks.
+
+    `pad`: decode-only steps are padded to a rung.  `lookahead`: a row may stand for a token that
+    the step before is still drawing; the device finds it in `ids`.  `plan_words` int64 of the
+    upload are the step plan's.
+    """
 
     def __init__(
         self,
@@ -41,84 +76,226 @@ class Batcher:
         max_blocks: int,
         block_size: int,
         device: torch.device,
+        pad: bool = False,
+        lookahead: bool = False,
+        plan_words: int = 0,
     ) -> None:
         self._block_size = block_size
-        words = 3 * max_rows + max_seqs + (max_seqs * max_blocks + 1) // 2
-        self._ring = _UploadRing(words, device)
+        self.rungs = ladder(max_seqs) if pad else ()
+        self._pad = pad
+        self._lookahead = lookahead
+        self._shape = max_seqs, max_blocks
+        sizes = [
+            *(max_rows, max_rows * lookahead, max_rows, max_rows),  # given .. mapping
+            max_seqs,
+            *(-(-max_seqs // 2), max_seqs // 2 + 1),  # two int32 to a word
+            -(-max_seqs * max_blocks // 2),
+            plan_words,
+            max_seqs,  # ids: behind what is uploaded
+        ]
+        self._cuts = [0, *accumulate(sizes)]
+        self._ring = UploadRing(self._cuts[-1], device)
+        self._words = self._ring.device_words
+        parts = [self._words[a:b] for a, b in pairwise(self._cuts)]
+        self._given, self._origins, self._positions, self._mapping, self._picks = parts[:5]
+        self._lens, self._starts = (part.view(torch.int32) for part in parts[5:7])
+        self._tables = parts[7].view(torch.int32)[: max_seqs * max_blocks].view(self._shape)
+        #: (plan_words,) int64: the step plan's region on the device.
+        self.plan = parts[8]
+        #: (max_seqs,) int64: where the sampler leaves what it draws, for the next step.
+        self.ids = parts[9]
+        self._tokens = torch.zeros_like(self._given) if lookahead else self._given
+        self._blocks = _BlockLists(max_seqs, max_blocks)
 
-    def pack(self, work: StepWork) -> Batch:
-        """Lay `work` out in row order and start its one upload."""
+    def pack(
+        self,
+        work: StepWork,
+        drawing: Mapping[Sequence, int] = MappingProxyType({}),
+        plan: Callable[[Words], int] = lambda words: 0,
+    ) -> Batch:
+        """Lay `work` out in row order and start its one upload.
+
+        `drawing`: sequence -> place in `ids` of the token that follows its known ones.  `plan` is
+        called with the step plan's region of the upload, and says how much of it is used.
+        """
         chunks = work.chunks
-        lengths = np.array([c.length for c in chunks], dtype=np.int64)
-        ends = np.cumsum(lengths)
-        rows, seqs = int(ends[-1]), len(chunks)
-        seq_lens = tuple(c.start + c.length for c in chunks)
-        width = -(-max(seq_lens) // self._block_size)  # blocks of the longest sequence
+        host = self._host()
+        ends = list(accumulate(c.length for c in chunks))
+        rows, seqs = ends[-1], len(chunks)
+        single = rows == seqs
+        padded = self._rung(rows) if single else rows
+        more = padded - rows if single else 0
+        if single:
+            self._fill_single(host, chunks)
+        else:
+            self._fill_mixed(host, chunks, ends)
+        host.lens[seqs : seqs + more] = 0
+        host.starts[0] = 0
+        host.starts[1 : seqs + 1] = ends
+        for region, value in ((host.given, 0), (host.positions, 0), (host.mapping, -1)):
+            region[rows:padded] = value
+        host.starts[seqs + 1 : seqs + more + 1] = np.arange(seqs + 1, seqs + more + 1)
+        if self._lookahead:
+            self._fill_origins(host, chunks, ends, padded, drawing)
+        self._fill_tables(host, chunks, rows)
         sampled = [i for i, c in enumerate(chunks) if c.samples]
+        host.picks[: len(sampled)] = [ends[i] - 1 for i in sampled]
+        self._send(seqs, plan(host.plan))
+        return self._batch(chunks, ends, more, padded, sampled)
 
-        cut = np.cumsum([0, rows, rows, rows, len(sampled), (seqs * width + 1) // 2])
-        host = self._ring.next()[: cut[-1]]
-        tokens, positions, mapping, picks, words = (host[a:b] for a, b in pairwise(cut))
-        tables = words.view(np.int32)[: seqs * width].reshape(seqs, width)
-        tables[:] = 0
-        for i, (chunk, end) in enumerate(zip(chunks, ends.tolist(), strict=True)):
+    def blank(self, rows: int) -> Batch:
+        """A decode-only batch of `rows` rows that are all padding, for a capture."""
+        self._mapping[:rows].fill_(-1)
+        self._lens[:rows].zero_()
+        starts = tuple(range(rows + 1))
+        self._starts[: rows + 1].copy_(torch.tensor(starts))
+        return self._view((0,) * rows, starts, rows, sampled=())
+
+    def forget(self) -> None:
+        """Keep nothing of the sequences so far."""
+        self._blocks = _BlockLists(*self._shape)
+
+    # ------------------------------------------------------------- filling
+    def _host(self) -> _Fields:
+        words = self._ring.next()
+        given, origins, positions, mapping, picks, lens, starts, tables, plan, _ = (
+            words[a:b] for a, b in pairwise(self._cuts)
+        )
+        seqs, blocks = self._shape
+        return _Fields(
+            given=given,
+            origins=origins,
+            positions=positions,
+            mapping=mapping,
+            picks=picks,
+            plan=plan,
+            lens=lens.view(np.int32),
+            starts=starts.view(np.int32),
+            tables=tables.view(np.int32)[: seqs * blocks].reshape(seqs, blocks),
+        )
+
+    def _rung(self, rows: int) -> int:
+        place = bisect_left(self.rungs, rows)
+        return self.rungs[place] if place < len(self.rungs) else rows
+
+    def _fill_single(self, host: _Fields, chunks: tuple[Chunk, ...]) -> None:
+        """One row a sequence: whole columns at once."""
+        count = len(chunks)
+        host.given[:count] = [
+            c.seq.tokens[c.start] if c.start < len(c.seq.tokens) else 0 for c in chunks
+        ]
+        host.positions[:count] = [c.start for c in chunks]
+        host.lens[:count] = [c.start + 1 for c in chunks]
+
+    def _fill_mixed(self, host: _Fields, chunks: tuple[Chunk, ...], ends: list[int]) -> None:
+        for i, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
             begin, stop = end - chunk.length, chunk.start + chunk.length
-            tokens[begin:end] = chunk.seq.tokens[chunk.start : stop]
-            positions[begin:end] = np.arange(chunk.start, stop)
-            count = -(-stop // self._block_size)
-            tables[i, :count] = chunk.seq.blocks[:count]
-        owner = np.repeat(np.arange(seqs), lengths)
-        block, offset = np.divmod(positions, self._block_size)
-        mapping[:] = tables[owner, block].astype(np.int64) * self._block_size + offset
-        picks[:] = ends[sampled] - 1
+            known = chunk.seq.tokens[chunk.start : stop]
+            host.given[begin : begin + len(known)] = known
+            host.given[begin + len(known) : end] = 0
+            host.positions[begin:end] = np.arange(chunk.start, stop)
+            host.lens[i] = stop
 
-        device = self._ring.upload(int(cut[-1]))
-        parts = [device[a:b] for a, b in pairwise(cut.tolist())]
+    def _fill_origins(
+        self,
+        host: _Fields,
+        chunks: tuple[Chunk, ...],
+        ends: list[int],
+        padded: int,
+        drawing: Mapping[Sequence, int],
+    ) -> None:
+        """Where in the words each row's token lies: among the given ones, or in `ids`."""
+        host.origins[:padded] = np.arange(padded)  # `given` is the first region
+        for chunk, end in zip(chunks, ends, strict=True):
+            missing = chunk.start + chunk.length - len(chunk.seq.tokens)
+            if missing > 0:
+                assert missing == 1, f"{chunk.seq.request_id}: rows of tokens that nobody draws"
+                host.origins[end - 1] = self._cuts[-2] + drawing[chunk.seq]
+
+    def _fill_tables(self, host: _Fields, chunks: tuple[Chunk, ...], rows: int) -> None:
+        size = self._block_size
+        counts = [-(-(c.start + c.length) // size) for c in chunks]
+        width = max(counts)
+        for i, (chunk, count) in enumerate(zip(chunks, counts, strict=True)):
+            host.tables[i, :count] = self._blocks.of(chunk.seq, count)
+            host.tables[i, count:width] = 0
+        owner = np.repeat(np.arange(len(chunks)), [c.length for c in chunks])
+        block, offset = np.divmod(host.positions[:rows], size)
+        host.mapping[:rows] = host.tables[owner, block].astype(np.int64) * size + offset
+
+    def _send(self, seqs: int, plan_words: int) -> None:
+        """What is in use, from the front to the last table; a plan, if there is one, beside it."""
+        tables, plan = self._cuts[7:9]
+        used = tables + -(-seqs * self._shape[1] // 2)
+        self._ring.send(used, slice(plan, plan + plan_words))
+
+    # ------------------------------------------------------------- showing
+    def _batch(
+        self,
+        chunks: tuple[Chunk, ...],
+        ends: list[int],
+        more: int,
+        padded: int,
+        sampled: list[int],
+    ) -> Batch:
+        if self._lookahead:
+            origins = self._origins[:padded]
+            torch.index_select(self._words, 0, origins, out=self._tokens[:padded])
+        lens = (*(c.start + c.length for c in chunks), *[0] * more)
+        starts = (0, *ends, *range(ends[-1] + 1, ends[-1] + more + 1))
+        return self._view(lens, starts, padded, tuple(chunks[i].seq for i in sampled))
+
+    def _view(
+        self,
+        lens: tuple[int, ...],
+        starts: tuple[int, ...],
+        rows: int,
+        sampled: tuple[Sequence, ...],
+    ) -> Batch:
+        seqs = len(lens)
+        single = rows == seqs
+        # A graph wants one shape; torch's own attention wants no more columns than it needs.
+        width = self._shape[1] if self._pad else -(-max(lens) // self._block_size)
         return Batch(
-            tokens=parts[0],
-            positions=parts[1],
+            tokens=self._tokens[:rows],
+            positions=self._positions[:rows],
             attn=AttentionMeta(
-                query_starts=(0, *ends.tolist()),
-                seq_lens=seq_lens,
-                slot_mapping=parts[2],
-                block_tables=parts[4].view(torch.int32)[: seqs * width].view(seqs, width),
+                query_starts=starts,
+                seq_lens=lens,
+                slot_mapping=self._mapping[:rows],
+                block_tables=self._tables[:seqs, :width],
                 block_size=self._block_size,
+                seq_lens_device=self._lens[:seqs],
+                query_starts_device=self._starts[: seqs + 1],
+                single_rows=single,
             ),
-            sample_rows=parts[3],
-            sampled=tuple(chunks[i].seq for i in sampled),
+            sample_rows=self._picks[: len(sampled)],
+            sampled=sampled,
+            single_rows=single,
+            samples_every_row=single and len(sampled) == sum(length > 0 for length in lens),
         )
 
 
-class _UploadRing:
-    """Host buffers of `words` int64 each; on CUDA pinned, and used again only after their copy."""
+class _BlockLists:
+    """Block lists of running sequences as arrays that grow with them: each is converted once."""
 
-    def __init__(self, words: int, device: torch.device) -> None:
-        self._device = device
-        self._cuda = device.type == "cuda"
-        count = RING if self._cuda else 1  # a CPU step has ended before the next one is packed
-        self._hosts = [
-            torch.empty(words, dtype=torch.int64, pin_memory=self._cuda) for _ in range(count)
-        ]
-        self._events = [_event() for _ in range(count)] if self._cuda else []
-        self._turn = 0
+    def __init__(self, max_seqs: int, max_blocks: int) -> None:
+        self._limit = 2 * max_seqs
+        self._max_blocks = max_blocks
+        self._known: dict[Sequence, tuple[list[int], npt.NDArray[np.int32], int]] = {}
 
-    def next(self) -> npt.NDArray[np.int64]:
-        """The buffer to fill."""
-        self._turn = (self._turn + 1) % len(self._hosts)
-        if self._cuda:
-            self._events[self._turn].synchronize()
-        array: npt.NDArray[np.int64] = self._hosts[self._turn].numpy()
-        return array
+    def of(self, seq: Sequence, count: int) -> npt.NDArray[np.int32]:
+        """The first `count` blocks of `seq`.
 
-    def upload(self, words: int) -> Tensor:
-        """The first `words` of the buffer that was filled, on the device."""
-        host = self._hosts[self._turn][:words]
-        if not self._cuda:
-            return host
-        copy = host.to(self._device, non_blocking=True)
-        self._events[self._turn].record(torch.cuda.current_stream(self._device))
-        return copy
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+        Its list grows in place while it runs, and is another one when it runs again.
+        """
+        blocks, array, filled = self._known.pop(seq, (None, None, 0))
+        if blocks is not seq.blocks or array is None:
+            array, filled = np.zeros(self._max_blocks, dtype=np.int32), 0
+        if filled < count:
+            array[filled:count] = seq.blocks[filled:count]
+            filled = count
+        self._known[seq] = (seq.blocks, array, filled)
+        if len(self._known) > self._limit:  # the least recently run has ended
+            del self._known[next(iter(self._known))]
+        return array[:count]

@@ -3,17 +3,19 @@
 Goes in: commands, through `take`.  Comes out: a StepFrame from every `step`, with all that the step
 has to say.  Everything here happens on the thread that calls it; readers, copiers and the socket
 have threads of their own, and ring `bell` when there is something to do.
+
+With lookahead (on a card) a step is launched before the last one is settled, so that settling,
+telling, scheduling and packing happen while the device computes.  The device's queue never runs
+empty: forward N, draw N, forward N + 1, where the draw is put there once draw N - 1 is settled.
 """
 
 import threading
 import time
 from collections.abc import Callable
 
-from engine.adapters.plan import StepPlanner
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
 from engine.admission import SchedulerLimits
-from engine.batch import Batcher
 from engine.config import EngineConfig
 from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
@@ -30,12 +32,11 @@ from engine.messages import (
     StepFrame,
     Submit,
 )
-from engine.runner import Runner
-from engine.sampler import Sampler, SamplerLimits
+from engine.runner import Flight
 from engine.scheduler import Scheduler
-from engine.sequence import Sampled, StepWork
+from engine.sequence import StepWork
 from engine.snapshot import Painter, Traffic
-from engine.startup import Machine, build
+from engine.startup import Machine, build, make_planner, make_runner, warm_up
 from engine.stats import Stats
 
 #: How long an idle loop sleeps if nobody rings: never needed, but a lost ring must not hang it.
@@ -47,7 +48,10 @@ COPYING_SECONDS = 0.0005
 
 
 class EngineCore:
-    """One engine on the calling thread.  `progress` hears of the start; see `engine/startup.py`."""
+    """One engine on the calling thread.  `progress` hears of the start; see `engine/startup.py`.
+
+    `lookahead` None: on a card, unless deterministic.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class EngineCore:
         *,
         progress: Callable[[str, float], None] = lambda *_: None,
         bell: threading.Event | None = None,
+        lookahead: bool | None = None,
     ) -> None:
         self.bell = bell or threading.Event()
         self.machine = machine = build(config, progress=progress, wake=self.bell.set)
@@ -86,8 +91,14 @@ class EngineCore:
             limits=_limits(machine),
             clock=time.monotonic,
         )
-        self.planner = StepPlanner(machine.arena, self.slots.rows, self._manifest)
-        self.runner = _runner(machine, self.planner)
+        if lookahead is None:
+            lookahead = machine.device.type == "cuda" and not config.deterministic
+        self.lookahead = lookahead
+        planner = make_planner(config, machine.arena, self.slots.rows, self._manifest)
+        self.runner = make_runner(
+            config, machine.model, machine.arena, planner, machine.vocab_size, lookahead=lookahead
+        )
+        warm_up(self.runner, config, progress)
         self.stats = Stats()
         self._painter = Painter(
             pool=self.pool,
@@ -102,7 +113,10 @@ class EngineCore:
         self._commands: list[Command] = []
         self._answers: list[Answer] = []
         self._refused: list[SequenceDelta] = []
+        self._flight: Flight | None = None  # launched, and not settled
+        self._collected = 0.0  # when the last step's tokens were there
         self._ran = False
+        progress("ready", 1.0)
 
     # ------------------------------------------------------------- the sentence
     def take(self, command: Command) -> None:
@@ -114,15 +128,13 @@ class EngineCore:
         self._carry_out_commands()
         work = self.scheduler.schedule()  # polls reads and copies first
         deltas = self.scheduler.take_deltas()
-        if work is not None:
-            sampled = self._run(work)
-            deltas += self.scheduler.settle(work, sampled)
-        self._ran = work is not None
+        self._ran = work is not None or self._flight is not None
+        deltas += self._advance(work)
         return self._publish(deltas)
 
     @property
     def idle(self) -> bool:
-        """The last step ran nothing: `wait` before the next one."""
+        """The last step ran and settled nothing: `wait` before the next one."""
         return not self._ran and not self._commands
 
     def wait(self) -> None:
@@ -139,8 +151,9 @@ class EngineCore:
     def shutdown(self) -> StepFrame:
         """End every sequence with reason "abort", and tell so."""
         self._carry_out_commands()
+        deltas = self._advance(None)
         self.scheduler.abort_all("draining", "the engine is shutting down")
-        return self._publish(self.scheduler.take_deltas())
+        return self._publish([*deltas, *self.scheduler.take_deltas()])
 
     def snapshot(self) -> EngineSnapshot:
         """One consistent picture; call it between two steps."""
@@ -156,6 +169,9 @@ class EngineCore:
 
     def close(self) -> None:
         """End the reader's and the copier's threads.  The core cannot be used after it."""
+        if self._flight is not None:
+            self.runner.collect(self._flight)
+            self._flight = None
         self.machine.copier.close()
         self.machine.host.close()
 
@@ -193,13 +209,34 @@ class EngineCore:
         else:
             self.scheduler.add(submit)
 
-    def _run(self, work: StepWork) -> dict[str, Sampled]:
-        started = time.monotonic()
-        sampled = self.runner.run(work)
+    def _advance(self, work: StepWork | None) -> list[SequenceDelta]:
+        """Launch `work`; settle the step before it, or with no lookahead `work` itself."""
+        deltas: list[SequenceDelta] = []
+        before, self._flight = self._flight, self._launch(work) if work else None
+        if before is not None:
+            deltas += self._settle(before)
+        if self._flight is not None:
+            self.runner.sample(self._flight)  # every token before the one to draw is known now
+        if self._flight is not None and not self.lookahead:
+            deltas += self._settle(self._flight)
+            self._flight = None
+        return deltas
+
+    def _launch(self, work: StepWork) -> Flight:
+        launched = time.monotonic()
+        flight = self.runner.launch(work)
+        flight.launched = launched
         self.pool.stamp = self.runner.fence
-        self.stats.note(work)
-        self._learn_prefill_cost(work, time.monotonic() - started)
-        return sampled
+        return flight
+
+    def _settle(self, flight: Flight) -> list[SequenceDelta]:
+        sampled = self.runner.collect(flight)
+        now = time.monotonic()
+        # A step launched ahead began when the one before it ended.
+        self._learn_prefill_cost(flight.work, now - max(flight.launched, self._collected))
+        self._collected = now
+        self.stats.note(flight.work)
+        return self.scheduler.settle(flight.work, sampled)
 
     def _learn_prefill_cost(self, work: StepWork, seconds: float) -> None:
         """Steps that are mostly prompt teach the reclaimer what a cached token is worth."""
@@ -242,16 +279,3 @@ def _kv_floor(machine: Machine) -> int:
         return -(-config.kv_floor // machine.layout.block_bytes)
     longest = -(-config.max_model_len // config.block_size)
     return max(1, min(longest, config.num_blocks // 10))
-
-
-def _runner(machine: Machine, planner: StepPlanner) -> Runner:
-    config = machine.config
-    batcher = Batcher(
-        max_rows=config.max_batch_tokens,
-        max_seqs=config.max_num_seqs,
-        max_blocks=-(-config.max_model_len // config.block_size),
-        block_size=config.block_size,
-        device=machine.device,
-    )
-    sampler = Sampler(SamplerLimits(machine.vocab_size, machine.spec.eos_token_ids))
-    return Runner(machine.model, machine.arena, batcher, planner, sampler)

@@ -48,12 +48,19 @@ class Generation:
 
 
 class Engine:
-    """An engine in this process.  Use it from one thread; `close` it, or use `with`."""
+    """An engine in this process.  Use it from one thread; `close` it, or use `with`.
+
+    `lookahead` None: on a card, unless deterministic.
+    """
 
     def __init__(
-        self, config: EngineConfig, *, progress: Callable[[str, float], None] = lambda *_: None
+        self,
+        config: EngineConfig,
+        *,
+        progress: Callable[[str, float], None] = lambda *_: None,
+        lookahead: bool | None = None,
     ) -> None:
-        self._core = EngineCore(config, progress=progress)
+        self._core = EngineCore(config, progress=progress, lookahead=lookahead)
         self._ids = itertools.count(1)
 
     @property

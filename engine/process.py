@@ -203,7 +203,9 @@ def _build(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> "EngineCore":
     def progress(phase: str, fraction: float) -> None:
         outbox.put(Starting(phase, fraction))
 
-    return EngineCore(config, progress=progress, bell=inbox.bell)
+    core = EngineCore(config, progress=progress, bell=inbox.bell)
+    print(core.machine.memory.table(), file=sys.stderr, flush=True)
+    return core
 
 
 def run() -> NoReturn:

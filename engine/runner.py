@@ -1,29 +1,45 @@
 """One step on the device: pack, one forward pass, sample.
 
 Goes in: the scheduler's work.  Comes out: a `Sampled` for each sequence whose last row is sampled.
-Whatever the mix of adapters, there is one forward pass a step, and `forward_passes` counts them.
-Knows nothing of queues, tiers or stop rules.
+`launch`, `sample` and `collect` are the three parts of a step, `run` all of them: only `collect`
+waits for the device.  Whatever the mix of adapters, there is one forward pass a step, and
+`forward_passes` counts them.  Knows nothing of queues, tiers or stop rules.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.adapters.plan import StepPlanner
-from engine.batch import Batcher
+from engine.batch import Batch, Batcher
+from engine.graphs import DecodeSteps
+from engine.kernels.lora import LoraMeta
 from engine.memory.arena import Arena
 from engine.messages import TokenLogprobs
 from engine.models.decoder import Decoder
-from engine.sampler import Sampler
+from engine.sampler import Drawn, Sampler
 from engine.sequence import Chunk, Sampled, Sequence, StepWork
+from engine.upload import Words
 
 #: Prompt rows get their logits this many at a time: 2,048 rows of a 128k vocabulary are 1 GB.
 PROMPT_ROWS = 128
 
 
+@dataclass(slots=True)
+class Flight:
+    """A step that was launched.  `logits` has a row for each sampled sequence."""
+
+    work: StepWork
+    batch: Batch
+    logits: Tensor | None
+    drawn: Drawn | None = None
+    launched: float = 0.0  # seconds of the caller's clock
+
+
 class Runner:
-    """Runs steps eagerly.  Used from the step loop's thread only."""
+    """Runs steps.  Used from the step loop's thread only."""
 
     def __init__(
         self, model: Decoder, arena: Arena, batcher: Batcher, planner: StepPlanner, sampler: Sampler
@@ -33,36 +49,112 @@ class Runner:
         self._device = arena.device
         self._batcher = batcher
         self._planner = planner
+        planner.bind(batcher.plan)
         self._sampler = sampler
+        #: Padded decode-only steps; None where steps are not padded.
+        self.decode = DecodeSteps(model, arena, batcher.rungs[-1]) if batcher.rungs else None
+        #: What the last draw is for: sequence -> its place in the batcher's `ids`.
+        self._drawing: dict[Sequence, int] = {}
         #: request id -> position -> log-probability of that prompt token, until the first sample.
         self._prompts: dict[str, dict[int, TokenLogprobs]] = {}
         self.forward_passes = 0
         #: What the next owner of a block that this step has used waits for; None on the CPU.
         self.fence: torch.cuda.Event | None = None
 
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Numbers of rows that decode-only steps are padded to; none where they are not."""
+        return self._batcher.rungs
+
+    def plans(self, rows: int) -> list[LoraMeta | None]:
+        """Plans whose graphs are captured at start for `rows` rows; None is the base model's."""
+        return [None, *self._planner.classes(rows)]
+
+    def capture(self, progress: Callable[[float], None] = lambda fraction: None) -> None:
+        """Capture a graph for every rung and usual plan, the largest first."""
+        for done, rows in enumerate(reversed(self.rungs)):
+            for plan in self.plans(rows):
+                self.capture_one(rows, plan)
+            progress((done + 1) / len(self.rungs))
+
     @torch.inference_mode()
+    def capture_one(self, rows: int, plan: LoraMeta | None) -> None:
+        """Capture the graph of one rung and plan."""
+        assert self.decode is not None, "nothing is captured where steps are not padded"
+        self.decode.capture(self._batcher.blank(rows), plan)
+
     def run(self, work: StepWork) -> dict[str, Sampled]:
         """Request id -> what was drawn, for the chunks that sample."""
-        batch = self._batcher.pack(work)
+        flight = self.launch(work)
+        self.sample(flight)
+        return self.collect(flight)
+
+    @torch.inference_mode()
+    def launch(self, work: StepWork) -> Flight:
+        """Upload, and start the forward pass.
+
+        A row whose token the last `sample` is still drawing finds it on the device.
+        """
+        plans: list[LoraMeta | None] = []
+
+        def plan(words: Words) -> int:
+            plans.append(self._planner.meta(work, words))
+            return self._planner.words_of(plans[0])
+
+        batch = self._batcher.pack(work, self._drawing, plan)
         self._wait_for(work.fences)
-        lora = self._planner.meta(work)
-        hidden = self._model(batch.tokens, batch.positions, self._kv, batch.attn, lora)
+        logits = self._forward(work, batch, plans[0])
         self.forward_passes += 1
         self._record_fence()
-        self._note_prompts(work.chunks, hidden)
-        if not batch.sampled:
+        return Flight(work, batch, logits)
+
+    @torch.inference_mode()
+    def sample(self, flight: Flight) -> None:
+        """Start the draw for a launched step; its sequences' earlier tokens are known by now."""
+        self._drawing = {seq: i for i, seq in enumerate(flight.batch.sampled)}
+        if flight.logits is None:
+            return
+        flight.drawn = self._sampler.launch(flight.logits, flight.batch.sampled)
+        flight.logits = None
+        tokens = flight.drawn.tokens
+        self._batcher.ids[: len(tokens)].copy_(tokens)
+
+    def collect(self, flight: Flight) -> dict[str, Sampled]:
+        """Wait for the draw: request id -> what was drawn."""
+        if flight.drawn is None:
             return {}
-        logits = self._model.logits(hidden[batch.sample_rows])
-        drawn = self._sampler.sample(logits, batch.sampled)
+        drawn = self._sampler.finish(flight.drawn)
         return {
             seq.request_id: self._with_prompt(seq, one)
-            for seq, one in zip(batch.sampled, drawn, strict=True)
+            for seq, one in zip(flight.batch.sampled, drawn, strict=True)
         }
+
+    def start_over(self) -> None:
+        """Forget every step so far: they were a rehearsal."""
+        self.forward_passes, self.fence = 0, None
+        self._drawing.clear()
+        self._prompts.clear()
+        self._batcher.forget()
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop what was kept for sequences that have ended."""
         for request_id in request_ids:
             self._prompts.pop(request_id, None)
+
+    # ------------------------------------------------------------- one level down
+    def _forward(self, work: StepWork, batch: Batch, lora: LoraMeta | None) -> Tensor | None:
+        """Logits of the sampled rows; None if there are none."""
+        owed = any(_owes_prompt(chunk.seq) for chunk in work.chunks)
+        if self.decode is not None and batch.single_rows and not owed:
+            logits = self.decode.run(batch, lora)
+            if batch.samples_every_row:
+                return logits[: len(batch.sampled)]
+            return logits.index_select(0, batch.sample_rows) if batch.sampled else None
+        hidden = self._model(batch.tokens, batch.positions, self._kv, batch.attn, lora)
+        self._note_prompts(work.chunks, hidden)
+        if not batch.sampled:
+            return None
+        return self._model.logits(hidden.index_select(0, batch.sample_rows))
 
     def _wait_for(self, fences: tuple[object, ...]) -> None:
         for fence in fences:

@@ -22,7 +22,13 @@ __all__ = ["Chunk", "Sampled", "Scheduler", "SchedulerLimits", "StepWork"]
 
 
 class Scheduler:
-    """Owns every live sequence.  `schedule` and `settle` alternate; the rest may come between."""
+    """Owns every live sequence.  The rest may come between any `schedule` and `settle`.
+
+    Steps are settled in the order in which they were scheduled.  One more may be scheduled before
+    the last one is settled: its rows then stand on tokens that are still being drawn.  What ends or
+    gives way in between leaves a row behind that is computed for nobody, into blocks that have a
+    new owner only in later steps.
+    """
 
     def __init__(
         self,
@@ -70,7 +76,7 @@ class Scheduler:
         self._waiting.push(seq)
 
     def abort(self, request_id: str, code: str = "", message: str = "") -> None:
-        """End a sequence now, or when its launched step is settled.  Unknown ids are ignored."""
+        """End a sequence now, or when a launched step is settled.  Unknown ids are ignored."""
         seq = self._live.get(request_id)
         if seq is not None:
             self._doom(seq, Doom("abort", code, message))
@@ -123,9 +129,13 @@ class Scheduler:
         deltas = []
         for chunk in work.chunks:
             seq = chunk.seq
-            seq.launched = False
-            seq.num_computed += chunk.length
-            self._enter_full_blocks(seq)
+            seq.owed -= chunk.samples
+            if seq.status is Status.FINISHED:
+                continue  # it ended while this row of it was under way
+            if chunk.stay == seq.stay:
+                seq.flying -= chunk.length
+                seq.num_computed += chunk.length
+                self._enter_full_blocks(seq)
             if seq.doom is not None:
                 deltas.append(self._end(seq, seq.doom))
             elif chunk.samples:
@@ -140,8 +150,16 @@ class Scheduler:
     def _extend_running(self, step: StepBuilder) -> None:
         for seq in sorted(self._running, key=lambda s: (s.pending > 1, s.rank)):
             length = min(seq.pending, step.left)
-            if length and seq.status is Status.RUNNING and self._grow(seq, step):
+            if length and self._goes_on(seq) and self._grow(seq, step):
                 step.add(seq, length)
+
+    def _goes_on(self, seq: Sequence) -> bool:
+        """Whether `seq` still runs, and does not end for sure with the token being drawn."""
+        if seq.status is not Status.RUNNING or seq.doom is not None:
+            return False
+        generated = seq.length - seq.num_prompt
+        full = generated >= seq.sampling.max_tokens or seq.length >= self.limits.max_model_len
+        return not (seq.owed and full)
 
     def _grow(self, seq: Sequence, step: StepBuilder) -> bool:
         """A block for its newest token, taken from who ranks last; False = `seq` itself did."""
@@ -154,7 +172,7 @@ class Scheduler:
 
     def _take_blocks(self, seq: Sequence, step: StepBuilder) -> bool:
         """Blocks for all tokens of `seq`, at once: no load can take what its next chunk needs."""
-        missing = self.limits.blocks(len(seq.tokens)) - len(seq.blocks)
+        missing = self.limits.blocks(seq.length) - len(seq.blocks)
         if missing > 0:
             blocks = self.memory.take_kv(missing, seq.rev)
             if blocks is None:
@@ -217,7 +235,7 @@ class Scheduler:
         blocks = self.limits.blocks
         need = blocks(len(seq.tokens) + bool(self._running)) - len(found)
         need += sum(map(self._pool.is_cached, found))
-        need += sum(max(blocks(len(s.tokens) + 1) - len(s.blocks), 0) for s in self._running)
+        need += sum(max(blocks(s.length + 1) - len(s.blocks), 0) for s in self._running)
         return need <= self.memory.kv_room(seq.rev, admission=True)
 
     def _note_first_admission(self, seq: Sequence) -> None:
@@ -248,7 +266,8 @@ class Scheduler:
     def _launch(self, step: StepBuilder) -> StepWork | None:
         work = step.build()
         for chunk in work.chunks if work else ():
-            chunk.seq.launched = True
+            chunk.seq.flying += chunk.length
+            chunk.seq.owed += chunk.samples
         return work
 
     def _enter_full_blocks(self, seq: Sequence) -> None:
@@ -276,7 +295,7 @@ class Scheduler:
             self._prefix.forget_stats(rev)
 
     def _doom(self, seq: Sequence, doom: Doom) -> None:
-        if seq.launched:
+        if seq.flying:
             seq.doom = doom
         else:
             self._deltas.append(self._end(seq, doom))
@@ -300,7 +319,8 @@ class Scheduler:
     def _leave_running(self, seq: Sequence) -> None:
         self._running.remove(seq)
         self._prefix.release(seq.blocks)
-        seq.blocks, seq.num_computed, seq.num_entered = [], 0, 0
+        seq.blocks, seq.num_computed, seq.num_entered, seq.flying = [], 0, 0, 0
+        seq.stay += 1
         if seq.rev is not None:
             self.residency.release(seq.rev)
         seq.slot = -1

@@ -52,7 +52,9 @@ class Sequence:
     chain: list[bytes] = field(default_factory=list)  # keys of its full blocks
     num_entered: int = 0  # full blocks that the prefix index has seen
     cached_tokens: int | None = None  # found at the first admission
-    launched: bool = False  # rows of it are being computed: only settling may touch it
+    flying: int = 0  # rows of it that are being computed into its blocks, in all launched steps
+    owed: int = 0  # tokens of it that launched steps are drawing
+    stay: int = 0  # differs whenever it has lost its blocks
     doom: Doom | None = None
     told: bool = False  # the first delta is out
 
@@ -61,9 +63,19 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def length(self) -> int:
+        """Tokens once everything launched is settled, those being drawn included."""
+        return len(self.tokens) + self.owed
+
+    @property
+    def next_row(self) -> int:
+        """Position of the first token whose KV nobody has computed or is computing."""
+        return self.num_computed + self.flying
+
+    @property
     def pending(self) -> int:
-        """Tokens whose KV is not computed yet; 1 while decoding."""
-        return len(self.tokens) - self.num_computed
+        """Tokens whose KV nobody has computed or is computing; 1 while decoding."""
+        return self.length - self.next_row
 
     @property
     def remaining(self) -> int:
@@ -78,12 +90,16 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of one sequence in one step: `tokens[start : start + length]`."""
+    """Rows of one sequence in one step: `tokens[start : start + length]`.
+
+    The last one may be a token that the step before is still drawing.
+    """
 
     seq: Sequence
     start: int
     length: int
     samples: bool  # the last row's logits are sampled
+    stay: int = 0  # the sequence's, when this was launched
 
 
 @dataclass(frozen=True, slots=True)

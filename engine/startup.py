@@ -1,35 +1,48 @@
 """From a configuration to a machine that can run steps: device, weights, arena, host cache.
 
 Goes in: an EngineConfig with its `auto` values.  Comes out: a `Machine` whose config has none left,
-and everything that is ever allocated, allocated.  Knows nothing of requests.
+its memory plan, and after `warm_up` everything that is ever allocated, allocated.  Knows nothing of
+requests.
 """
 
+import dataclasses
+import gc
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from msgspec.structs import replace
 
 from engine.adapters.copier import CudaCopier, ThreadCopier
+from engine.adapters.device_plan import DevicePlanner
+from engine.adapters.device_slots import DeviceSlots
 from engine.adapters.host import HostCache
+from engine.adapters.plan import StepPlanner
+from engine.adapters.slots import SlotRow
+from engine.batch import Batcher
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelUnsupported, NoDevice
-from engine.kernels.attention import AttentionMeta
+from engine.graphs import LATE_GRAPHS
 from engine.layout import BlockLayout
 from engine.memory.arena import DTYPES, Arena, plan_blocks
+from engine.memory.budget import MemoryPlan, usual_adapter_blocks
 from engine.memory.pool import BlockPool
-from engine.messages import EngineInfo
+from engine.messages import EngineInfo, PackedManifest
 from engine.models.decoder import Decoder, load_model
 from engine.models.spec import ModelSpec, read_spec
+from engine.rehearsal import rehearse
+from engine.runner import Runner
+from engine.sampler import Sampler, SamplerLimits
 
 Progress = Callable[[str, float], None]
 
 CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS = 512, 2048
-#: fp64 copies of a full batch of logits that the sampler may hold at once.
-SAMPLER_COPIES = 6
+#: What the driver keeps for a graph, at the least.
+LEAST_GRAPH_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +60,7 @@ class Machine:
     copier: CudaCopier | ThreadCopier
     vocab_size: int
     info: EngineInfo
+    memory: MemoryPlan
 
 
 def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None]) -> Machine:
@@ -71,8 +85,9 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
     progress("memory", 0.8)
     layout = spec.block_layout(block_size=config.block_size, dtype=config.dtype)
     cuda = device.type == "cuda"
-    room = _measure_room(config, spec, layout, model, device) if cuda else None
-    num_blocks = plan_blocks(config, layout, spec, room=room)
+    vocab_size = min(spec.vocab_size, tokenizer_size(folder) or spec.vocab_size)
+    use = _measure(config, spec, layout, model, vocab_size) if cuda else None
+    num_blocks = plan_blocks(config, layout, spec, room=use.room if use else None)
     config = _fit_length(replace(config, num_blocks=num_blocks), spec)
     arena = Arena(spec, layout, block_size=config.block_size, num_blocks=num_blocks, device=device)
     host = HostCache(
@@ -85,7 +100,8 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
     )
     pool = BlockPool(num_blocks)
     copier = CudaCopier(arena, host, pool) if cuda else ThreadCopier(arena, host, wake=wake)
-    progress("ready", 1.0)
+    progress("memory", 0.85)
+    info = _describe(config, spec, layout, model, device, host)
     return Machine(
         config=config,
         spec=spec,
@@ -96,9 +112,75 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
         pool=pool,
         host=host,
         copier=copier,
-        vocab_size=min(spec.vocab_size, tokenizer_size(folder) or spec.vocab_size),
-        info=_describe(config, spec, layout, model, device, host),
+        vocab_size=vocab_size,
+        info=info,
+        memory=_memory_plan(config, layout, info, use),
     )
+
+
+def _is_card(device: torch.device) -> bool:
+    """Whether steps go through the kernels, and are laid out for them."""
+    return device.type == "cuda"
+
+
+def make_planner(
+    config: EngineConfig,
+    arena: Arena,
+    rows: Mapping[int, SlotRow],
+    manifest_of: Callable[[str], PackedManifest],
+) -> StepPlanner:
+    """The step planner, with all that it will ever allocate.  `rows` is the slot table's own."""
+    if not _is_card(arena.device):
+        return StepPlanner(arena, rows, manifest_of)
+    slots = DeviceSlots(
+        arena.layout, num_slots=config.slots, max_rank=config.max_rank, device=arena.device
+    )
+    device = DevicePlanner(
+        arena,
+        slots,
+        max_rows=config.max_batch_tokens,
+        max_seqs=config.max_num_seqs,
+        max_rank=config.max_rank,
+        deterministic=config.deterministic,
+    )
+    return StepPlanner(arena, rows, manifest_of, device)
+
+
+def make_runner(
+    config: EngineConfig,
+    model: Decoder,
+    arena: Arena,
+    planner: StepPlanner,
+    vocab_size: int,
+    *,
+    lookahead: bool,
+) -> Runner:
+    """A runner for steps within `config`, with all that it will ever allocate but its graphs."""
+    batcher = Batcher(
+        max_rows=config.max_batch_tokens,
+        max_seqs=config.max_num_seqs,
+        max_blocks=-(-(config.max_model_len or model.spec.max_position) // config.block_size),
+        block_size=config.block_size,
+        device=arena.device,
+        pad=_is_card(arena.device) and not config.deterministic,
+        lookahead=lookahead,
+        plan_words=planner.plan_words,
+    )
+    limits = SamplerLimits(vocab_size, model.spec.eos_token_ids)
+    sampler = Sampler(limits, device=arena.device, max_rows=config.max_num_seqs)
+    return Runner(model, arena, batcher, planner, sampler)
+
+
+def warm_up(runner: Runner, config: EngineConfig, progress: Progress) -> None:
+    """Capture the graphs, then run the largest steps once: nothing is allocated after it.
+
+    Only a card has any of this to do.
+    """
+    if config.device != "cuda":
+        return
+    runner.capture(lambda fraction: progress("graphs", 0.85 + 0.1 * fraction))
+    progress("warming up", 0.95)
+    rehearse(runner, config, max_len=config.max_model_len, num_blocks=config.num_blocks)
 
 
 def resolve(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
@@ -162,33 +244,116 @@ def tokenizer_size(folder: Path) -> int:
         raise ModelUnsupported(f"{path}: not a tokenizer file ({error})") from error
 
 
-@torch.inference_mode()
-def _measure_room(
-    config: EngineConfig,
-    spec: ModelSpec,
-    layout: BlockLayout,
-    model: Decoder,
-    device: torch.device,
-) -> int:
-    """Bytes of the card that the arena may take, found by running the largest step once.
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Bytes of a card, measured."""
 
-    What that step needed stays in torch's cache for the real steps, so it counts as used.
+    total: int
+    room: int  # what the arena may take
+    other: int
+    steps: int
+    graphs: int
+    num_graphs: int
+
+
+def _measure(
+    config: EngineConfig, spec: ModelSpec, layout: BlockLayout, model: Decoder, vocab_size: int
+) -> _Use:
+    """Run the largest steps over a small arena, and capture two graphs: the first tells what they
+    share, the second what each costs by itself.
+
+    What the steps needed goes back to the card, and is asked for again by `warm_up`.
     """
-    rows, size = config.max_batch_tokens, config.block_size
-    blocks = -(-rows // size)
-    arena = Arena(spec, layout, block_size=size, num_blocks=blocks, device=device)
-    kv = [arena.kv(layer) for layer in range(spec.num_layers)]
-    index = torch.arange(rows, device=device)
-    tables = torch.arange(blocks, dtype=torch.int32, device=device)[None]
-    meta = AttentionMeta((0, rows), (rows,), index, tables, size)
-    positions = index % spec.max_position
-    hidden = model(torch.zeros_like(index), positions, kv, meta, None)
-    model.logits(hidden[: config.max_num_seqs])
-    scratch = config.max_num_seqs * spec.vocab_size * SAMPLER_COPIES
-    torch.empty(scratch, dtype=torch.float64, device=device)
+    device = torch.device(config.device)
+    rows = config.max_batch_tokens
+    before, total = _used(device), torch.cuda.mem_get_info(device)[1]
+    blocks = -(-rows // config.block_size) + config.max_num_seqs
+    arena = Arena(spec, layout, block_size=config.block_size, num_blocks=blocks, device=device)
+    planner = make_planner(config, arena, {}, _no_manifest)
+    runner = make_runner(config, model, arena, planner, vocab_size, lookahead=True)
+    made = _used(device)
+    graphs, num_graphs = _measure_graphs(runner, device)
+    captured = _used(device)
+    longest = config.max_model_len or spec.max_position
+    rehearse(runner, config, max_len=longest, num_blocks=blocks)
+    free, _ = torch.cuda.mem_get_info(device)
+    peak = total - free - (captured - made) - arena.bytes.numel()
+    del planner, runner, arena
+    _used(device)
+    room = int(total * config.gpu_memory_utilization) - peak - graphs
+    return _Use(
+        total=total,
+        room=room,
+        other=max(before - _weight_bytes(model), 0),
+        steps=max(peak - before, 0),
+        graphs=graphs,
+        num_graphs=num_graphs,
+    )
+
+
+@torch.inference_mode()
+def _measure_graphs(runner: Runner, device: torch.device) -> tuple[int, int]:
+    """Bytes of all graphs, and how many there may be.
+
+    Two are captured: the first tells what all of them share, the second what each has of its own.
+    """
+    rungs = runner.rungs
+    if not rungs:
+        return 0, 0
+    plans = [(rows, plan) for rows in reversed(rungs) for plan in runner.plans(rows)]
+    steps = [_used(device)]
+    for rows, plan in (plans[0], plans[len(runner.plans(rungs[-1])) - 1 or -1]):
+        runner.capture_one(rows, plan)
+        steps.append(_used(device))
+    first, second = (b - a for a, b in pairwise(steps))
+    each = max(second, LEAST_GRAPH_BYTES)
+    count = len(plans) + LATE_GRAPHS
+    return first + each * (count - 1), count
+
+
+def _used(device: torch.device) -> int:
+    """Bytes of the card in use, torch's cache not counted."""
     torch.cuda.synchronize(device)
+    gc.collect()
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return int(total * config.gpu_memory_utilization) - (total - free)
+    return total - free
+
+
+def _no_manifest(rev: str) -> PackedManifest:
+    raise AssertionError(f"{rev}: no adapter is used in a rehearsal")
+
+
+def _memory_plan(
+    config: EngineConfig, layout: BlockLayout, info: EngineInfo, use: _Use | None
+) -> MemoryPlan:
+    plan = MemoryPlan(
+        device=info.device_name,
+        weights=info.weight_bytes,
+        num_blocks=config.num_blocks,
+        block_bytes=layout.block_bytes,
+        block_size=config.block_size,
+        adapter_blocks=usual_adapter_blocks(layout),
+    )
+    if use is None:
+        return plan
+    return dataclasses.replace(
+        plan,
+        total=use.total,
+        utilization=config.gpu_memory_utilization,
+        other=use.other,
+        steps=use.steps,
+        step_text=f"{config.max_batch_tokens:,} rows, {config.max_num_seqs:,} sequences",
+        graphs=use.graphs,
+        graph_text=f"up to {use.num_graphs}",
+    )
+
+
+def _weight_bytes(model: Decoder) -> int:
+    """Shared tensors count once."""
+    weights = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
+    weights |= {b.data_ptr(): b.numel() * b.element_size() for b in model.buffers()}
+    return sum(weights.values())
 
 
 def _describe(
@@ -199,8 +364,6 @@ def _describe(
     device: torch.device,
     host: HostCache,
 ) -> EngineInfo:
-    weights = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
-    weights |= {b.data_ptr(): b.numel() * b.element_size() for b in model.buffers()}
     cuda = device.type == "cuda"
     return EngineInfo(
         device=device.type,
@@ -215,7 +378,7 @@ def _describe(
         max_batch_tokens=config.max_batch_tokens,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
-        weight_bytes=sum(weights.values()),
+        weight_bytes=_weight_bytes(model),
         arena_bytes=config.num_blocks * layout.block_bytes,
         ram_cache_bytes=host.limit_bytes,
         pid=os.getpid(),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine.sequence import StepWork
+from engine.sequence import Status, StepWork
 
 
 @dataclass(slots=True)
@@ -20,12 +20,15 @@ class Stats:
     generated_by_rev: Counter[str | None] = field(default_factory=Counter)
 
     def note(self, work: StepWork) -> None:
-        """One step ran."""
+        """One step has run and is about to be settled.
+
+        Rows of sequences that ended while it was under way were computed for nobody.
+        """
         self.steps += 1
         for chunk in work.chunks:
             end = min(chunk.start + chunk.length, chunk.seq.num_prompt)
             self.prompt_tokens += max(end - chunk.start, 0)
-            if chunk.samples:
+            if chunk.samples and chunk.seq.status is not Status.FINISHED:
                 self.generated_tokens += 1
                 self.generated_by_rev[chunk.seq.rev] += 1
 

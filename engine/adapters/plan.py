@@ -1,43 +1,96 @@
 """The step plan: which rows of a step use which slot, and where that slot's adapter lies.
 
-Goes in: the slot table's rows, their manifests, and each step's chunks.  Comes out: a LoraMeta of
-segments and views into the arena.  Segments are cut anew from every step's own chunks, and a slot's
-views are used for the generation that they were made for alone: a slot that changed hands under an
-unchanged set of requests cannot be missed.  Knows nothing of tiers and of who is evicted.
+Goes in: the slot table's rows, their manifests, and each step's chunks.  Comes out: a LoraMeta, of
+segments and views into the arena, or of work items for the kernels of a card.  Segments are cut
+anew from every step's own chunks, and what is known of a slot is used for the generation that it
+was made for alone: a slot that changed hands under an unchanged set of requests cannot be missed.
+Knows nothing of tiers and of who is evicted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+from torch import Tensor
+
+from engine.adapters.device_plan import DevicePlanner, cut_runs
 from engine.adapters.slots import SlotRow
 from engine.kernels.lora import LoraMeta, LoraRows, Segment
 from engine.layout import place
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest
 from engine.sequence import Chunk, StepWork
+from engine.upload import Words
 
 Pairs = Mapping[tuple[int, str], LoraRows]
 
 
 class StepPlanner:
-    """Keeps the views of revisions in use.  `rows` is the slot table's own, read only."""
+    """Plans steps.  `rows` is the slot table's own, read only.
+
+    With `device` plans are for the kernels, in the `plan_words` of a step's upload; without, views
+    of revisions in use are kept, and nothing is uploaded.
+    """
 
     def __init__(
         self,
         arena: Arena,
         rows: Mapping[int, SlotRow],
         manifest_of: Callable[[str], PackedManifest],
+        device: DevicePlanner | None = None,
     ) -> None:
         self._arena = arena
         self._rows = rows
         self._manifest_of = manifest_of
+        self._device = device
+        #: int64 of a step's upload that are the plan's.
+        self.plan_words = 0 if device is None else device.words
+        self._generations: dict[int, int] = {}  # slot -> of its row in the device's table
         self._views: dict[int, tuple[int, Pairs]] = {}  # slot -> generation, views
 
-    def meta(self, work: StepWork) -> LoraMeta | None:
-        """The plan of one step; None when no row of it uses an adapter."""
+    def bind(self, words: Tensor) -> None:
+        """Where the plan's part of every upload arrives: (plan_words,) int64, never moved."""
+        if self._device is not None:
+            self._device.bind(words)
+
+    def meta(self, work: StepWork, words: Words | None = None) -> LoraMeta | None:
+        """The plan of one step; None when no row of it uses an adapter.
+
+        `words` is the plan's region of the upload that is being filled; without one, a plan for the
+        kernels takes an upload of its own.  Changed rows of the slot table are copied on the
+        current stream, so that this step's kernels find them and no earlier step's do.
+        """
+        if self._device is not None:
+            return self._on_device(self._device, work, words)
         segments = cut_segments(work.chunks)
         if not segments:
             return None
         return LoraMeta(segments, {s.slot: self._current(s.slot) for s in segments})
+
+    def words_of(self, meta: LoraMeta | None) -> int:
+        """How many of the `plan_words` have to be uploaded for a plan of this step."""
+        if self._device is None or meta is None or meta.device is None:
+            return 0
+        return self._device.words_of(meta.device.kind)
+
+    def classes(self, rows: int) -> list[LoraMeta]:
+        """Plans to capture graphs of decode steps of `rows` rows for."""
+        return [] if self._device is None else self._device.classes(rows)
+
+    def _on_device(
+        self, device: DevicePlanner, work: StepWork, words: Words | None
+    ) -> LoraMeta | None:
+        runs, total = cut_runs(work.chunks)
+        if not runs.size:
+            return None
+        for slot in np.unique(runs[2]).tolist():
+            row = self._rows[slot]
+            if self._generations.get(slot) != row.generation:
+                assert row.ready, f"slot {slot} is used before its copy is complete"
+                device.slots.put(slot, self._manifest_of(row.rev), row.blocks)
+                self._generations[slot] = row.generation
+        if words is None:
+            return device.send(runs, total)
+        return device.view(device.write(runs, total, words))
 
     def _current(self, slot: int) -> Pairs:
         """Views for what is in `slot` now; made at its first use, as long as it stays there."""

@@ -4,7 +4,8 @@ Goes in: q, k and v of a step's rows, the layer's strided view of the arena, and
 Comes out: K and V in their slots, and attention per row.  A step may mix prefill chunks with
 decode rows.  Knows no sequences, only rows, lengths and block tables.
 
-Torch is the backend on every device; what it derives from the meta (masks, index lists) is made
+On a card the Triton kernels of `attention_device.py` take it.  Elsewhere, and in deterministic
+mode, torch is the backend.  What either derives from the meta (masks, index lists, items) is made
 once a step, kept in the meta and gone with it.
 """
 
@@ -16,18 +17,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels import backend
 from engine.kernels.attention_fixed import fixed_attention
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMeta:
-    """Where the S sequences of a step lie among its T rows and in the arena."""
+    """Where the S sequences of a step lie among its T rows and in the arena.
+
+    A mixed step that is captured in a graph leaves the two tuples empty: there, lengths and row
+    ranges are known at replay only.  On the device, rows beyond the last range are padding too.
+    """
 
     query_starts: tuple[int, ...]  # S + 1: sequence s has rows [starts[s], starts[s + 1])
     seq_lens: tuple[int, ...]  # S: keys visible at the sequence's last row of this step
-    slot_mapping: Tensor  # (T,) int64: block * block_size + offset of the row's K and V
+    slot_mapping: Tensor  # (T,) int64: block * block_size + offset of the row's K and V; -1 = none
     block_tables: Tensor  # (S, max_blocks) int32, padded with 0
     block_size: int
+    #: The same on the device, at fixed addresses, for kernels; None on the CPU.
+    seq_lens_device: Tensor | None = None  # (S,) int32; 0 = padding: no keys, and nothing to write
+    query_starts_device: Tensor | None = None  # (S + 1,) int32
+    #: Every sequence has one row: row i is sequence i's.
+    single_rows: bool = False
     #: What a backend derives from the rest once a step, by its own keys.
     derived: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -69,13 +80,25 @@ def write_kv(k: Tensor, v: Tensor, kv: Tensor, meta: AttentionMeta) -> None:
 
 
 def paged_attention(
-    q: Tensor, kv: Tensor, meta: AttentionMeta, *, scale: float, window: int, deterministic: bool
+    q: Tensor,
+    kv: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    window: int,
+    deterministic: bool,
+    fresh: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Causal attention of q (T, heads, head_dim) over the keys in kv -> (T, heads, head_dim).
 
     Heads share KV heads in consecutive groups.  `window` counts visible positions, the row's own
     included; 0 = all.  `deterministic`: a row's bits do not depend on the batch or on chunking.
+    `fresh`: the rows' own k and v, which spare a card the way through the arena for long prompts.
     """
+    if backend.use_kernels(q, deterministic):
+        from engine.kernels.attention_device import device_attention
+
+        return device_attention(q, kv, meta, scale=scale, window=window, fresh=fresh)
     if deterministic:
         return fixed_attention(q, kv, meta, scale=scale, window=window)
     if window not in meta.derived:

@@ -1,7 +1,7 @@
 """What is done to each row by itself: norm, rotation, gate.
 
 Goes in and comes out: activations, one row a token.  All arithmetic is in fp32.  Knows nothing of
-layers and of other rows.
+layers and of other rows.  `fused.py` has the same for a card, several ops a launch.
 
 `deterministic` concerns silu, cos and sin: torch may compute them with vector code in the body of
 a tensor (or of a thread's share of it) and with scalar code in the tail, so that a value's bits
@@ -15,6 +15,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from engine.kernels import backend
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -44,6 +46,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def silu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
     """silu(gate) * up of gate_up (T, 2 * ffn), where gate comes first -> (T, ffn)."""
+    if backend.use_kernels(gate_up, deterministic):
+        from engine.kernels import fused
+
+        return fused.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return _map(F.silu, gate, deterministic) * up
 

@@ -22,9 +22,18 @@ def reference_write_kv(k: Tensor, v: Tensor, kv: Tensor, meta: AttentionMeta) ->
 
 
 def reference_attention(
-    q: Tensor, kv: Tensor, meta: AttentionMeta, *, scale: float, window: int
+    q: Tensor,
+    kv: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    window: int,
+    softcap: float = 0.0,
 ) -> Tensor:
-    """softmax(scale * q Kᵀ) V, row by row and head by head, over positions (p - window, p]."""
+    """softmax(scale * q Kᵀ) V, row by row and head by head, over positions (p - window, p].
+
+    With `softcap`, scores are softcap * tanh(score / softcap).
+    """
     out = torch.empty_like(q)
     group = q.shape[1] // kv.shape[3]
     for s, length in enumerate(meta.seq_lens):
@@ -38,7 +47,10 @@ def reference_attention(
             for head in range(q.shape[1]):
                 keys = kv[blocks, 0, offsets, head // group].float()
                 values = kv[blocks, 1, offsets, head // group].float()
-                weights = torch.softmax(scale * (keys @ q[t, head].float()), dim=0)
+                scores = scale * (keys @ q[t, head].float())
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
+                weights = torch.softmax(scores, dim=0)
                 out[t, head] = (weights @ values).to(q.dtype)
     return out
 

@@ -7,6 +7,7 @@ metadata.  Comes out: what is added to the residual stream.  Knows the spec, no 
 import torch
 from torch import Tensor, nn
 
+from engine.kernels import backend
 from engine.kernels.attention import AttentionMeta, paged_attention, write_kv
 from engine.kernels.elementwise import rotate
 from engine.kernels.lora import LoraMeta
@@ -41,12 +42,12 @@ class Attention(nn.Module):
         lora: LoraMeta | None,
     ) -> Tensor:
         """x (T, hidden) -> (T, hidden)."""
-        fused = torch.split(self.qkv(x, lora), self.qkv.splits, dim=-1)
-        q, k, v = (part.view(x.shape[0], -1, self.head_dim) for part in fused)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, *angles), rotate(k, *angles)
-        write_kv(k, v, kv, attn)
+        fused = self.qkv(x, lora)
+        if backend.use_kernels(fused, self.deterministic):
+            q, k, v = self._rotate_on_card(fused, angles, kv, attn)
+        else:
+            q, k, v = self._rotate(fused, angles)
+            write_kv(k, v, kv, attn)
         out = paged_attention(
             q,
             kv,
@@ -54,6 +55,36 @@ class Attention(nn.Module):
             scale=self.scale,
             window=self.window,
             deterministic=self.deterministic,
+            fresh=(k, v),
         )
         result: Tensor = self.o(out.flatten(1), lora)
         return result
+
+    def _rotate(
+        self, fused: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        parts = torch.split(fused, self.qkv.splits, dim=-1)
+        q, k, v = (part.view(fused.shape[0], -1, self.head_dim) for part in parts)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return rotate(q, *angles), rotate(k, *angles), v
+
+    def _rotate_on_card(
+        self, fused: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, attn: AttentionMeta
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same in one launch, which also writes K and V to the arena."""
+        from engine.kernels.fused import rotate_and_write
+
+        heads, slots = self.qkv.splits[0] // self.head_dim, attn.slot_mapping
+        if self.q_norm is None or self.k_norm is None:
+            return rotate_and_write(fused, kv, slots, angles, heads=heads)
+        return rotate_and_write(
+            fused,
+            kv,
+            slots,
+            angles,
+            heads=heads,
+            q_weight=self.q_norm.weight,
+            k_weight=self.k_norm.weight,
+            eps=self.q_norm.eps,
+        )

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels import backend
 from engine.kernels.attention import AttentionMeta
 from engine.kernels.elementwise import silu_mul
 from engine.kernels.gemm import linear
@@ -45,9 +46,30 @@ class Layer(nn.Module):
     ) -> Tensor:
         """x (T, hidden) -> (T, hidden)."""
         x = x + self.attention(self.attention_norm(x), angles, kv, attn, lora)
-        gate_up = self.gate_up(self.ffn_norm(x), lora)
-        gated = silu_mul(gate_up, deterministic=self.deterministic)
-        out: Tensor = x + self.down(gated, lora)
+        out: Tensor = x + self._mlp(self.ffn_norm(x), lora)
+        return out
+
+    def on_card(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        angles: tuple[Tensor, Tensor],
+        kv: Tensor,
+        attn: AttentionMeta,
+        lora: LoraMeta | None,
+    ) -> Tensor:
+        """The same with each sum left to the norm behind it.
+
+        x (T, hidden) is summed up in place; `delta` is what the layer before owes to it, and what
+        comes back is what this one owes.
+        """
+        normed = self.attention_norm.after_sum(x, delta)
+        normed = self.ffn_norm.after_sum(x, self.attention(normed, angles, kv, attn, lora))
+        return self._mlp(normed, lora)
+
+    def _mlp(self, x: Tensor, lora: LoraMeta | None) -> Tensor:
+        gated = silu_mul(self.gate_up(x, lora), deterministic=self.deterministic)
+        out: Tensor = self.down(gated, lora)
         return out
 
     def places(self) -> dict[str, Tensor]:
@@ -98,15 +120,35 @@ class Decoder(nn.Module):
         """
         x = F.embedding(tokens, self.embedding)
         angles = self.rotary(positions)
+        if backend.use_kernels(x, self.deterministic):
+            return self._on_card(x, angles, kv, attn, lora)
         for layer, frame in zip(self.layers, kv, strict=True):
             x = layer(x, angles, frame, attn, lora)
         normed: Tensor = self.norm(x)
         return normed
 
+    def _on_card(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        kv: Sequence[Tensor],
+        attn: AttentionMeta,
+        lora: LoraMeta | None,
+    ) -> Tensor:
+        # A graph must hold the launches that derive things from the meta: none are taken over
+        # from a forward that ran with the same meta before.
+        attn.derived.clear()
+        delta = None
+        for layer, frame in zip(self.layers, kv, strict=True):
+            assert isinstance(layer, Layer)
+            delta = layer.on_card(x, delta, angles, frame, attn, lora)
+        return self.norm.after_sum(x, delta)
+
     @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Normed hidden states (N, hidden) -> (N, vocab) in fp32."""
-        return linear(hidden, self.head, None, deterministic=self.deterministic).float()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Normed hidden states (N, hidden) -> (N, vocab) in fp32, in `out` if given."""
+        logits = linear(hidden, self.head, None, deterministic=self.deterministic)
+        return logits.float() if out is None else out.copy_(logits)
 
     def places(self) -> dict[str, Tensor]:
         """Published name, without a leading `model.` -> tensor to fill."""

@@ -94,6 +94,12 @@ class RMSNorm(nn.Module):
         """x (..., width) -> the same shape and dtype."""
         return elementwise.rms_norm(x, self.weight, self.eps)
 
+    def after_sum(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        """On a card: x (T, width) += delta in place, then the norm of x; one launch."""
+        from engine.kernels import fused
+
+        return fused.rms_norm(x, self.weight, self.eps, delta)
+
 
 class Rotary(nn.Module):
     """Angles of the rotary embedding, computed once a step for all layers."""

@@ -258,7 +258,7 @@ def start_core(model_dir: Path) -> Iterator[StartCore]:
     """start_core(num_blocks=40, ...) builds a core on the tiny model; all are closed at the end."""
     cores = []
 
-    def start(model: Path = model_dir, **settings: object) -> Driver:
+    def start(model: Path = model_dir, lookahead: bool | None = None, **settings: object) -> Driver:
         config = EngineConfig(
             **{
                 "model": str(model),
@@ -272,7 +272,7 @@ def start_core(model_dir: Path) -> Iterator[StartCore]:
                 **settings,
             }
         )
-        core = EngineCore(config)
+        core = EngineCore(config, lookahead=lookahead)
         cores.append(core)
         return Driver(core)
 

@@ -88,7 +88,8 @@ def test_blocks_trade_places_behind_fences(
 
 
 def test_the_sampler_draws_the_same_on_either_device() -> None:
-    sampler = Sampler(SamplerLimits(vocab_size=500, eos_token_ids=(2,)))
+    limits = SamplerLimits(vocab_size=500, eos_token_ids=(2,))
+    sampler, on_card = Sampler(limits), Sampler(limits, device=torch.device("cuda"))
     logits = torch.randn(6, 512, generator=torch.Generator().manual_seed(1)) * 3
     params = [
         SamplingParams(temperature=0.0, logprobs=2),
@@ -113,6 +114,6 @@ def test_the_sampler_draws_the_same_on_either_device() -> None:
         for i, p in enumerate(params)
     ]
     cpu = sampler.sample(logits.clone(), rows)
-    card = sampler.sample(logits.cuda(), rows)
+    card = on_card.sample(logits.cuda(), rows)
     assert [s.token for s in cpu] == [s.token for s in card]
     assert card[0].logprobs.logprob == pytest.approx(cpu[0].logprobs.logprob, abs=1e-5)

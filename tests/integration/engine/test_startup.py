@@ -9,7 +9,9 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelUnsupported, NoDevice
 from engine.memory.arena import plan_blocks
+from engine.memory.budget import MemoryPlan, usual_adapter_blocks
 from engine.models.spec import read_spec
+from engine.rehearsal import rehearse
 from engine.startup import resolve, tokenizer_size
 
 
@@ -73,3 +75,58 @@ def test_the_tokenizers_size_is_its_highest_id_and_one(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(ModelUnsupported, match="not a tokenizer file"):
         tokenizer_size(tmp_path)
+
+
+def test_the_memory_plan_says_what_the_bytes_are_for_and_what_they_hold() -> None:
+    gib = 1 << 30
+    plan = MemoryPlan(
+        device="NVIDIA H200",
+        total=140 * gib,
+        utilization=0.9,
+        weights=15 * gib,
+        other=gib // 2,
+        steps=2 * gib,
+        step_text="2,048 rows, 64 sequences",
+        graphs=gib,
+        graph_text="up to 41",
+        num_blocks=50_000,
+        block_bytes=2 << 20,
+        block_size=16,
+        adapter_blocks=40,
+    )
+    assert plan.num_tokens == 800_000 and plan.num_adapters == 1_250
+    assert plan.reserve == 140 * gib - 37 * gib // 2 - plan.arena
+    assert plan.table().splitlines() == [
+        "memory plan of NVIDIA H200: 140.00 GiB, gpu_memory_utilization 0.90",
+        "  weights   15.00 GiB",
+        "  other     512.0 MiB  the driver, and other processes",
+        "  steps      2.00 GiB  2,048 rows, 64 sequences",
+        "  graphs     1.00 GiB  up to 41",
+        "  arena     97.66 GiB  50,000 blocks of 2.0 MiB: "
+        "800,000 tokens or 1,250 adapters of rank 16",
+        "  reserve   23.84 GiB  left free",
+    ]
+
+
+def test_an_engines_own_plan_counts_its_weights_and_its_arena(start_core, spec) -> None:
+    core = start_core(num_blocks=64).core
+    plan = core.machine.memory
+    assert plan.weights == core.info.weight_bytes and plan.arena == core.info.arena_bytes
+    assert plan.adapter_blocks == usual_adapter_blocks(core.machine.layout)
+    assert "64 blocks" in plan.table() and "reserve" not in plan.table()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"max_num_seqs": 1, "num_blocks": 4}])
+def test_a_rehearsal_leaves_no_trace_in_what_is_answered(start_core, prompt, sizes) -> None:
+    told = []
+    for rehearsed in (False, True):
+        driver = start_core(max_batch_tokens=64, **sizes)
+        core = driver.core
+        if rehearsed:
+            longest, blocks = core.config.max_model_len, core.config.num_blocks
+            rehearse(core.runner, core.config, max_len=longest, num_blocks=blocks)
+            assert core.runner.forward_passes == 0
+        stories = [driver.submit(f"r{n}", prompt(20, n), logprobs=1) for n in range(3)]
+        driver.finish()
+        told.append([(story.tokens, story.logprobs) for story in stories])
+    assert told[0] == told[1]

@@ -57,6 +57,87 @@ def test_a_batch_holds_the_rows_of_its_chunks_in_order() -> None:
         batcher.pack(StepWork((Chunk(sequence("x", [1] * 9, blocks=[60]), 0, 9, True),)))
 
 
+@pytest.fixture
+def padding() -> Batcher:
+    """Sizes of a card, on the CPU."""
+    cpu = torch.device("cpu")
+    sizes = {"max_rows": 32, "max_seqs": 6, "max_blocks": 4, "block_size": 16}
+    return Batcher(**sizes, device=cpu, pad=True, lookahead=True, plan_words=3)
+
+
+def test_decode_steps_are_padded_to_a_rung_with_rows_of_nobody(padding) -> None:
+    assert padding.rungs == (1, 2, 4, 6)
+    full = [Chunk(sequence(str(n), [n] * 9, blocks=[n]), 8, 1, True) for n in range(1, 7)]
+    padding.pack(StepWork(tuple(full)))  # leaves numbers where padding will be
+    chunks = [full[0], Chunk(sequence("x", [5] * 20, blocks=[8, 9]), 19, 1, False), full[2]]
+    batch = padding.pack(StepWork(tuple(chunks)))
+    assert batch.tokens.tolist() == [1, 5, 3, 0]
+    assert batch.positions.tolist() == [8, 19, 8, 0]
+    assert batch.attn.slot_mapping.tolist() == [24, 9 * 16 + 3, 56, -1]
+    assert batch.attn.seq_lens == (9, 20, 9, 0)
+    assert batch.attn.seq_lens_device.tolist() == [9, 20, 9, 0]
+    assert batch.attn.query_starts == (0, 1, 2, 3, 4)
+    assert batch.attn.query_starts_device.tolist() == [0, 1, 2, 3, 4]
+    assert batch.attn.block_tables.shape == (4, 4)
+    assert batch.attn.block_tables[:3, :2].tolist() == [[1, 0], [8, 9], [3, 0]]
+    assert batch.single_rows and batch.attn.single_rows and not batch.samples_every_row
+    assert batch.sample_rows.tolist() == [0, 2]
+    assert padding.pack(StepWork(tuple(full))).samples_every_row
+
+
+def test_mixed_steps_are_not_padded(padding) -> None:
+    decode = sequence("d", [7] * 3, blocks=[1])
+    prefill = sequence("p", [8] * 5, blocks=[2])
+    batch = padding.pack(StepWork((Chunk(decode, 2, 1, True), Chunk(prefill, 0, 5, True))))
+    assert len(batch.tokens) == 6 and not batch.single_rows
+    assert batch.attn.query_starts_device.tolist() == [0, 1, 6]
+    assert batch.attn.seq_lens_device.tolist() == [3, 5]
+
+
+def test_every_steps_tensors_lie_at_the_same_addresses(padding) -> None:
+    def addresses(batch) -> list[int]:
+        attn = batch.attn
+        tensors = (batch.tokens, batch.positions, attn.slot_mapping, attn.block_tables)
+        lengths = (attn.seq_lens_device, attn.query_starts_device)
+        return [t.data_ptr() for t in (*tensors, *lengths)]
+
+    blank = addresses(padding.blank(2))
+    for n in (1, 4):
+        seqs = [sequence(str(i), [i] * 30, blocks=[i, 9]) for i in range(n)]
+        chunks = tuple(Chunk(seq, 29, 1, True) for seq in seqs)
+        assert addresses(padding.pack(StepWork(chunks))) == blank
+
+
+def test_a_row_may_stand_on_a_token_that_is_still_being_drawn(padding) -> None:
+    known, drawn = sequence("k", [4, 5, 6], blocks=[1]), sequence("d", [7, 8], blocks=[2])
+    padding.ids[:3] = torch.tensor([70, 71, 72])
+    work = StepWork((Chunk(known, 2, 1, True), Chunk(drawn, 2, 1, True)))
+    batch = padding.pack(work, {drawn: 1})
+    assert batch.tokens.tolist() == [6, 71] and batch.positions.tolist() == [2, 2]
+    padding.ids[1] = 99  # the next draw: this step has its token already
+    assert batch.tokens.tolist() == [6, 71]
+
+
+def test_the_plan_fills_its_share_of_the_upload(padding) -> None:
+    def fill(words) -> int:
+        words[:] = [3, 1, 4]
+        return 3
+
+    padding.pack(StepWork((Chunk(sequence("r", [1], blocks=[0]), 0, 1, True),)), plan=fill)
+    assert padding.plan.tolist() == [3, 1, 4]
+
+
+def test_a_block_list_is_read_anew_when_a_sequence_runs_again(padding) -> None:
+    seq = sequence("r", [1] * 40, blocks=[1, 2])
+    work = StepWork((Chunk(seq, 30, 1, True),))
+    assert padding.pack(work).attn.block_tables[0, :2].tolist() == [1, 2]
+    seq.blocks += [3]
+    batch = padding.pack(StepWork((Chunk(seq, 39, 1, True),)))
+    assert batch.attn.block_tables[0, :3].tolist() == [1, 2, 3]
+    seq.blocks = [7, 8]
+    assert padding.pack(work).attn.block_tables[0, :2].tolist() == [7, 8]
+
+
 def test_segments_join_neighbours_of_a_slot_and_leave_base_rows_out() -> None:
     slots = [(-1, 3), (-1, 1), (0, 1), (0, 4), (2, 2), (5, 1)]
     chunks = [

@@ -5,6 +5,7 @@ can see and on who wrote their KV, read back from a fake arena that every row wr
 block, a stale prefix or a wrong slot changes the answer.
 """
 
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 
@@ -153,6 +154,7 @@ class Harness:
         starve_after: float = 2.0,
         eos: frozenset[int] = frozenset(),
         step_seconds: float = 0.01,
+        lookahead: bool = False,
     ) -> None:
         self.clock = Clock()
         self.step_seconds = step_seconds
@@ -193,6 +195,10 @@ class Harness:
             clock=self.clock,
         )
         self.work: StepWork | None = None
+        self.lookahead = lookahead
+        #: Launched and not settled, oldest first; computed at launch, as a stream would in order.
+        self.flights: deque[tuple[StepWork, dict[str, Sampled]]] = deque()
+        self._drawing: dict[object, int] = {}  # what the last flight draws, on the "device"
         self.deltas: dict[str, list[SequenceDelta]] = {}
         self.events: list[AdapterEvent] = []
         self.answers: dict[int, Answer] = {}
@@ -267,17 +273,19 @@ class Harness:
 
     # ------------------------------------------------------------- letting time pass
     def launch(self) -> StepWork | None:
-        """Half a step: scheduled, not settled."""
+        """Half a step: scheduled and launched, not settled."""
         self.clock.now += self.step_seconds
         self.work = self.scheduler.schedule()
         self._check_order()
+        if self.work is not None:
+            self.flights.append((self.work, self._run(self.work)))
         return self.work
 
     def settle(self) -> None:
-        """The other half."""
+        """The other half: of the step before the launched one, if there is lookahead."""
         deltas = []
-        if self.work is not None:
-            deltas = self.scheduler.settle(self.work, self._run(self.work))
+        if len(self.flights) > (self.lookahead and self.work is not None):
+            deltas = self.scheduler.settle(*self.flights.popleft())
         self._collect(deltas)
         self.scheduler.check()
         for revision in self.residency.revisions():
@@ -294,7 +302,7 @@ class Harness:
     def run(self, *, until: Callable[[], bool] | None = None, limit: int = 500) -> int:
         """Step until the condition holds (default: nothing is left to do); returns the steps."""
         for steps in range(limit):
-            if until() if until else not self.scheduler.has_work:
+            if until() if until else not self.scheduler.has_work and not self.flights:
                 return steps
             self.step()
         raise AssertionError(f"not there after {limit} steps")
@@ -333,6 +341,7 @@ class Harness:
     # ------------------------------------------------------------- the fake runner
     def _run(self, work: StepWork) -> dict[str, Sampled]:
         drawn = {}
+        drawing = {}
         for chunk in work.chunks:
             seq = chunk.seq
             weights = self._weights(seq.slot)
@@ -341,15 +350,17 @@ class Harness:
                 block = self.arena.setdefault(seq.blocks[i // self.block_size], {})
                 if not isinstance(block, dict):
                     block = self.arena[seq.blocks[i // self.block_size]] = {}
-                block[i % self.block_size] = (seq.tokens[i], writer, i)
+                token = seq.tokens[i] if i < len(seq.tokens) else self._drawing[seq]
+                block[i % self.block_size] = (token, writer, i)
             seen = [
                 self.arena[seq.blocks[i // self.block_size]][i % self.block_size]  # type: ignore[index]
                 for i in range(chunk.start + chunk.length)
             ]
             assert [s[2] for s in seen] == list(range(len(seen))), "KV of other positions"
             if chunk.samples:
-                token = _draw([s[0] for s in seen], [s[1] for s in seen], weights)
-                drawn[seq.request_id] = Sampled(token)
+                drawing[seq] = _draw([s[0] for s in seen], [s[1] for s in seen], weights)
+                drawn[seq.request_id] = Sampled(drawing[seq])
+        self._drawing = drawing
         return drawn
 
     def _weights(self, slot: int) -> str | None:

@@ -151,8 +151,12 @@ class Life:
         tokens = self.h.tokens(request_id)
         right = self.h.alone(asked.prompt, asked.rev, len(tokens))
         assert tokens == right, f"{request_id}: {asked} answered {tokens}, alone {right}"
+        ends = [token in self.h.scheduler.limits.eos_token_ids for token in tokens]
+        assert not any(ends[:-1]), f"{request_id} went on after its end"
         if end.finish_reason == "length":
             assert len(tokens) == asked.max_tokens
+        elif end.finish_reason == "stop":
+            assert ends[-1]
         elif end.finish_reason == "abort":
             assert end.code in ("", "draining")
         else:
@@ -226,6 +230,33 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
 )
 LIVES = settings.get_profile("lives")
+
+
+#: One answer in seven ends by itself: with lookahead a row of it is under way by then.
+MANY_ENDS = frozenset(range(0, 9973, 7))
+AHEAD = {"lookahead": True, "eos": MANY_ENDS}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_crowded_life_with_a_step_of_lookahead_loses_or_confuses_nothing(make, seed):
+    sizes, acts = seeded(1_000_000 + seed)
+    live(make, sizes | AHEAD, acts)
+
+
+@pytest.mark.slow
+def test_thousands_of_crowded_lives_with_lookahead_lose_or_confuse_nothing(make):
+    for seed in range(1_000_025, 1_005_000):
+        sizes, acts = seeded(seed)
+        try:
+            live(make, sizes | AHEAD, acts)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
+@settings(LIVES, max_examples=40, derandomize=True)
+@given(sizes=ANY_SIZES, acts=st.lists(ACTS, min_size=60, max_size=150))
+def test_no_life_with_lookahead_loses_or_confuses_anything(make, sizes, acts):
+    live(make, sizes | AHEAD, acts)
 
 
 @pytest.mark.parametrize("seed", range(25))

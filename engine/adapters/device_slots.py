@@ -1,0 +1,147 @@
+"""The slot table on the device: where the kernels find a slot's adapter.
+
+Goes in: a manifest and the blocks that hold it.  Comes out: the slot's row of the table, copied on
+the stream of the step that uses it first.  A row is written by `put` alone, so the host's numbers
+and the device's change together.  Knows nothing of tiers and of who is evicted.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.errors import AdapterInvalid
+from engine.layout import MODULE_ID, MODULES, ROW_ALIGN, BlockLayout
+from engine.messages import PackedManifest, PackedModule
+
+Ints = npt.NDArray[np.int32]
+
+#: As in engine/kernels/lora_place.py, which cannot be imported without triton; a test compares.
+ENTRY_WORDS = 8
+#: Rows on their way to the device; each is written again only after its own copy.
+STAGED = 64
+
+
+class DeviceSlots:
+    """`num_slots` rows of `words` int32.  Used from the step loop's thread only."""
+
+    def __init__(
+        self, layout: BlockLayout, *, num_slots: int, max_rank: int, device: torch.device
+    ) -> None:
+        self._layout = layout
+        self.blocks_at = layout.shapes.num_layers * len(MODULES) * ENTRY_WORDS
+        self.max_blocks = most_blocks(layout, max_rank)
+        words = -(-(self.blocks_at + self.max_blocks) // ENTRY_WORDS) * ENTRY_WORDS
+        #: (num_slots, words) int32 on the device; a slot that was never given is all zeros.
+        self.table = torch.zeros(num_slots, words, dtype=torch.int32, device=device)
+        #: The highest rank of any module in the slot; 0 = nothing in it yet.
+        self.max_rank: Ints = np.zeros(num_slots, dtype=np.int32)
+        self._limit = max_rank
+        self._cuda = device.type == "cuda"
+        staged = min(STAGED, num_slots)
+        self._staging = torch.zeros(staged, words, dtype=torch.int32, pin_memory=self._cuda)
+        self._events: list[torch.cuda.Event | None] = [None] * staged
+        self._turn = 0
+
+    def put(self, slot: int, manifest: PackedManifest, blocks: Sequence[int]) -> None:
+        """Fill the slot's row; the copy runs on the current stream, ahead of the step's kernels.
+
+        Raises AdapterInvalid if a rank exceeds the limit that the workspace was made for.
+        """
+        ranks = [m.rank for m in manifest.modules]
+        highest = max(ranks, default=0)
+        if highest > self._limit:
+            raise AdapterInvalid(
+                "E_RANK_TOO_LARGE",
+                f"rank {highest} exceeds max_rank = {self._limit}",
+                hint="raise max_rank",
+            )
+        index = self._next()
+        used = self.blocks_at + len(blocks)
+        fill_row(
+            self._staging[index].numpy(), self.blocks_at, manifest.modules, self._layout, blocks
+        )
+        self.table[slot, :used].copy_(self._staging[index, :used], non_blocking=self._cuda)
+        self.max_rank[slot] = highest
+        if self._cuda:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self.table.device))
+            self._events[index] = event
+
+    def _next(self) -> int:
+        self._turn = (self._turn + 1) % len(self._events)
+        event = self._events[self._turn]
+        if event is not None:
+            event.synchronize()
+        return self._turn
+
+
+def fill_row(
+    row: Ints,
+    blocks_at: int,
+    modules: Sequence[PackedModule],
+    layout: BlockLayout,
+    blocks: Sequence[int],
+) -> None:
+    """Write a slot's row: entries (see engine/kernels/lora_place.py), then the block ids."""
+    where = starts(tuple((m.layer, MODULE_ID[m.module], m.rank) for m in modules), layout)
+    held = np.asarray(blocks, dtype=np.int64)
+    units = layout.block_bytes // ROW_ALIGN
+    entries = row[:blocks_at].reshape(-1, ENTRY_WORDS)
+    entries[:] = 0
+    if modules:
+        mine = np.empty((len(modules), ENTRY_WORDS), dtype=np.int32)
+        mine[:, 0] = where[:, 1]
+        mine[:, 1] = held[where[:, 2]] * units + where[:, 3]
+        mine[:, 2] = held[where[:, 4]] * units + where[:, 5]
+        mine[:, 3] = np.array([m.scaling for m in modules], dtype=np.float32).view(np.int32)
+        mine[:, 4] = where[:, 2]
+        mine[:, 5] = where[:, 4]
+        mine[:, 6:] = 0
+        entries[where[:, 0]] = mine
+    row[blocks_at : blocks_at + len(held)] = held
+
+
+@lru_cache(maxsize=256)
+def starts(modules: tuple[tuple[int, int, int], ...], layout: BlockLayout) -> npt.NDArray[np.int64]:
+    """Where `layout.place` puts (layer, module id, rank) in stream order, as numbers.
+
+    A row of the result: entry, rank, A block, A offset, B block, B offset; blocks count in the
+    adapter's own list, offsets in units of 256 bytes.  Fleets share few shapes: kept.
+    """
+    units = layout.block_bytes // ROW_ALIGN
+    widths = [tuple(_units(d, layout) for d in dims) for dims in layout.shapes.dims]
+    block = offset = 0
+    found = []
+    for layer, module, rank in modules:
+        line = [layer * len(MODULES) + module, rank]
+        for width in widths[module]:
+            if units - offset < width:
+                block, offset = block + 1, 0
+            line += (block, offset)
+            fitting = (units - offset) // width
+            if rank <= fitting:
+                offset += rank * width
+            else:
+                per_block = units // width
+                full, last = divmod(rank - fitting - 1, per_block)
+                block, offset = block + 1 + full, (last + 1) * width
+        found.append(line)
+    return np.array(found, dtype=np.int64).reshape(-1, 6)
+
+
+def most_blocks(layout: BlockLayout, max_rank: int) -> int:
+    """Blocks that no adapter of `max_rank` exceeds: as if each run began a block of its own."""
+    units = layout.block_bytes // ROW_ALIGN
+    total = 0
+    for dims in layout.shapes.dims:
+        for d in dims:
+            per_block = units // _units(d, layout)
+            total += -(-max_rank // per_block) if per_block else 0
+    return total * layout.shapes.num_layers
+
+
+def _units(width: int, layout: BlockLayout) -> int:
+    return -(-width * layout.itemsize // ROW_ALIGN)

@@ -1,0 +1,141 @@
+"""What the LoRA kernels share: where an adapter's rows lie, and how one kernel follows another.
+
+A slot's row of the table is entries of ENTRY_WORDS words, one for each (layer, module), then the
+ids of the adapter's blocks.  An entry: rank (0 = the adapter lacks the module), where its A rows
+and its B rows start in the arena (units of 256 bytes), its scaling (the bits of an fp32), and the
+places in the block list of the blocks in which A and B start.
+
+Programmatic dependent launch: a kernel may be on the card while the one ahead still runs.  Before
+`wait_for_earlier` it touches only what no kernel of the step writes: work items, the table, adapter
+rows.  Every program waits exactly once, also one that has nothing to do: a kernel ends only after
+all that came before it, and that is what the kernel behind it relies on.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+import triton
+import triton.language as tl
+
+#: rank, A start, B start, scaling, A block, B block, and two that are free.
+ENTRY_WORDS = 8
+RANK, A_START, B_START, SCALING, A_BLOCK, B_BLOCK = range(6)
+#: first row, rows (0 = padding), slot, first rank
+ITEM_WORDS = 4
+
+
+@triton.jit
+def let_next_come(PDL: tl.constexpr):
+    """The kernel behind may be brought to the card."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_earlier(PDL: tl.constexpr):
+    """Everything ahead has ended, and what it wrote is seen."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def load_word(p):
+    """A word of the items or of the table, from L2: ahead of the wait nobody promises that what a
+    multiprocessor still has in L1 is not the step before's."""
+    return tl.load(p, cache_modifier=".cg")
+
+
+@triton.jit
+def load_item(items, item):
+    """first row, rows, slot, first rank."""
+    p = items + item * 4
+    return load_word(p), load_word(p + 1), load_word(p + 2), load_word(p + 3)
+
+
+@triton.jit
+def rows_in_first_block(start, stride, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+    """Rows of a run that lie in the block in which it starts."""
+    UNITS: tl.constexpr = BLOCK // UNIT
+    return (UNITS - start % UNITS) * UNIT // stride
+
+
+@triton.jit
+def row_places(
+    slot_row,
+    start,
+    block,
+    r,
+    live,
+    STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCKS_AT: tl.constexpr,
+):
+    """Offsets in the arena, in elements (int64), of the rows r of a run; any where not `live`.
+
+    The run starts at `start` (units), in the adapter's `block`-th block.  A row never straddles
+    two blocks: what is left of the first one holds a whole number of rows, and so do the others.
+    """
+    PER_BLOCK: tl.constexpr = BLOCK // STRIDE
+    later = r - rows_in_first_block(start, STRIDE, BLOCK, UNIT)
+    number = later // PER_BLOCK
+    there = tl.load(
+        slot_row + BLOCKS_AT + 1 + block + number,
+        mask=live & (later >= 0),
+        other=0,
+        cache_modifier=".cg",
+    )
+    here = start.to(tl.int64) * UNIT + r * STRIDE
+    beyond = there.to(tl.int64) * BLOCK + (later - number * PER_BLOCK) * STRIDE
+    return tl.where(later >= 0, beyond, here)
+
+
+@triton.jit
+def load_near(
+    arena,
+    start,
+    r0,
+    rank,
+    c0,
+    width,
+    stride,
+    UNIT: tl.constexpr,
+    RANKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """A tile of a run that lies in one block: ranks [r0, r0 + RANKS) below `rank`, columns
+    [c0, c0 + COLUMNS) below `width` (all of them, if EVEN); zero elsewhere.
+
+    Most tiles are so, and a row's address is then a constant away from the tile's: `row_places`
+    would be worked out by every thread for each of its rows, which costs as much as the product.
+    """
+    i = tl.arange(0, RANKS)
+    j = tl.arange(0, COLUMNS)
+    mask = (i < rank - r0)[:, None]
+    if not EVEN:
+        mask = mask & (j < width - c0)[None, :]
+    tile = arena + start.to(tl.int64) * UNIT + (r0 * stride + c0)
+    return tl.load(
+        tile + (i * stride)[:, None] + j[None, :], mask=mask, other=0.0, cache_modifier=".cg"
+    )
+
+
+@triton.jit
+def load_far(
+    arena,
+    place,
+    r,
+    rank,
+    c0,
+    width,
+    COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """The same for rows r at `place`, in whichever blocks."""
+    j = tl.arange(0, COLUMNS)
+    mask = (r < rank)[:, None]
+    if not EVEN:
+        mask = mask & (j < width - c0)[None, :]
+    return tl.load(
+        arena + c0 + place[:, None] + j[None, :], mask=mask, other=0.0, cache_modifier=".cg"
+    )

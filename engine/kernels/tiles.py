@@ -1,0 +1,159 @@
+"""Tile sizes of the LoRA kernels, and which step takes which: choices as data.
+
+Goes in: what a step's segments look like.  Comes out: `Tiles`, small integers that become constants
+of the kernels.  `benchmarks/lora_kernels.py` measures the entries beside their rivals.
+
+UNMEASURED: the entries are what the prototype's figures, and registers and bytes in flight as
+compiled for sm_90, suggest; each gets its measurement with that benchmark's first run.
+"""
+
+from typing import Literal, NamedTuple
+
+#: "vec": few rows one after the other, a tile of weights in registers.  "dot": tensor cores.
+#: "both": an item takes the one that suits its number of rows.
+Form = Literal["vec", "both", "dot"]
+
+#: Rows that the matrix-vector form takes; more go to the tensor cores.
+FEW_ROWS = 4
+#: Inputs wider than this are summed in `wide_chunk`s, so that expand has fewer partials to add.
+WIDE = 8192
+#: Steps whose ranks are all at most this have tiles of their own, without a loop over ranks.
+NARROW = 16
+#: The tensor cores' smallest side.
+DOT_ROWS = 16
+
+
+class ShrinkTile(NamedTuple):
+    """h = x Aᵀ: an item is up to `rows` rows and `ranks` ranks."""
+
+    form: Form
+    rows: int
+    ranks: int
+    chunk: int  # inputs that one program sums
+    wide_chunk: int
+    step: int = 256  # inputs of one product ("dot")
+    side: int = 1  # modules of the group side by side in one program, which read x once ("dot")
+    warps: int = 4
+    stages: int = 2
+
+    def chunk_of(self, d_in: int) -> int:
+        """Inputs that one program sums of a row of `d_in`."""
+        widest = max(self.step if self.form == "dot" else 16, 1 << (d_in - 1).bit_length())
+        return min(self.wide_chunk if d_in > WIDE else self.chunk, widest)
+
+    def splits(self, d_in: int) -> int:
+        """Partial sums of a row of h."""
+        return -(-d_in // self.chunk_of(d_in))
+
+
+class ExpandTile(NamedTuple):
+    """y += scaling h B: an item is up to `rows` rows and all ranks of its slot."""
+
+    form: Form
+    rows: int
+    ranks: int  # of one tile of B
+    columns: int  # of one tile of B
+    runs: int = 1  # tiles side by side in one program, which loads h once
+    warps: int = 4
+    stages: int = 1
+    late: bool = False  # y is read after the product: fewer registers
+    all_ranks: bool = True  # False: no rank of the step exceeds `ranks`
+
+
+#: Steps of more rows are tiled as prefill, whatever their segments.
+PREFILL_ROWS = 1024
+#: A step that one adapter owns is tiled for itself up to this many rows.
+SOLO_ROWS = 128
+
+
+class Tiles(NamedTuple):
+    """Both kernels' choices; hashable, part of what a graph is captured for."""
+
+    name: str
+    shrink: ShrinkTile
+    expand: ExpandTile
+    most_rows: int = PREFILL_ROWS  # of a step that takes them: bounds the workspace
+
+
+class Shape(NamedTuple):
+    """What a step's segments look like."""
+
+    rows: int  # of the step, base rows included
+    segments: int
+    longest: int  # rows of the longest segment
+    max_rank: int
+
+
+def pick(shape: Shape) -> Tiles:
+    """The tiles of a step."""
+    wide = shape.max_rank > NARROW
+    if shape.rows > PREFILL_ROWS:
+        return PREFILL_WIDE if wide else PREFILL
+    if shape.longest == 1:
+        return ALONE_WIDE if wide else ALONE
+    if shape.longest <= FEW_ROWS:
+        return FEW_WIDE if wide else FEW
+    if shape.segments == 1 and shape.rows <= SOLO_ROWS:
+        return SOLO_WIDE if wide else SOLO
+    return MIXED_WIDE if wide else MIXED
+
+
+def _vec(name: str, rows: int, chunk: int, ranks: int, warps: int) -> Tiles:
+    return Tiles(
+        name,
+        ShrinkTile("vec", rows, 8, chunk, chunk),
+        ExpandTile("vec", rows, ranks, 512, warps=warps, all_ranks=ranks > NARROW),
+    )
+
+
+#: Every segment is one row.
+ALONE = _vec("alone", 1, 2048, 16, 2)
+ALONE_WIDE = _vec("alone wide", 1, 2048, 32, 4)
+#: No segment is longer than FEW_ROWS.
+FEW = _vec("few", FEW_ROWS, 1024, 16, 2)
+FEW_WIDE = _vec("few wide", FEW_ROWS, 1024, 32, 4)
+
+_MIXED_SHRINK = ShrinkTile("both", DOT_ROWS, 16, chunk=512, wide_chunk=512, step=512)
+#: Long segments beside short ones: decode rows of hot adapters, small prefill chunks.
+MIXED = Tiles("mixed", _MIXED_SHRINK, ExpandTile("both", DOT_ROWS, 16, 256, all_ranks=False))
+MIXED_WIDE = Tiles("mixed wide", _MIXED_SHRINK, ExpandTile("both", DOT_ROWS, 32, 256))
+
+_SOLO_SHRINK = ShrinkTile("dot", DOT_ROWS, 16, chunk=256, wide_chunk=512, step=512)
+#: One adapter owns a decode batch.
+SOLO = Tiles("solo", _SOLO_SHRINK, ExpandTile("dot", DOT_ROWS, 16, 256, all_ranks=False), SOLO_ROWS)
+SOLO_WIDE = Tiles("solo wide", _SOLO_SHRINK, ExpandTile("dot", DOT_ROWS, 64, 128), SOLO_ROWS)
+
+_ANY_ROWS = 1 << 30
+#: Prompts.
+PREFILL = Tiles(
+    "prefill",
+    ShrinkTile("dot", 64, 16, chunk=1024, wide_chunk=2048, step=64, side=4, stages=4),
+    ExpandTile("dot", 32, 16, 256, runs=4, late=True, all_ranks=False),
+    _ANY_ROWS,
+)
+PREFILL_WIDE = Tiles(
+    "prefill wide",
+    ShrinkTile("dot", 64, 64, chunk=1024, wide_chunk=2048, step=64, side=2, stages=4),
+    ExpandTile("dot", 32, 32, 128, runs=2, late=True),
+    _ANY_ROWS,
+)
+
+#: Same bits for a row in any batch: one row an item, one choice for every step.
+DETERMINISTIC = ALONE_WIDE._replace(name="deterministic", most_rows=_ANY_ROWS)
+
+#: What decode steps of low ranks take, and the rows that each item stands for at least.
+GRAPHED = ((ALONE, 1), (FEW, 2), (MIXED, 4), (SOLO, 8))
+
+#: Every choice that `pick` makes.
+ALL = (
+    ALONE,
+    ALONE_WIDE,
+    FEW,
+    FEW_WIDE,
+    MIXED,
+    MIXED_WIDE,
+    SOLO,
+    SOLO_WIDE,
+    PREFILL,
+    PREFILL_WIDE,
+)

@@ -1,0 +1,94 @@
+"""The memory plan: what the device's bytes are for, and what the arena's share can hold.
+
+Goes in: bytes that were measured at start.  Comes out: one table that a person can read.
+Measures nothing and allocates nothing.
+"""
+
+from dataclasses import dataclass
+
+from engine.layout import MODULES, BlockLayout, place, stream_order
+from engine.messages import PackedModule
+
+#: The adapter that the plan counts in: this rank on all projections of all layers.
+USUAL_RANK = 16
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of one device.  `total` 0: memory is not the device's own, and only parts are known."""
+
+    device: str
+    total: int = 0
+    utilization: float = 0.0  # the share of `total` that the engine may take, all in all
+    weights: int
+    other: int = 0  # the driver, and whoever else is on the device
+    steps: int = 0  # what the largest step needs beside all this
+    step_text: str = ""
+    graphs: int = 0
+    graph_text: str = ""
+    num_blocks: int
+    block_bytes: int
+    block_size: int
+    adapter_blocks: int  # of one usual adapter
+
+    @property
+    def arena(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def reserve(self) -> int:
+        """What nobody has."""
+        used = self.weights + self.other + self.steps + self.graphs + self.arena
+        return max(self.total - used, 0)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the arena holds if it holds nothing else."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_adapters(self) -> int:
+        """Usual adapters that the arena holds if it holds nothing else."""
+        return self.num_blocks // self.adapter_blocks
+
+    def table(self) -> str:
+        """Several lines, without an end of line."""
+        title = f"memory plan of {self.device}"
+        if self.total:
+            title += f": {_size(self.total)}, gpu_memory_utilization {self.utilization:.2f}"
+        arena = (
+            f"{self.num_blocks:,} blocks of {_size(self.block_bytes)}: {self.num_tokens:,} tokens "
+            f"or {self.num_adapters:,} adapters of rank {USUAL_RANK}"
+        )
+        lines = [
+            ("weights", self.weights, ""),
+            ("other", self.other, "the driver, and other processes"),
+            ("steps", self.steps, self.step_text),
+            ("graphs", self.graphs, self.graph_text),
+            ("arena", self.arena, arena),
+            ("reserve", self.reserve, "left free"),
+        ]
+        shown = [
+            f"  {name:<8}{_size(size):>11}  {text}".rstrip() for name, size, text in lines if size
+        ]
+        return "\n".join([title, *shown])
+
+
+def usual_adapter_blocks(layout: BlockLayout) -> int:
+    """Blocks that an adapter of USUAL_RANK on all projections takes."""
+    modules = stream_order(
+        PackedModule(layer, module, USUAL_RANK, 1.0)
+        for layer in range(layout.shapes.num_layers)
+        for module in MODULES
+    )
+    return place(modules, layout).num_blocks
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes >= GIB:
+        return f"{num_bytes / GIB:.2f} GiB"
+    if num_bytes >= MIB:
+        return f"{num_bytes / MIB:.1f} MiB"
+    return f"{num_bytes / 1024:.1f} KiB"

@@ -1,0 +1,196 @@
+"""Work items and the slot table: what the kernels are told, before anything is computed."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.adapters import device_plan, device_slots
+from engine.adapters.device_plan import cut_runs, rung
+from engine.adapters.device_slots import fill_row, most_blocks, starts
+from engine.adapters.plan import StepPlanner
+from engine.adapters.slots import SlotTable
+from engine.errors import AdapterInvalid
+from engine.kernels import lora_place, tiles
+from engine.layout import MODULE_ID, MODULES, BlockLayout, Shapes, place
+from engine.messages import PackedModule, SamplingParams
+from engine.sequence import Chunk, Sequence, StepWork
+
+Make = Callable[..., Any]
+
+
+def random_modules(rng: random.Random, layers: int, highest: int) -> tuple[PackedModule, ...]:
+    return tuple(
+        PackedModule(layer, module, rng.randint(1, highest), rng.uniform(-2, 2))
+        for layer in range(layers)
+        for module in MODULES
+        if rng.random() < 0.8
+    )
+
+
+def random_layout(rng: random.Random) -> BlockLayout:
+    width = [rng.choice([40, 100, 128, 192, 576, 1000]) for _ in range(4)]
+    hidden, q, kv, ffn = width
+    dims = (
+        *((hidden, q), (hidden, kv), (hidden, kv), (q, hidden)),
+        *((hidden, ffn), (hidden, ffn), (ffn, hidden)),
+    )
+    return BlockLayout(Shapes(3, dims), "float16", 256 * rng.choice([8, 9, 13, 64, 1000]))
+
+
+def test_numbers_are_where_place_puts_the_rows() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        layout = random_layout(rng)
+        modules = random_modules(rng, 3, rng.choice([1, 9, 70]))
+        placed = place(modules, layout)
+        found = starts(tuple((m.layer, MODULE_ID[m.module], m.rank) for m in modules), layout)
+        assert found.tolist() == [
+            [
+                m.layer * len(MODULES) + MODULE_ID[m.module],
+                m.rank,
+                *(m.a.pieces[0].block, m.a.pieces[0].offset // 256),
+                *(m.b.pieces[0].block, m.b.pieces[0].offset // 256),
+            ]
+            for m in placed.modules
+        ]
+        assert placed.num_blocks <= most_blocks(layout, max([m.rank for m in modules], default=0))
+
+
+def test_a_slots_row_says_rank_places_scaling_and_blocks() -> None:
+    layout = random_layout(random.Random(4))
+    modules = (PackedModule(1, "v_proj", 5, -0.75), PackedModule(2, "down_proj", 3, 0.5))
+    blocks = [9, 4, 7][: place(modules, layout).num_blocks]
+    row = np.full(3 * len(MODULES) * 8 + 4, 77, dtype=np.int32)
+    fill_row(row, 3 * len(MODULES) * 8, modules, layout, blocks)
+    entries = row[: 3 * len(MODULES) * 8].reshape(-1, 8)
+    entry = entries[len(MODULES) + 2]
+    units = layout.block_bytes // 256
+    assert entry[lora_place.RANK] == 5 and entry[lora_place.A_START] == 9 * units
+    assert entry[lora_place.SCALING].view(np.float32) == np.float32(-0.75)
+    assert (entry[lora_place.A_BLOCK], entry[lora_place.B_BLOCK]) == (0, 0)
+    assert entries[:, 0].sum() == 8, "what the adapter lacks has rank 0"
+    assert row[3 * len(MODULES) * 8 :][: len(blocks)].tolist() == blocks
+
+
+def test_the_host_and_the_kernels_agree_on_the_words() -> None:
+    assert device_slots.ENTRY_WORDS == lora_place.ENTRY_WORDS
+    assert device_plan.ITEM_WORDS == lora_place.ITEM_WORDS
+
+
+def test_a_rank_that_the_workspace_cannot_hold_is_refused(make_pool: Make, whole: Any) -> None:
+    pool = make_pool("odd", torch.float32, max_rank=16)
+    with pytest.raises(AdapterInvalid, match="rank 17 exceeds max_rank = 16"):
+        pool.add(0, whole(17))
+
+
+def test_rungs_are_powers_of_two() -> None:
+    assert [rung(n) for n in range(1, 10)] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
+
+
+def sequence(slot: int) -> Sequence:
+    return Sequence(
+        request_id="r",
+        tokens=[1] * 64,
+        num_prompt=64,
+        sampling=SamplingParams(),
+        rev=None if slot < 0 else str(slot),
+        identity="base",
+        salt="",
+        priority=50,
+        order=0,
+        slot=slot,
+    )
+
+
+def chunks(*parts: tuple[int, int]) -> tuple[Chunk, ...]:
+    return tuple(Chunk(sequence(slot), 0, length, True) for slot, length in parts)
+
+
+def test_runs_join_neighbours_of_a_slot_and_leave_base_rows_out() -> None:
+    runs, total = cut_runs(chunks((-1, 3), (-1, 1), (0, 1), (0, 4), (2, 2), (5, 1)))
+    assert total == 12 and runs.T.tolist() == [[4, 5, 0], [9, 2, 2], [11, 1, 5]]
+    runs, total = cut_runs(chunks((3, 2), (-1, 1), (3, 1)))
+    assert total == 4 and runs.T.tolist() == [[0, 2, 3], [3, 1, 3]]
+    assert cut_runs(chunks((-1, 4)))[0].size == 0
+
+
+@pytest.mark.parametrize("tiles_", (*tiles.ALL, tiles.DETERMINISTIC), ids=lambda t: t.name)
+def test_items_cover_each_row_and_rank_once(make_pool: Make, tiles_: tiles.Tiles) -> None:
+    """By brute force: which (row, rank tile) of which slot the items name."""
+    rng = random.Random(2)
+    pool = make_pool("odd", torch.float32, num_slots=64, max_rank=128)
+    planner = pool.planner(tiles_)
+    words = np.full(planner.words, -1, dtype=np.int64)
+    for _ in range(30):
+        runs, row = [], 0
+        for slot in rng.sample(range(64), rng.randint(1, min(20, tiles_.most_rows // 24))):
+            row += rng.choice([0, 0, 3])
+            length = rng.randint(1, 20)
+            runs.append((row, length, slot))
+            row += length
+            pool.slots.max_rank[slot] = rng.randint(1, 128 if tiles_.expand.all_ranks else 16)
+        kind = planner.write(np.array(runs).T, row, words)
+        items = words.view(np.int32)
+        border = planner._most_expand * 4
+        expand = items[: kind.expand_items * 4].reshape(-1, 4)
+        shrink = items[border : border + kind.shrink_items * 4].reshape(-1, 4)
+        covered = [
+            (start + i, slot) for start, rows, slot, _ in expand.tolist() for i in range(rows)
+        ]
+        assert sorted(covered) == [(a + i, slot) for a, n, slot in runs for i in range(n)]
+        covered = [
+            (start + i, slot, first)
+            for start, rows, slot, first in shrink.tolist()
+            for i in range(rows)
+        ]
+        assert sorted(covered) == [
+            (a + i, slot, first)
+            for a, n, slot in runs
+            for i in range(n)
+            for first in range(0, int(pool.slots.max_rank[slot]), tiles_.shrink.ranks)
+        ]
+        assert expand[:, 1].max() <= tiles_.expand.rows
+        assert shrink[:, 1].max() <= tiles_.shrink.rows
+
+
+def test_a_class_has_one_plan_whatever_the_items(make_pool: Make, whole: Any) -> None:
+    pool = make_pool("odd", torch.float32)
+    for slot in range(4):
+        pool.add(slot, whole(8))
+    planner = pool.planner()
+    planner.bind(torch.zeros(planner.words, dtype=torch.int64))
+    words = np.zeros(planner.words, dtype=np.int64)
+    three = planner.write(np.array([[0, 1, 2], [1, 1, 1], [0, 1, 2]]), 4, words)
+    four = planner.write(np.array([[0, 1, 2, 3], [1, 1, 1, 1], [0, 1, 2, 3]]), 4, words)
+    assert three == four and planner.view(three) is planner.view(four)
+    assert planner.view(three) in planner.classes(4)
+    assert len({plan.device.kind for plan in planner.classes(64)}) == len(planner.classes(64))
+
+
+def test_the_step_planner_brings_a_slots_row_up_to_date_in_the_step_that_uses_it(
+    make_pool: Make,
+) -> None:
+    """The very same work: only the slot table knows that slot 0 changed hands."""
+    pool = make_pool("odd", torch.float32)
+    manifests = {
+        rev: pool.manifest((PackedModule(0, "q_proj", rank, 1.0),), 1)
+        for rev, rank in (("a", 3), ("b", 7))
+    }
+    table = SlotTable(2)
+    planner = StepPlanner(pool.arena, table.rows, manifests.__getitem__, pool.planner())
+    work = StepWork(chunks((-1, 2), (0, 1)))
+    assert planner.meta(StepWork(chunks((-1, 2)))) is None
+    for rev, rank in (("a", 3), ("b", 7), ("a", 3)):
+        row = table.claim(rev, [5], pinned=False, priority=50, now=0.0)
+        with pytest.raises(AssertionError, match="before its copy is complete"):
+            planner.meta(work)
+        row.ready = True
+        meta = planner.meta(work)
+        assert meta.device.expand.tolist() == [[2, 1, 0, 0]]
+        assert pool.slots.table[0, lora_place.RANK].item() == rank
+        assert pool.slots.max_rank[0] == rank
+        table.free(row)

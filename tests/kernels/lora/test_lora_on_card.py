@@ -1,0 +1,172 @@
+"""The LoRA kernels on a card: bf16, many seeded cases, graphs, far offsets."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels import tiles as choices
+from engine.kernels.lora import LoraMeta, Segment
+from engine.layout import MODULES
+
+pytestmark = pytest.mark.gpu
+Make = Callable[..., Any]
+
+#: (shape, dtype, groups): each pair of widths is compiled for, so there are few.
+WORLDS = (
+    ("smollm2", torch.bfloat16, ("qkv", "down")),
+    ("odd", torch.bfloat16, ("qkv",)),
+    ("odd", torch.float16, ("gate_up",)),
+)
+RANKS = (1, 2, 4, 6, 8, 16, 24, 64, 128, 256, 512)
+ROWS = 2048
+
+
+@pytest.fixture(scope="module")
+def world(make_pool: Make) -> Callable[[int], Any]:
+    """`world(i)`: a pool of WORLDS[i] with 64 slots of random adapters; odd slots are narrow."""
+    pools: dict[int, Any] = {}
+
+    def make(index: int) -> Any:
+        if index not in pools:
+            shape, dtype, _ = WORLDS[index]
+            pool = make_pool(
+                shape,
+                dtype,
+                num_slots=64,
+                max_rank=512,
+                max_rows=ROWS,
+                block_rows=200,
+                num_blocks=3000,
+            )
+            rng = random.Random(index)
+            for slot in range(64):
+                ranks = [r for r in RANKS if slot % 2 == 0 or r <= 16]
+                usual = rng.choice(ranks)
+                pool.add(
+                    slot,
+                    {
+                        (layer, module): usual if rng.random() < 0.8 else rng.choice(ranks)
+                        for layer in range(2)
+                        for module in MODULES
+                        if rng.random() < 0.9
+                    },
+                )
+            pools[index] = pool
+        return pools[index]
+
+    return make
+
+
+def population(rng: random.Random) -> tuple[list[Segment], int]:
+    """Runs of one kind of step: decode, short runs, mixed, one adapter, or prompts."""
+    kind = rng.choice(["decode", "decode", "few", "mixed", "solo", "prompts"])
+    narrow = rng.random() < 0.5
+    slots = [s for s in range(64) if s % 2 or not narrow]
+    count = 1 if kind == "solo" else rng.randint(1, 24)
+    lengths = {
+        "decode": lambda: 1,
+        "few": lambda: rng.randint(1, 4),
+        "mixed": lambda: rng.choice([1, 1, 2, 5, 16, 33]),
+        "solo": lambda: rng.randint(5, 128),
+        "prompts": lambda: rng.choice([1, 17, 64, 120]),
+    }[kind]
+    row = 1024 if kind == "prompts" else rng.choice([0, 0, 1, 7])
+    segments = []
+    for slot in rng.sample(slots, count):
+        rows = min(lengths(), ROWS - row)
+        if rows:
+            segments.append(Segment(row, row + rows, slot))
+            row += rows + rng.choice([0, 0, 0, 2])
+    return segments, min(row, ROWS)
+
+
+@pytest.mark.parametrize("index", range(len(WORLDS)))
+@pytest.mark.parametrize("seed", range(20))
+def test_seeded_cases_give_what_fp64_gives(world: Any, index: int, seed: int) -> None:
+    """Ten each: 600 in all."""
+    rng = random.Random(1000 * index + seed)
+    groups = WORLDS[index][2]
+    for case in range(10):
+        segments, total = population(rng)
+        world(index).check(
+            segments, total, layer=rng.randint(0, 1), groups=[groups[case % len(groups)]]
+        )
+
+
+def without_pdl(meta: LoraMeta) -> LoraMeta:
+    assert meta.device is not None
+    return LoraMeta(device=replace(meta.device, store=replace(meta.device.store, pdl=False)))
+
+
+def test_dependent_launches_and_graphs_change_no_bit(world: Any) -> None:
+    """Launches back to back, in a graph that is replayed with other items than it was captured for:
+    what a kernel reads too early would be the poison, or the step's before."""
+    pool = world(0)
+    groups = ("qkv", "down")
+    planner = pool.planner(choices.MIXED_WIDE)
+    kinds: dict[object, Any] = {}
+    for seed in range(6):
+        rng = random.Random(seed)
+        segments = [Segment(2 + 20 * i, 2 + 20 * i + 17, rng.randrange(64)) for i in range(8)]
+        runs = np.array([(s.start, 17, s.slot) for s in segments]).T
+        meta = planner.send(runs, 170)
+        store = meta.device.store
+        operands = {g: pool.operands(g, 170) for g in groups}
+        want = {g: pool.apply(*operands[g], 0, g, without_pdl(meta)) for g in groups}
+        if meta.device.kind not in kinds:
+            static = {g: [t.clone() for t in pair] for g, pair in operands.items()}
+
+            def sweep(static: Any = static, meta: Any = meta) -> None:
+                from engine.kernels.lora import lora_apply_cuda
+
+                for _ in range(2):
+                    for g in groups:
+                        y, x = static[g]
+                        lora_apply_cuda(y, x, 0, g, meta.device)
+
+            sweep()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                sweep()
+            kinds[meta.device.kind] = graph, static
+        graph, static = kinds[meta.device.kind]
+        for g in groups:
+            for there, here in zip(static[g], operands[g], strict=True):
+                there.copy_(here)
+        store.h.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        for g in groups:
+            twice = pool.apply(want[g], operands[g][1], 0, g, without_pdl(meta))
+            assert torch.equal(static[g][0], twice), g
+
+
+def test_rows_behind_two_to_the_31_elements_are_found(make_pool: Make, whole: Any) -> None:
+    """The adapters lie at the end of an arena of 2^31 elements and a little."""
+    probe = make_pool("smollm2", torch.bfloat16, num_blocks=2)
+    first = 2**31 // (probe.layout.block_bytes // 2) + 1
+    pool = make_pool(
+        "smollm2", torch.bfloat16, num_blocks=first + 400, first_block=first, max_rank=64
+    )
+    for slot, rank in enumerate((8, 64, 16)):
+        pool.add(slot, whole(rank))
+    for tiles in (None, choices.MIXED_WIDE, choices.PREFILL_WIDE):
+        pool.check([Segment(0, 1, 0), Segment(1, 40, 1), Segment(41, 42, 2)], 42, tiles=tiles)
+
+
+def test_deterministic_rows_do_not_depend_on_their_neighbours(world: Any) -> None:
+    pool = world(0)
+    segments = [Segment(1, 40, 2), Segment(40, 41, 4), Segment(50, 57, 5)]
+    y, x = pool.operands("qkv", 60)
+    together = pool.apply(y, x, 0, "qkv", pool.plan(segments, 60, deterministic=True))
+    for segment in segments:
+        for row in range(segment.start, segment.end, 3):
+            plan = pool.plan([Segment(0, 1, segment.slot)], 1, deterministic=True)
+            alone = pool.apply(y[row : row + 1], x[row : row + 1], 0, "qkv", plan)
+            assert torch.equal(alone[0], together[row])

@@ -1,0 +1,145 @@
+"""The fused row kernels against `elementwise.py`: on a card, or on Triton's interpreter."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels below are imported
+
+from engine.kernels import elementwise, fused
+from engine.kernels.reference import reference_write_kv
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCES = {
+    torch.float32: {"atol": 2e-6, "rtol": 1e-5},
+    torch.float16: {"atol": 2e-3, "rtol": 2e-3},
+    torch.bfloat16: {"atol": 2e-2, "rtol": 1e-2},
+}
+DTYPES = [torch.float32, torch.float16]
+
+
+def wide_rows(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Random rows that stand apart, with NaN between them."""
+    around = torch.full((rows, columns + 24), torch.nan, dtype=dtype, device=DEVICE)
+    around[:, :columns] = torch.randn(rows, columns)
+    return around[:, :columns]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 576), (3, 200), (2, 4096), (5, 7)])
+def test_the_norm_equals_torchs(rows: int, columns: int, dtype: torch.dtype) -> None:
+    x, weight = wide_rows(rows, columns, dtype), torch.randn(columns, device=DEVICE).to(dtype)
+    before = x.clone()
+    got = fused.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(got, elementwise.rms_norm(x, weight, 1e-5), **TOLERANCES[dtype])
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 576), (3, 200), (2, 4096)])
+def test_the_norm_adds_in_place_first_and_rounds_the_sum(
+    rows: int, columns: int, dtype: torch.dtype
+) -> None:
+    x, delta = wide_rows(rows, columns, dtype), wide_rows(rows, columns, dtype)
+    weight = torch.randn(columns, device=DEVICE).to(dtype)
+    total = x + delta
+    got = fused.rms_norm(x, weight, 1e-6, delta)
+    assert torch.equal(x, total)
+    torch.testing.assert_close(got, elementwise.rms_norm(total, weight, 1e-6), **TOLERANCES[dtype])
+
+
+def test_the_norm_of_a_small_row_is_computed_in_fp32() -> None:
+    x = torch.full((1, 8), 1e-4, dtype=torch.float16, device=DEVICE)  # its square underflows
+    got = fused.rms_norm(x, torch.ones_like(x[0]), 0.0)
+    torch.testing.assert_close(got, torch.ones_like(got))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1536), (3, 520), (2, 33)])
+def test_the_gate_equals_torchs(rows: int, columns: int, dtype: torch.dtype) -> None:
+    gate_up = wide_rows(rows, 2 * columns, dtype) * 6
+    want = elementwise.silu_mul(gate_up, deterministic=True)  # torch on every device
+    torch.testing.assert_close(fused.silu_mul(gate_up), want, **TOLERANCES[dtype])
+
+
+def test_the_gate_of_large_values_is_finite() -> None:
+    gate_up = torch.tensor([[-3e4, 3e4, 1.0, 1.0]], dtype=torch.float16, device=DEVICE)
+    assert fused.silu_mul(gate_up).tolist() == [[0.0, 30000.0]]
+
+
+ROTATIONS = [
+    {"heads": 9, "kv_heads": 3, "head_dim": 64, "block_size": 16},
+    {"heads": 6, "kv_heads": 2, "head_dim": 34, "block_size": 8},
+    {"heads": 2, "kv_heads": 2, "head_dim": 80, "block_size": 16},
+    {"heads": 4, "kv_heads": 1, "head_dim": 256, "block_size": 32},
+]
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ROTATIONS)
+def test_rotation_and_write_equal_torchs(
+    paged: Callable[..., Any], shape: Any, dtype: torch.dtype, normed: bool
+) -> None:
+    case = paged([(5, 4), (0, 3), (9, 1)], dtype=dtype, **shape)
+    heads, kv_heads, head_dim = shape["heads"], shape["kv_heads"], shape["head_dim"]
+    rows = case.meta.query_starts[-1]
+    qkv = wide_rows(rows, (heads + 2 * kv_heads) * head_dim, dtype)
+    weights = [(1 + torch.randn(head_dim, device=DEVICE)).to(dtype) for _ in range(2)]
+    angles = elementwise.angles(
+        torch.arange(3, 3 + rows, device=DEVICE),
+        torch.rand(head_dim // 2, device=DEVICE),
+        1.25,
+        deterministic=False,
+    )
+    parts = torch.split(qkv.clone(), [heads * head_dim, *[kv_heads * head_dim] * 2], dim=1)
+    q, k, v = (part.unflatten(1, (-1, head_dim)) for part in parts)
+    if normed:
+        q = elementwise.rms_norm(q, weights[0], 1e-6)
+        k = elementwise.rms_norm(k, weights[1], 1e-6)
+    q, k = elementwise.rotate(q, *angles), elementwise.rotate(k, *angles)
+    want_kv = case.kv.clone()
+    reference_write_kv(k.cpu(), v.cpu(), want_kv, case.meta)
+
+    around = torch.full((case.kv.shape[0], 3, *case.kv.shape[1:]), 7.0, dtype=dtype, device=DEVICE)
+    around[:, 1] = case.kv
+    got = fused.rotate_and_write(
+        qkv,
+        around[:, 1],
+        case.meta.slot_mapping.to(DEVICE),
+        angles,
+        heads=heads,
+        q_weight=weights[0] if normed else None,
+        k_weight=weights[1] if normed else None,
+        eps=1e-6,
+    )
+    for part, want in zip(got, (q, k, v), strict=True):
+        torch.testing.assert_close(part, want, **TOLERANCES[dtype])
+        assert part.data_ptr() >= qkv.data_ptr() and part.stride(0) == qkv.stride(0)
+    torch.testing.assert_close(around[:, 1].cpu(), want_kv, equal_nan=True, **TOLERANCES[dtype])
+    assert (around[:, 0] == 7).all() and (around[:, 2] == 7).all()
+
+
+def test_a_row_without_a_slot_writes_nothing() -> None:
+    kv = torch.zeros(3, 2, 8, 1, 16, device=DEVICE)
+    qkv = torch.ones(2, 4 * 16, device=DEVICE)
+    slots = torch.tensor([-1, 8], device=DEVICE)
+    still = torch.ones(2, 1, 8, device=DEVICE), torch.zeros(2, 1, 8, device=DEVICE)
+    fused.rotate_and_write(qkv, kv, slots, still, heads=2)
+    assert kv[1, :, 0].eq(1).all() and kv.sum() == 32
+
+
+def test_a_slot_may_lie_beyond_two_to_the_31_elements() -> None:
+    """The arena is mapped, and only a few of its pages are ever touched."""
+    flat = torch.empty((1 << 31) + (1 << 20), dtype=torch.float16, device=DEVICE)
+    kv = flat.as_strided((3, 2, 8, 1, 16), (1 << 30, 128, 16, 16, 1))
+    kv[2] = 0
+    qkv = torch.ones(1, 3 * 16, dtype=torch.float16, device=DEVICE)
+    still = torch.ones(1, 1, 8, device=DEVICE), torch.zeros(1, 1, 8, device=DEVICE)
+    fused.rotate_and_write(qkv, kv, torch.tensor([21], device=DEVICE), still, heads=1)
+    assert kv[2, :, 5].eq(1).all() and kv[2].sum() == 32

@@ -1,0 +1,302 @@
+"""The attention kernels against the reference: on a card, or on Triton's interpreter."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels below are imported
+
+from engine.kernels import attention_device, backend
+from engine.kernels.attention import AttentionMeta
+from engine.kernels.attention_tiles import DecodeTiles, PrefillTiles, decode_tiles, prefill_tiles
+from engine.kernels.paged_decode import decode_attention, plan_decode
+from engine.kernels.paged_prefill import prefill_attention
+from engine.kernels.reference import reference_attention
+
+Paged = Callable[..., Any]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TILES = DecodeTiles(keys=16, programs_per_sm=4)
+SMALL = PrefillTiles(rows=16, keys=16, warps=4, stages=2)
+TOLERANCES = {
+    torch.float32: {"atol": 1e-5, "rtol": 1e-4},
+    torch.float16: {"atol": 4e-3, "rtol": 4e-3},
+    torch.bfloat16: {"atol": 2e-2, "rtol": 2e-2},
+}
+
+
+def poisoned(case: Any) -> Any:
+    """NaN in every place that no sequence has written, those inside its own blocks too."""
+    written = torch.zeros(case.kv.shape[0], case.kv.shape[2], dtype=torch.bool)
+    for s, length in enumerate(case.meta.seq_lens):
+        for position in range(length):
+            block = case.meta.block_tables[s, position // case.meta.block_size]
+            written[block, position % case.meta.block_size] = True
+    case.kv.masked_fill_(~written[:, None, :, None, None], torch.nan)
+    return case
+
+
+def on_device(case: Any) -> tuple[Tensor, Tensor, AttentionMeta]:
+    """The case where the kernels run, with q as the engine has it: a part of wider rows."""
+    rows, heads, head_dim = case.q.shape
+    wide = torch.full((rows, (heads + 2) * head_dim), torch.nan, dtype=case.q.dtype, device=DEVICE)
+    q = wide[:, : heads * head_dim].unflatten(1, (heads, head_dim))
+    q.copy_(case.q)
+    arena = torch.full(
+        (case.kv.shape[0], 3, *case.kv.shape[1:]), torch.nan, dtype=case.kv.dtype, device=DEVICE
+    )
+    kv = arena[:, 1]
+    kv.copy_(case.kv)
+    meta = replace(
+        case.meta,
+        slot_mapping=case.meta.slot_mapping.to(DEVICE),
+        block_tables=case.meta.block_tables.to(DEVICE),
+        derived={},
+    )
+    return q, kv, meta
+
+
+def ints(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def decode(case: Any, *, window: int = 0, softcap: float = 0.0, tiles: DecodeTiles = TILES) -> Any:
+    q, kv, meta = on_device(case)
+    lens = ints(meta.seq_lens)
+    plan = plan_decode(lens, None, heads=q.shape[1], kv=kv, window=window, tiles=tiles)
+    out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=DEVICE)
+    decode_attention(q, kv, meta.block_tables, lens, None, plan, out, scale=0.3, softcap=softcap)
+    return out.cpu(), plan
+
+
+def prefill(case: Any, *, window: int = 0, softcap: float = 0.0, tiles: Any = SMALL) -> Tensor:
+    q, kv, meta = on_device(case)
+    out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=DEVICE)
+    lens, starts = ints(meta.seq_lens), ints(meta.query_starts)
+    prefill_attention(
+        q,
+        kv,
+        meta.block_tables,
+        lens,
+        starts,
+        out,
+        scale=0.3,
+        window=window,
+        softcap=softcap,
+        tiles=tiles,
+    )
+    return out.cpu()
+
+
+def expected(case: Any, *, window: int = 0, softcap: float = 0.0) -> Tensor:
+    return reference_attention(
+        case.q, case.kv, case.meta, scale=0.3, window=window, softcap=softcap
+    )
+
+
+SINGLES = [(0, 1), (15, 1), (16, 1), (40, 1), (100, 1)]
+MIXED = [(16, 1), (0, 17), (12, 5), (0, 1), (37, 1), (31, 20)]
+SHAPES = [
+    {"heads": 9, "kv_heads": 3, "head_dim": 64, "block_size": 16},
+    {"heads": 2, "kv_heads": 2, "head_dim": 80, "block_size": 8},
+    {"heads": 4, "kv_heads": 1, "head_dim": 96, "block_size": 32},
+    {"heads": 4, "kv_heads": 1, "head_dim": 128, "block_size": 16},
+    {"heads": 2, "kv_heads": 1, "head_dim": 256, "block_size": 64},
+    {"heads": 6, "kv_heads": 2, "head_dim": 34, "block_size": 16},
+    {"heads": 17, "kv_heads": 1, "head_dim": 16, "block_size": 8},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decode_equals_the_reference(paged: Paged, shape: Any, dtype: torch.dtype) -> None:
+    case = poisoned(paged(SINGLES[-3:], dtype=dtype, **shape))
+    got, _ = decode(case)
+    torch.testing.assert_close(got, expected(case), **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 33, 1000])
+def test_decode_sees_the_window_alone(paged: Paged, window: int) -> None:
+    case = poisoned(paged(SINGLES))
+    got, plan = decode(case, window=window)
+    torch.testing.assert_close(got, expected(case, window=window), **TOLERANCES[torch.float32])
+    read = sum(-(-min(window + 15, context + 1) // 16) for context, _ in SINGLES)
+    assert int((plan.items >= 0).sum()) <= read
+
+
+@pytest.mark.parametrize("batch", [[(70, 1)], [(0, 1)], SINGLES[:2], SINGLES])
+def test_decode_with_capped_scores(paged: Paged, batch: Any) -> None:
+    case = poisoned(paged(batch))
+    got, _ = decode(case, softcap=0.7)
+    torch.testing.assert_close(got, expected(case, softcap=0.7), **TOLERANCES[torch.float32])
+
+
+def test_a_long_sequence_is_cut_and_a_short_one_is_not(paged: Paged) -> None:
+    """How the keys are cut follows the whole step, and its results are merged or left alone."""
+    case = poisoned(paged([(310, 1), (3, 1)]))
+    for programs in (1, 2, 8):  # for 4 multiprocessors and 2 KV heads
+        got, plan = decode(case, tiles=DecodeTiles(keys=16, programs_per_sm=programs))
+        torch.testing.assert_close(got, expected(case), **TOLERANCES[torch.float32])
+        if DEVICE == "cpu":
+            share = -(-315 // (2 * programs))
+            assert int(plan.chunk) == -(-share // 16) * 16
+        first, second, third = plan.first_items.tolist()
+        assert second - first == -(-311 // int(plan.chunk)) and third - second == 1
+        assert plan.items[:third].tolist() == [0] * second + [1]
+        assert (plan.items[third:] == -1).all()
+
+
+def test_padding_sequences_give_zeros_and_take_no_items(paged: Paged) -> None:
+    case = poisoned(paged(SINGLES))
+    lens = [0, *case.meta.seq_lens[1:4], 0]
+    meta = replace(case.meta, seq_lens=tuple(lens))
+    want = expected(case)
+    want[[0, 4]] = 0
+    case.meta = meta
+    got, plan = decode(case)
+    torch.testing.assert_close(got, want, **TOLERANCES[torch.float32])
+    assert not {0, 4} & set(plan.items.tolist())
+
+
+def test_a_step_of_padding_alone_is_zeros(paged: Paged) -> None:
+    case = paged([(5, 1), (9, 1)])
+    case.meta = replace(case.meta, seq_lens=(0, 0))
+    got, plan = decode(case)
+    assert not got.any() and (plan.items == -1).all()
+
+
+def test_three_hundred_sequences_are_planned_in_several_looks() -> None:
+    lens = torch.randint(0, 90, (300,)).tolist()
+    kv = torch.empty(1, 2, 16, 1, 16, device=DEVICE)
+    plan = plan_decode(ints(lens), None, heads=1, kv=kv, tiles=TILES)
+    chunk = int(plan.chunk)
+    owners = [s for s, n in enumerate(lens) for _ in range(-(-n // chunk))]
+    assert plan.items.tolist() == owners + [-1] * (plan.items.shape[0] - len(owners))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prefill_equals_the_reference(paged: Paged, shape: Any, dtype: torch.dtype) -> None:
+    case = poisoned(paged([(0, 1), (0, 19), (21, 6)], dtype=dtype, **shape))
+    tiles = SMALL._replace(rows=32 if shape["heads"] == 17 else 16)
+    torch.testing.assert_close(prefill(case, tiles=tiles), expected(case), **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 1000])
+def test_prefill_sees_the_window_alone(paged: Paged, window: int) -> None:
+    case = poisoned(paged(MIXED, head_dim=16))
+    want = expected(case, window=window)
+    torch.testing.assert_close(prefill(case, window=window), want, **TOLERANCES[torch.float32])
+
+
+def test_prefill_with_capped_scores_and_other_tiles(paged: Paged) -> None:
+    case = poisoned(paged(MIXED, head_dim=16))
+    want = expected(case, softcap=0.7)
+    for tiles in (SMALL, SMALL._replace(rows=64, keys=32)):
+        got = prefill(case, softcap=0.7, tiles=tiles)
+        torch.testing.assert_close(got, want, **TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_mixed_step_goes_through_both_kernels(paged: Paged, graph: bool) -> None:
+    """With the host's tuples, or with the device's alone and padding behind the rows."""
+    case = poisoned(paged(MIXED, head_dim=16))
+    q, kv, meta = on_device(case)
+    rows = q.shape[0]
+    if graph:
+        seqs = len(meta.seq_lens)
+        meta = replace(
+            meta,
+            query_starts=(),
+            seq_lens=(),
+            block_tables=torch.nn.functional.pad(meta.block_tables, (0, 1, 0, 2)),
+            seq_lens_device=ints([*meta.seq_lens, 0, 0]),
+            query_starts_device=ints([*meta.query_starts, rows, rows]),
+        )
+        assert meta.block_tables.shape[0] == seqs + 2
+        q = torch.cat((q, q[:5]))
+    got = attention_device.device_attention(q, kv, meta, scale=0.3, window=7)
+    want = expected(case, window=7)
+    torch.testing.assert_close(got[:rows].cpu(), want, **TOLERANCES[torch.float32])
+
+
+def test_a_step_of_single_rows_launches_no_prefill(
+    paged: Paged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = poisoned(paged(SINGLES, head_dim=16))
+    q, kv, meta = on_device(case)
+    monkeypatch.delattr(attention_device, "prefill_attention")
+    got = attention_device.device_attention(q, kv, meta, scale=0.3, window=0)
+    torch.testing.assert_close(got.cpu(), expected(case), **TOLERANCES[torch.float32])
+
+
+def test_a_step_of_chunks_launches_no_decode(paged: Paged, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = poisoned(paged([(0, 5), (9, 2)], head_dim=16))
+    q, kv, meta = on_device(case)
+    monkeypatch.delattr(attention_device, "plan_decode")
+    got = attention_device.device_attention(q, kv, meta, scale=0.3, window=0)
+    torch.testing.assert_close(got.cpu(), expected(case), **TOLERANCES[torch.float32])
+
+
+def test_a_long_uncached_prompt_goes_through_sdpa_beside_others(
+    paged: Paged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys in the arena are not even looked at."""
+    monkeypatch.setattr(attention_device, "takes_sdpa", lambda rows, *_: rows >= 20)
+    monkeypatch.setattr(attention_device, "_SDPA", [torch.nn.attention.SDPBackend.MATH])
+    case = poisoned(paged([(8, 1), (0, 24), (0, 6), (3, 22)], head_dim=16))
+    want = expected(case)
+    q, kv, meta = on_device(case)
+    k = torch.full((q.shape[0], *kv.shape[3:]), torch.nan, device=DEVICE)
+    v = torch.full_like(k, torch.nan)
+    for position in range(24):
+        block = meta.block_tables[1, position // 8]
+        k[1 + position], v[1 + position] = kv[block, :, position % 8]
+    kv[meta.block_tables[1, :3].long()] = torch.nan
+    got = attention_device.device_attention(q, kv, meta, scale=0.3, window=0, fresh=(k, v))
+    torch.testing.assert_close(got.cpu(), want, **TOLERANCES[torch.float32])
+
+
+def test_offsets_beyond_two_to_the_31_elements(paged: Paged) -> None:
+    """The arena is mapped, and only a few of its pages are ever touched."""
+    case = paged([(20, 1), (3, 6)], head_dim=16, block_size=8)
+    blocks, half = case.kv.shape[0], case.kv[0, 0].numel()
+    stride = (1 << 31) // (blocks - 2)
+    flat = torch.empty(stride * blocks, dtype=torch.float16, device=DEVICE)
+    far = flat.as_strided(case.kv.shape, (stride, half, *case.kv.stride()[2:]))
+    tables = blocks - 1 - case.meta.block_tables  # the reference's first block comes last here
+    for b in range(blocks):
+        far[blocks - 1 - b].copy_(case.kv[b])
+    lens, starts = ints(case.meta.seq_lens), ints(case.meta.query_starts)
+    q = case.q.half().to(DEVICE)
+    tables = tables.to(DEVICE)
+    out = torch.empty_like(q)
+    plan = plan_decode(lens, starts, heads=6, kv=far, tiles=TILES)
+    decode_attention(q, far, tables, lens, starts, plan, out, scale=0.3)
+    prefill_attention(q, far, tables, lens, starts, out, scale=0.3, singles=False, tiles=SMALL)
+    torch.testing.assert_close(out.cpu().float(), expected(case), **TOLERANCES[torch.float16])
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 256])
+def test_tiles_fit_the_shared_memory_of_small_and_large_cards(head_dim: int, itemsize: int) -> None:
+    width = 1 << (head_dim - 1).bit_length()
+    for shared in (99 << 10, 163 << 10, 227 << 10):
+        decode_tile = decode_tiles(head_dim, itemsize, shared)
+        assert decode_tile.stages * 2 * decode_tile.keys * width * itemsize <= shared / 2
+        for rows, group in ((1, 1), (64, 3), (512, 8), (2048, 4), (2048, 71)):
+            tile = prefill_tiles(rows, group, head_dim, itemsize, shared)
+            assert tile.rows >= group and tile.keys >= 16
+            if group <= 8:
+                pipeline = tile.stages * 2 * tile.keys * width * itemsize
+                assert pipeline + tile.rows * width * itemsize <= shared
+
+
+def test_a_tensor_on_the_cpu_keeps_to_torch() -> None:
+    x = torch.zeros(1)
+    assert not backend.use_kernels(x, False) and not backend.use_kernels(x, True)
