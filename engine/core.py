@@ -84,6 +84,7 @@ class EngineCore:
             block_bytes=machine.layout.block_bytes,
             bytes_in_flight=config.load_bytes_in_flight,
             layout=machine.layout.id,
+            max_rank=config.max_rank,
         )
         self.scheduler = Scheduler(
             memory=self.reclaimer,

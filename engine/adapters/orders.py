@@ -15,12 +15,18 @@ AdapterCommand = AddRevision | RemoveRevision | Load | Evict | SetRevision
 
 
 class Orders:
-    """Carries commands out on `movements`.  `layout`, if not "", is what packed files must have."""
+    """Carries commands out on `movements`.
 
-    def __init__(self, movements: Movements, layout: str, clock: Callable[[], float]) -> None:
+    `layout`, if not "", is what packed files must have; `max_rank`, if not 0, what is served.
+    """
+
+    def __init__(
+        self, movements: Movements, layout: str, max_rank: int, clock: Callable[[], float]
+    ) -> None:
         self._moves = movements
         self._journal = movements.journal
         self._layout = layout
+        self._max_rank = max_rank
         self._clock = clock
 
     def carry_out(self, command: AdapterCommand) -> None:
@@ -44,6 +50,13 @@ class Orders:
                 command.command_id,
                 "load_failed",
                 f"packed for layout {manifest.layout}, this engine reads {self._layout}",
+            )
+            return
+        if self._max_rank and manifest.max_rank > self._max_rank:
+            self._journal.answer(
+                command.command_id,
+                "load_failed",
+                f"rank {manifest.max_rank} exceeds max_rank = {self._max_rank} of this engine",
             )
             return
         revision = known.get(manifest.rev)

@@ -3,8 +3,8 @@
 Goes in: what a step's segments look like.  Comes out: `Tiles`, small integers that become constants
 of the kernels.  `benchmarks/lora_kernels.py` measures the entries beside their rivals.
 
-UNMEASURED: the entries are what the prototype's figures, and registers and bytes in flight as
-compiled for sm_90, suggest; each gets its measurement with that benchmark's first run.
+Measured once, on an H200 (docs/bench-log.md): no rival beat an entry by more than 7% but at k = 8 and
+at mixed ranks, where the better tile of that run is noted there and not taken over yet.
 """
 
 from typing import Literal, NamedTuple

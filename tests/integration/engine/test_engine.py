@@ -8,7 +8,7 @@ import torch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineError, LoadFailed, NoRoom, UnknownRevision
-from engine.messages import SamplingParams
+from engine.messages import AddRevision, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 
@@ -189,3 +189,12 @@ def test_the_snapshot_adds_up(engine, adapters, prompt) -> None:
     assert (status.prefix_query_tokens, status.prefix_hit_tokens) == (80, 32)
     assert (snapshot.base.generated_tokens, status.generated_tokens) == (10, 20)
     assert math.isclose(snapshot.forward_passes, snapshot.step)
+
+
+def test_a_rank_above_what_the_engine_was_built_for_is_refused(start_core, make_adapter) -> None:
+    """The device's tables are sized by max_rank: a larger one must never reach a step."""
+    driver = start_core(max_rank=4)
+    large = make_adapter("too-large", rank=8, seed=3)
+    answer = driver.call(lambda i: AddRevision(command_id=i, manifest=large.manifest))
+    assert answer.code == "load_failed"
+    assert "rank 8 exceeds max_rank = 4" in answer.message
