@@ -131,8 +131,8 @@ def make_planner(
 ) -> StepPlanner:
     """The step planner, with all that it will ever allocate.  `rows` is the slot table's own.
 
-    fp16 adapters go through plain torch on a card too: on an H200 the kernels passed 40 of 40 seeded
-    runs of ten cases in bf16, and failed 14 of 20 in fp16 (not looked into yet).
+    fp16 adapters go through plain torch on a card too: on an H200 the kernels passed 40 of 40
+    seeded runs of ten cases in bf16, and failed 14 of 20 in fp16; the cause is not found yet.
     """
     if not _is_card(arena.device) or config.dtype == "float16":
         return StepPlanner(arena, rows, manifest_of)

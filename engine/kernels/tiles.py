@@ -3,8 +3,8 @@
 Goes in: what a step's segments look like.  Comes out: `Tiles`, small integers that become constants
 of the kernels.  `benchmarks/lora_kernels.py` measures the entries beside their rivals.
 
-Measured once, on an H200 (docs/bench-log.md): no rival beat an entry by more than 7% but at k = 8 and
-at mixed ranks, where the better tile of that run is noted there and not taken over yet.
+Measured once, on an H200 (docs/bench-log.md): no rival beat an entry by more than 7% but at k = 8
+and at mixed ranks, where the better tile of that run is noted there and not taken over yet.
 """
 
 from typing import Literal, NamedTuple
