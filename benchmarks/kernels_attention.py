@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.kernels import backend, elementwise, fused
-from engine.kernels.attention import AttentionMeta
 from engine.kernels.attention_device import device_attention
+from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.attention_tiles import DecodeTiles, PrefillTiles, decode_tiles
 from engine.kernels.paged_decode import decode_attention, plan_decode
 from engine.kernels.paged_prefill import prefill_attention

@@ -34,13 +34,8 @@ from torch import Tensor
 from engine.adapters.device_plan import DevicePlanner
 from engine.adapters.device_slots import DeviceSlots, most_blocks
 from engine.kernels import tiles as choices
-from engine.kernels.lora import (
-    LoraClass,
-    LoraDevicePlan,
-    LoraStore,
-    group_shapes,
-    lora_apply_cuda,
-)
+from engine.kernels.lora import lora_apply_cuda
+from engine.kernels.lora_meta import LoraClass, LoraDevicePlan, LoraStore, group_shapes
 from engine.kernels.tiles import ExpandTile, Shape, ShrinkTile, Tiles
 from engine.layout import GROUPS, MODULES, BlockLayout, Placement, Shapes, place
 from engine.memory.arena import Arena

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionMeta
+from engine.kernels.attention_meta import AttentionMeta
 from engine.sequence import Chunk, Sequence, StepWork
 from engine.upload import UploadRing, Words
 

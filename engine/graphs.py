@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.kernels.lora import LoraMeta
+from engine.kernels.lora_meta import LoraMeta
 from engine.memory.arena import Arena
 from engine.models.decoder import Decoder
 

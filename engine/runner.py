@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.adapters.plan import StepPlanner
 from engine.batch import Batch, Batcher
 from engine.graphs import DecodeSteps
-from engine.kernels.lora import LoraMeta
+from engine.kernels.lora_meta import LoraMeta
 from engine.memory.arena import Arena
 from engine.messages import TokenLogprobs
 from engine.models.decoder import Decoder

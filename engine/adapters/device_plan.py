@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.adapters.device_slots import DeviceSlots
 from engine.kernels import backend
-from engine.kernels.lora import LoraClass, LoraDevicePlan, LoraMeta, LoraStore, group_shapes
+from engine.kernels.lora_meta import LoraClass, LoraDevicePlan, LoraMeta, LoraStore, group_shapes
 from engine.kernels.tiles import ALL, DETERMINISTIC, GRAPHED, PREFILL_ROWS, Shape, Tiles, pick
 from engine.memory.arena import DTYPES, Arena
 from engine.sequence import Chunk

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.adapters.device_plan import DevicePlanner, cut_runs
 from engine.adapters.slots import SlotRow
-from engine.kernels.lora import LoraMeta, LoraRows, Segment
+from engine.kernels.lora_meta import LoraMeta, LoraRows, Segment
 from engine.layout import place
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest

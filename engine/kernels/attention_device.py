@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.attention_tiles import takes_sdpa
 from engine.kernels.paged_decode import DecodePlan, decode_attention, plan_decode
 from engine.kernels.paged_prefill import prefill_attention
-
-if TYPE_CHECKING:
-    from engine.kernels.attention import AttentionMeta
 
 #: Plainly causal attention of one whole prompt, fastest first.
 _SDPA = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]

@@ -9,13 +9,10 @@ sequences and tiles are walked one after the other, which is slow, and right for
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from engine.kernels.attention import AttentionMeta
+from engine.kernels.attention_meta import AttentionMeta
 
 #: QUERY_TILE divides KEY_TILE, so all rows of a query tile end in the same key tile; every
 #: block size (8 to 64) divides KEY_TILE.

@@ -8,127 +8,17 @@ A plan on the device goes through the Triton kernels (`lora_shrink.py`, `lora_ex
 imported only then; anything else through plain torch.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from engine.kernels.gemm import by_tiles
-from engine.kernels.tiles import Tiles
-from engine.layout import GROUPS, MODULE_ID, MODULES, ROW_ALIGN, BlockLayout
+from engine.kernels.lora_meta import LoraDevicePlan, LoraMeta, LoraRows
+from engine.layout import GROUPS
 
 #: (fused modules) -> their group's name.
 GROUP_OF = {modules: group for group, modules in GROUPS.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Rows [start, end) of the step use `slot`; rows of the base model are in no segment."""
-
-    start: int
-    end: int
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoraRows:
-    """One LoRA pair where it lies in the arena: pieces of rows, in rank order.
-
-    The `a` pieces are (rows_i, d_in), the `b` pieces (rows_i, d_out), rank-major; either add up to
-    `rank` rows and may be cut at different places.
-    """
-
-    scaling: float
-    rank: int
-    a: tuple[Tensor, ...]
-    b: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupShape:
-    """Fused modules, side by side in y."""
-
-    first: int  # id of the first one
-    d_in: int
-    widths: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoraStore:
-    """What all steps have in common; its tensors never move."""
-
-    arena: Tensor  # (elements,): the whole pool, in its dtype
-    table: Tensor  # (slots, words) int32; see engine/kernels/lora_place.py
-    h: Tensor  # (elements,) fp32: shrink's partial sums, expand's input
-    groups: Mapping[str, GroupShape]
-    block: int  # elements of a pool block
-    blocks_at: int  # word of a slot's row where its block ids begin
-    max_rank: int  # ranks that a row of h has room for
-    max_rows: int  # rows of a step
-    pdl: bool  # a kernel may be launched before the one ahead has ended
-
-    @property
-    def unit(self) -> int:
-        """Elements of the 256 bytes in which places are counted."""
-        return ROW_ALIGN // self.arena.element_size()
-
-    def stride(self, width: int) -> int:
-        """Elements from a row of `width` to the next."""
-        return -(-width // self.unit) * self.unit
-
-    def entry(self, layer: int, group: str) -> int:
-        """Place of the group's first module among a slot's entries."""
-        return layer * len(MODULES) + self.groups[group].first
-
-    def h_rows(self, tiles: Tiles) -> int:
-        """Rows of one partial sum in h."""
-        return min(self.max_rows, tiles.most_rows)
-
-    def h_elements(self, tiles: Tiles) -> int:
-        """Elements of h that `tiles` may need."""
-        splits = max(len(g.widths) * tiles.shrink.splits(g.d_in) for g in self.groups.values())
-        return splits * self.h_rows(tiles) * self.max_rank
-
-
-def group_shapes(layout: BlockLayout) -> dict[str, GroupShape]:
-    """The layout's fused groups, by name."""
-    shapes = {}
-    for group, modules in GROUPS.items():
-        dims = [layout.shapes.dims[MODULE_ID[m]] for m in modules]
-        shapes[group] = GroupShape(MODULE_ID[modules[0]], dims[0][0], tuple(d for _, d in dims))
-    return shapes
-
-
-@dataclass(frozen=True, slots=True)
-class LoraClass:
-    """What a CUDA graph bakes in: a step's tiles, and its grids, which are padded to rungs."""
-
-    tiles: Tiles
-    shrink_items: int
-    expand_items: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoraDevicePlan:
-    """One step on the device.  An item is (first row, rows, slot, first rank); 0 rows = padding."""
-
-    store: LoraStore
-    kind: LoraClass
-    shrink: Tensor  # (kind.shrink_items, 4) int32
-    expand: Tensor  # (kind.expand_items, 4) int32, all ranks: first rank 0
-
-
-@dataclass(frozen=True, slots=True)
-class LoraMeta:
-    """The step's segments, and slot -> (layer, module) -> rows for every slot among them.
-
-    With `device` set the plan lies on the device, and the rest is not looked at.
-    """
-
-    segments: tuple[Segment, ...] = ()
-    slots: Mapping[int, Mapping[tuple[int, str], LoraRows]] = field(default_factory=dict)
-    device: LoraDevicePlan | None = None
 
 
 def lora_apply(

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.lora import LoraDevicePlan
+from engine.kernels.lora_meta import LoraDevicePlan
 from engine.kernels.lora_place import (
     let_next_come,
     load_far,

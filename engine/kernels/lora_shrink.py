@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels import backend
-from engine.kernels.lora import LoraDevicePlan, LoraStore
+from engine.kernels.lora_meta import LoraDevicePlan, LoraStore
 from engine.kernels.lora_place import (
     let_next_come,
     load_far,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionMeta
-from engine.kernels.lora import LoraMeta
+from engine.kernels.attention_meta import AttentionMeta
+from engine.kernels.lora_meta import LoraMeta
 
 
 def reference_write_kv(k: Tensor, v: Tensor, kv: Tensor, meta: AttentionMeta) -> None:

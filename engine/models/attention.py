@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels import backend
-from engine.kernels.attention import AttentionMeta, paged_attention, write_kv
+from engine.kernels.attention import paged_attention, write_kv
+from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.elementwise import rotate
-from engine.kernels.lora import LoraMeta
+from engine.kernels.lora_meta import LoraMeta
 from engine.models.layers import Build, LoraLinear, RMSNorm
 from engine.models.spec import ModelSpec
 

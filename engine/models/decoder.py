@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.kernels import backend
-from engine.kernels.attention import AttentionMeta
+from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.elementwise import silu_mul
 from engine.kernels.gemm import linear
-from engine.kernels.lora import LoraMeta
+from engine.kernels.lora_meta import LoraMeta
 from engine.models import weights
 from engine.models.attention import Attention
 from engine.models.layers import Build, LoraLinear, RMSNorm, Rotary

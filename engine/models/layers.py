@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from engine.kernels import elementwise
 from engine.kernels.gemm import linear
-from engine.kernels.lora import LoraMeta, lora_apply
+from engine.kernels.lora import lora_apply
+from engine.kernels.lora_meta import LoraMeta
 from engine.layout import GROUPS
 from engine.models.spec import RopeSpec
 

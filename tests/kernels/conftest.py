@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionMeta, write_kv
-from engine.kernels.lora import LoraRows
+from engine.kernels.attention import write_kv
+from engine.kernels.attention_meta import AttentionMeta
+from engine.kernels.lora_meta import LoraRows
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels.attention import AttentionMeta, paged_attention, write_kv
+from engine.kernels.attention import paged_attention, write_kv
+from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.reference import reference_attention, reference_write_kv
 
 Paged = Callable[..., Any]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.kernels import elementwise
-from engine.kernels.attention import AttentionMeta
 from engine.kernels.attention_fixed import fixed_attention
+from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.attention_tiles import DecodeTiles, PrefillTiles
 
 pytestmark = pytest.mark.gpu

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.kernels.lora import LoraMeta, LoraRows, Segment, lora_apply
+from engine.kernels.lora import lora_apply
+from engine.kernels.lora_meta import LoraMeta, LoraRows, Segment
 from engine.kernels.reference import reference_lora
 
 Pair = Callable[..., LoraRows]

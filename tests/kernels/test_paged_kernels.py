@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels below are imported
 
 from engine.kernels import attention_device, backend
-from engine.kernels.attention import AttentionMeta
+from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.attention_tiles import DecodeTiles, PrefillTiles, decode_tiles, prefill_tiles
 from engine.kernels.paged_decode import decode_attention, plan_decode
 from engine.kernels.paged_prefill import prefill_attention

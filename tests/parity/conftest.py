@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.kernels.attention import AttentionMeta
-from engine.kernels.lora import LoraMeta, LoraRows, Segment
+from engine.kernels.attention_meta import AttentionMeta
+from engine.kernels.lora_meta import LoraMeta, LoraRows, Segment
 from engine.layout import MODULES
 from engine.models.decoder import Decoder, load_model
 from engine.models.layers import Build

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.lora import LoraRows
+from engine.kernels.lora_meta import LoraRows
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import torch
 from engine.adapters.plan import StepPlanner, cut_segments
 from engine.adapters.slots import SlotTable
 from engine.batch import Batcher
-from engine.kernels.lora import Segment
+from engine.kernels.lora_meta import Segment
 from engine.memory.arena import Arena
 from engine.messages import SamplingParams
 from engine.models.spec import read_spec

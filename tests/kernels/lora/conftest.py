@@ -15,7 +15,8 @@ if not torch.cuda.is_available():
 
 from engine.adapters.device_plan import DevicePlanner
 from engine.adapters.device_slots import DeviceSlots
-from engine.kernels.lora import LoraMeta, LoraRows, Segment, group_shapes, lora_apply
+from engine.kernels.lora import lora_apply
+from engine.kernels.lora_meta import LoraMeta, LoraRows, Segment, group_shapes
 from engine.kernels.tiles import ALL, Tiles, pick
 from engine.layout import GROUPS, MODULE_ID, MODULES, BlockLayout, Shapes, place
 from engine.memory.arena import Arena

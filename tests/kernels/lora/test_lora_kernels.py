@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.kernels import tiles as choices
-from engine.kernels.lora import Segment
+from engine.kernels.lora_meta import Segment
 from engine.kernels.tiles import Tiles
 from engine.layout import GROUPS, MODULES
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.kernels import tiles as choices
-from engine.kernels.lora import LoraMeta, Segment
+from engine.kernels.lora_meta import LoraMeta, Segment
 from engine.layout import MODULES
 
 pytestmark = pytest.mark.gpu
