@@ -9,6 +9,7 @@ over the socket, and the admin client.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -304,6 +305,7 @@ def find_adapters(model: Path, given: Path | None, own_model: bool, scratch: Pat
 def main(model: str | None, adapters: Path | None, keep: bool) -> int:
     """Run the demo; returns the exit status."""
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C: the daemon ends with us
     try:
         folder, name = find_model(model)
         with stage(folder, name, keep) as here:
