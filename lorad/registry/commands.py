@@ -195,14 +195,20 @@ def quarantine(
     return False
 
 
-def set_presence(connection: Connection, at: Stamp, name: str, *, present: bool) -> bool:
-    """missing and back; False if it was so already, or is quarantined.  Pointers stay."""
+def set_presence(
+    connection: Connection, at: Stamp, name: str, *, present: bool, only: str | None = None
+) -> bool:
+    """missing and back; False if it was so already, or is quarantined.  Pointers stay.
+
+    `only`: nothing changes if the name serves another revision by now.
+    """
     before = _need(connection, name)
     after = State.REGISTERED if present else State.MISSING
     word = "present" if present else "missing"
     level = "info" if present else "warn"
     rev = before.serving_rev or ""
-    if before.stored_state in (after, State.QUARANTINED):
+    moved_on = only is not None and before.serving_rev != only
+    if moved_on or before.stored_state in (after, State.QUARANTINED):
         note(connection, at, "", name, rev, action=f"mark_{word}", changed=False)
         return False
     _update(connection, at, name, {"state": after})

@@ -273,9 +273,14 @@ class Registry:
             actor,
         )
 
-    def mark_missing(self, name: str, *, actor: str = "daemon") -> "Future[bool]":
-        """Its files are gone; pointers stay.  False if nothing changed."""
-        return self._presence(name, False, actor)
+    def mark_missing(
+        self, name: str, rev: str | None = None, *, actor: str = "daemon"
+    ) -> "Future[bool]":
+        """Its files are gone; pointers stay.  False if nothing changed.
+
+        With `rev` only if that is what it serves when the change is made.
+        """
+        return self._presence(name, False, actor, rev)
 
     def mark_present(self, name: str, *, actor: str = "daemon") -> "Future[bool]":
         """Its files are back.  False if nothing changed."""
@@ -367,9 +372,11 @@ class Registry:
         )
 
     # ------------------------------------------------------------- pieces
-    def _presence(self, name: str, present: bool, actor: str) -> "Future[bool]":
+    def _presence(
+        self, name: str, present: bool, actor: str, only: str | None = None
+    ) -> "Future[bool]":
         return self._change(
-            lambda c, at: commands.set_presence(c, at, name, present=present), actor
+            lambda c, at: commands.set_presence(c, at, name, present=present, only=only), actor
         )
 
     def _settings(

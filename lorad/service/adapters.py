@@ -169,14 +169,14 @@ class AdapterService:
     async def mark_missing(self, rev: str) -> None:
         """The store lost `rev`: its names cannot be asked for until the content returns."""
         for name in self._names.catalog.names_of(rev):
-            await self._names.write(name, self._names.registry.mark_missing(name))
-            self._events.publish(
-                "adapter.missing",
-                level="warn",
-                name=name,
-                rev=rev,
-                message="its files are gone from the store; add it again",
-            )
+            if await self._names.write(name, self._names.registry.mark_missing(name, rev)):
+                self._events.publish(
+                    "adapter.missing",
+                    level="warn",
+                    name=name,
+                    rev=rev,
+                    message="its files are gone from the store; add it again",
+                )
 
     # ------------------------------------------------------------- an operator's wishes
     async def load(self, names: wire.Names) -> wire.Results:

@@ -61,6 +61,8 @@ class Catalog:
                 del self._names[entry.rev]
         if entry.candidate is not None:
             self._candidates[entry.candidate] -= 1
+            if not self._candidates[entry.candidate]:
+                del self._candidates[entry.candidate]
 
     # ------------------------------------------------------------- revisions
     def names_of(self, rev: str) -> tuple[str, ...]:
@@ -83,7 +85,7 @@ class Catalog:
 
     def referenced(self, rev: str) -> bool:
         """Does a name serve it, or is it about to?"""
-        return rev in self._names or self._candidates[rev] > 0
+        return rev in self._names or rev in self._candidates
 
     def forget(self, rev: str) -> None:
         """A retired revision is gone from the engine and the store."""
@@ -105,6 +107,6 @@ class Catalog:
     def leases(self, rev: str) -> int:
         return self._leases[rev]
 
-    def leased(self) -> set[str]:
-        """Revisions that some request still uses."""
-        return set(self._leases)
+    def in_use(self) -> set[str]:
+        """Revisions that a name means here, or soon will, or that some request still uses."""
+        return {*self._names, *self._candidates, *self._leases}

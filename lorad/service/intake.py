@@ -95,8 +95,8 @@ class Intake:
                     hint = error.hint or "free space on the store's disk"
                     raise LoradError("insufficient_storage", error.message, hint=hint) from error
                 raise from_engine(error) from error
-            except OSError as error:
-                raise LoradError("load_failed", f"cannot pack {rev[:12]}: {error}") from error
+            except OSError as error:  # no process to be had: that is no word on the content
+                raise LoradError("internal_error", f"cannot pack {rev[:12]}: {error}") from error
         if manifest.layout != layout:
             raise LoradError("load_failed", f"packed for {manifest.layout}, wanted {layout}")
         return manifest

@@ -26,7 +26,7 @@ log = logging.getLogger("lorad.registration")
 #: A candidate that is not resident by then takes the name anyway; requests wait for it.
 FLIP_SECONDS = 60.0
 #: These only mean that the new revision cannot stand beside the old one now.
-_NO_MATTER = ("no_room", "engine_restarting", "engine_stalled", "loading_base")
+_NO_MATTER = ("no_room", "conflict", "engine_restarting", "engine_stalled", "loading_base")
 #: Only these say something about the content.
 _ITS_FAULT = ("adapter_invalid", "load_failed")
 #: The engine went away: its next start takes it from here.

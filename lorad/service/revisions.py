@@ -239,8 +239,12 @@ class Revisions:
         self.on_change()
 
     async def collect(self) -> None:
-        """Drop what no name points to and nobody uses from the registry and the store."""
-        used = self._catalog.leased() | self._kept | set(self._arriving)
+        """Drop what no name points to and nobody uses from the registry and the store.
+
+        The catalog follows the registry by a moment: until then a request may yet take a lease on
+        what a name has just stopped to mean.
+        """
+        used = self._catalog.in_use() | self._kept | set(self._arriving)
         await asyncio.wrap_future(self._registry.collect(used))
 
     async def keep_files(self, rev: str, keep: bool) -> None:

@@ -1,6 +1,8 @@
 """Adapter truth: what names mean, how content replaces content, what operators may wish."""
 
 import asyncio
+import errno
+import shutil
 
 import pytest
 
@@ -182,6 +184,18 @@ def test_a_candidate_whose_load_fails_does_not_take_the_name(world):
     world(scenario)
 
 
+def test_an_eviction_of_the_candidates_other_name_does_not_keep_it_from_its_name(world):
+    async def scenario(w):
+        await w.add("a", 1, load=True)
+        await w.add("b", 2)
+        w.engine.refuse[w.rev(2)] = "conflict"  # evicted while it was loading
+        await w.add("a", 2, replace=True)
+        assert w.adapters.resolve("a").rev == w.rev(2)
+        assert w.registry.get("a").candidate_rev is None
+
+    world(scenario)
+
+
 def test_a_new_name_that_cannot_be_packed_is_quarantined(world):
     async def scenario(w):
         w.bad_packs[w.rev(1)] = "E_NONFINITE"
@@ -212,6 +226,25 @@ def test_a_full_disk_while_packing_blames_nobody_and_is_tried_again(world):
         w.intake._pack = whole
         await w.add("a", 1)
         assert w.registry.get("a").serving_rev == w.rev(1)
+
+    world(scenario)
+
+
+def test_a_packer_that_cannot_be_started_blames_nobody(world):
+    async def no_process(folder, out):
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    async def scenario(w):
+        await w.add("a", 1)
+        whole, w.intake._pack = w.intake._pack, no_process
+        with pytest.raises(LoradError) as caught:
+            await w.add("a", 2, replace=True)
+        assert caught.value.code == "internal_error"
+        record = w.registry.get("a")
+        assert (record.serving_rev, record.candidate_rev) == (w.rev(1), w.rev(2))
+        w.intake._pack = whole
+        await w.add("a", 2, replace=True)
+        assert w.adapters.resolve("a").rev == w.rev(2)
 
     world(scenario)
 
@@ -538,6 +571,41 @@ def test_lost_files_make_a_name_missing_until_the_content_returns(world):
         assert caught.value.code == "model_not_found"
         await w.add("a", 1, replace=True)
         assert w.adapters.resolve("a").rev == w.rev(1)
+
+    world(scenario)
+
+
+def test_lost_files_of_a_replaced_revision_do_not_take_the_new_one_away(world):
+    async def scenario(w):
+        await w.add("a", 1)
+        staging = await w.adapters.stage()
+        shutil.copytree(w.folder(2), staging.path, dirs_exist_ok=True)
+        found = await w.intake.find(staging)
+        revision = await w.intake.keep(found)
+        flip = w.registry.register(  # on disk, and the catalog has not heard of it
+            "a", model="base", source="upload", revision=revision
+        )
+        await w.adapters.mark_missing(w.rev(1))
+        assert flip.done()
+        assert w.registry.get("a").stored_state == "registered"
+        assert w.adapters.resolve("a").rev == w.rev(2)
+        assert "adapter.missing" not in w.types("a")
+
+    world(scenario)
+
+
+def test_a_name_that_changes_at_this_moment_keeps_its_files_for_a_last_request(world, eventually):
+    async def scenario(w):
+        await w.add("a", 1)
+        await asyncio.wrap_future(w.registry.remove("a"))  # and the catalog has not heard of it
+        await w.revisions.collect()  # another revision's farewell
+        rev = w.adapters.resolve("a").rev
+        w.adapters.lease(rev)
+        assert w.store.has(rev) and w.registry.revision(rev) is not None
+        w.names.refresh("a")
+        w.adapters.release(rev)
+        await eventually(lambda: "adapter.retired" in w.types())
+        assert not w.store.has(rev)
 
     world(scenario)
 
