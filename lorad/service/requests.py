@@ -110,20 +110,17 @@ class RequestService:
         self, model: str, what: str | Sequence[Message], *, add_special: bool
     ) -> list[int]:
         """Ids of a text, or of messages in the model's chat template."""
-        rev = self.resolve(model)
 
-        def work() -> list[int]:
-            text = self._text(rev)
+        def work(text: Text) -> list[int]:
             if isinstance(what, str):
                 return text.encode(what, add_special)
             return text.encode(text.render(what, {}), add_special=False)
 
-        return await self._in_pool(work)
+        return await self._with_text(model, work)
 
     async def detokenize(self, model: str, ids: Sequence[int]) -> str:
         """Text of ids; unknown ids are nothing."""
-        rev = self.resolve(model)
-        return await self._in_pool(lambda: self._text(rev).decode(ids))
+        return await self._with_text(model, lambda text: text.decode(ids))
 
     # ----------------------------------------------------------------- the daemon's hand
     def drain(self) -> None:
@@ -169,6 +166,17 @@ class RequestService:
 
     def _answered(self, count: int) -> None:
         self._waiting -= count
+
+    async def _with_text(self, model: str, work: Callable[[Text], T]) -> T:
+        """`work` in a worker thread; the files that it reads stay until it has ended."""
+        rev = self.resolve(model)
+        if rev is None:
+            return await self._in_pool(lambda: work(self._text(None)))
+        self._adapters.lease(rev)
+        try:
+            return await self._in_pool(lambda: work(self._text(rev)))
+        finally:
+            self._adapters.release(rev)
 
     # ----------------------------------------------------------------- steps of start
     async def _in_pool(self, work: Callable[[], T]) -> T:

@@ -94,8 +94,12 @@ class TextService:
 
     def _load(self, rev: str) -> RevisionText:
         """A template that cannot be used is an error, never the base's in silence."""
+        folder = self._folder_of(rev)
+        if not folder.is_dir():
+            message = f"the files of {rev[:12]} are gone from the store"
+            raise LoradError("model_not_found", message, param="model", hint="add it again")
         try:
-            own = ChatTemplate.load(self._folder_of(rev), specials=self.base.tokenizer.specials)
+            own = ChatTemplate.load(folder, specials=self.base.tokenizer.specials)
         except TextError as error:
             message = f"the adapter's chat template cannot be used: {error}"
             raise LoradError("invalid_value", message, param="model") from error

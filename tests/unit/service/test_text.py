@@ -50,6 +50,14 @@ def test_an_adapters_own_template_is_used_for_it_and_no_other(service, tmp_path)
     assert service("r2") is service(None)
 
 
+def test_an_adapter_whose_files_are_gone_is_not_rendered_with_the_bases_template(service, tmp_path):
+    with pytest.raises(LoradError, match="gone from the store") as caught:
+        service("r1")
+    assert caught.value.code == "model_not_found"
+    adapter(tmp_path, "r1", "own: {{ messages[0].content }}")
+    assert service("r1").render(MESSAGES, {}) == "own: Hi"
+
+
 def test_a_template_that_cannot_be_used_is_an_error_and_not_the_bases(service, tmp_path):
     adapter(tmp_path, "r1", "{% if %}")
     with pytest.raises(LoradError, match="chat template cannot be used"):
