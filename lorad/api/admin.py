@@ -7,6 +7,7 @@ answer.  Decides nothing itself.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from lorad import wire
 from lorad.api import sse
 from lorad.api.body import decode
 from lorad.api.deps import Deps, deps_of
-from lorad.api.respond import json
+from lorad.api.respond import as_lorad_error, json
 from lorad.api.uploads import FILES
 from lorad.errors import LoradError
 
@@ -128,10 +129,20 @@ async def commit_upload(request: Request) -> Response:
     await asyncio.wait({adding}, timeout=max(commit.timeout_s, 0.0) if commit.wait else 0.0)
     if adding.done():
         return json(adding.result())
+    adding.add_done_callback(partial(_tell_of_failure, deps, start.name))
     if not commit.wait:
         return json(wire.Added(name=start.name, rev="", state="loading"), status=202)
     message = f"not added after {commit.timeout_s:g} s; it goes on"
     raise LoradError("deadline_exceeded", message, hint=f"loractl show {start.name}")
+
+
+def _tell_of_failure(deps: Deps, name: str, adding: asyncio.Task[wire.Added]) -> None:
+    """Nobody waits for the answer any more: `loractl show` and `loractl events` have it."""
+    if not adding.cancelled() and isinstance(error := adding.exception(), Exception):
+        told = as_lorad_error(error)
+        deps.events.publish(
+            "adapter.not_loaded", level="warn", name=name, cause=told.code, message=told.message
+        )
 
 
 async def drop_upload(request: Request) -> Response:

@@ -15,6 +15,7 @@ from lorad import wire
 from lorad.api.sse import PING_SECONDS
 from lorad.api.uploads import Stage, Staging, Uploads
 from lorad.config import Limits, Settings
+from lorad.service.events import Level
 from lorad.service.requests import RequestService
 
 
@@ -70,6 +71,9 @@ class Events(Protocol):
     def since(self, after: int, limit: int = 0) -> tuple[tuple[wire.EventItem, ...], bool]: ...
     def newest(self, limit: int) -> tuple[wire.EventItem, ...]: ...
     def follow(self, after: int | None = None) -> AsyncIterator[wire.EventItem]: ...
+    def publish(
+        self, type: str, *, level: Level, name: str, cause: str, message: str
+    ) -> wire.EventItem: ...
 
 
 class Engine(Protocol):

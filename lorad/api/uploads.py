@@ -72,17 +72,22 @@ class Uploads:
         self.max_bytes = max_bytes
         self._stage, self._vet, self._clock = stage, vet, clock
         self._open: dict[str, Upload] = {}
+        self._opening = 0  # counted before they are open, so that a crowd gets no more
         self._adding: set[asyncio.Task[Any]] = set()
 
     async def open(self, start: wire.UploadStart, owner: int | None) -> Upload:
         """Begin one; raises what `vet` raises, and queue_full when too many are open."""
         self._vet(start.name, start.source)
         await self._discard_stale()
-        if len(self._open) >= MAX_OPEN:
+        if len(self._open) + self._opening >= MAX_OPEN:
             message = f"{MAX_OPEN} uploads are open already"
             hint = f"one that nobody continues makes way after {GIVEN_UP_SECONDS:g} s"
             raise LoradError("queue_full", message, hint=hint)
-        upload = Upload(secrets.token_hex(12), start, await self._stage.stage(), owner, 0.0)
+        self._opening += 1
+        try:
+            upload = Upload(secrets.token_hex(12), start, await self._stage.stage(), owner, 0.0)
+        finally:
+            self._opening -= 1
         upload.used_at = self._clock()
         self._open[upload.id] = upload
         return upload
@@ -126,7 +131,7 @@ class Uploads:
     def _added(self, task: asyncio.Task[Any]) -> None:
         self._adding.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever still waits raises it; adding itself has published it
+            task.exception()  # whoever still waits raises it; else it becomes an event
 
     async def drop(self, upload_id: str, owner: int | None) -> None:
         """Give one up."""
@@ -145,8 +150,9 @@ class Uploads:
         stale = [u for u in quiet if u.used_at < now - IDLE_SECONDS]
         if not stale and len(self._open) >= MAX_OPEN:
             stale = [u for u in quiet[:1] if u.used_at < now - GIVEN_UP_SECONDS]
-        for upload in stale:
+        for upload in stale:  # all at once: while one is removed, others open, go on or end
             del self._open[upload.id]
+        for upload in stale:
             await self._stage.discard(upload.staging)
 
     async def _write(self, upload: Upload, path: Path, body: AsyncIterator[bytes]) -> int:

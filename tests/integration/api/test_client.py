@@ -1,6 +1,7 @@
 """LoradClient against the real faces, and against nobody."""
 
 import asyncio
+import shutil
 import socket
 import subprocess
 import sys
@@ -159,6 +160,18 @@ def test_a_commit_may_be_waited_for_shortly_or_not_at_all(api, admin):
         assert len(api.uploads._adding) == 1
         api.run(gate.set)
         api.until(lambda: not api.uploads._adding)
+
+
+def test_a_commit_that_fails_when_nobody_waits_any_more_is_an_event(api, admin):
+    api.adapters.add_gate = gate = asyncio.Event()
+    opened = admin.post("/admin/v1/uploads", wire.UploadStart(name="x"), wire.UploadOpen)
+    admin.post(f"/admin/v1/uploads/{opened.upload_id}/commit", {"wait": False}, wire.Added)
+    for staged in api.adapters.folder.iterdir():
+        shutil.rmtree(staged)
+    api.run(gate.set)
+    api.until(lambda: api.events.newest(1))
+    (event,) = api.run(api.events.newest, 1)
+    assert (event.type, event.name, event.cause) == ("adapter.not_loaded", "x", "internal_error")
 
 
 def test_uploads_that_nobody_continues_are_discarded(api, admin):
