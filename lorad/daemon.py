@@ -29,7 +29,7 @@ from lorad.api.server import HttpServer
 from lorad.api.uploads import Uploads
 from lorad.config import Settings
 from lorad.dump import dump_state
-from lorad.errors import BadConfig, LoradError, StartError
+from lorad.errors import BadConfig, LoradError, RegistryUnusable, StartError
 from lorad.ground import Ground, ground
 from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog
@@ -336,7 +336,7 @@ class Daemon:
         """What may be lost: times of last use, how the inbox looked.  A full disk stops neither."""
         try:
             await self.adapters.flush()
-        except LoradError as error:
+        except (LoradError, RegistryUnusable) as error:
             log.warning("times of last use are not written now: %s", error)
         try:
             await asyncio.to_thread(self.memory.save)

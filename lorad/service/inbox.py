@@ -155,9 +155,9 @@ class Inbox:
 
             try:
                 filed_as = await self._take(folder, seen, registered)
-            except LoradError as error:
-                # A full disk or a busy registry: the next rescan tries again.
-                log.warning("inbox: %s: %s", folder.display_name, error.message)
+            except (LoradError, OSError) as error:
+                # A full or failing disk, a busy registry: the next rescan tries again.
+                log.warning("inbox: %s: %s", folder.display_name, error)
                 self._retry(folder.path)
                 return
             if seen is not None and seen.filed_as not in ("", filed_as):
@@ -204,8 +204,8 @@ class Inbox:
         try:
             await self._adapters.take(staging, folder.name, terms)
         except LoradError as error:
-            if error.code in ("insufficient_storage", "registry_busy"):
-                raise
+            if error.code in ("insufficient_storage", "registry_busy", "not_found"):
+                raise  # not_found: the same content was being collected meanwhile
             if error.code == "name_taken":
                 await self._file(_made_up(folder), folder, error)
                 return _made_up(folder)

@@ -326,3 +326,20 @@ def test_reports_from_the_watchers_thread_arrive(world, eventually):
         await w.tasks.settle()
 
     world(scenario)
+
+
+def test_a_folder_that_a_failing_disk_keeps_out_is_taken_at_the_next_rescan(world):
+    async def scenario(w):
+        w.inbox.watcher = Watcher()
+        w.folder(1)
+        whole, w.intake._inspect = w.intake._inspect, failing
+        await w.inbox.take(report(w, 1))
+        assert w.inbox.watcher.retried == [w.dir / "folders" / "f1"]
+        w.intake._inspect = whole
+        await w.inbox.take(report(w, 1))
+        assert w.registry.get("a1").serving_rev == w.rev(1)
+
+    def failing(folder):
+        raise OSError(errno.EIO, "input/output error")
+
+    world(scenario)
