@@ -118,14 +118,14 @@ class Revisions:
             await self.on_missing(rev)
             raise LoradError("load_failed", f"the files of {rev[:12]} are gone from the store")
         manifest = await self._intake.pack(rev, info.layout)
-        await asyncio.wrap_future(
-            self._registry.record_packed(
-                rev,
-                info.layout,
-                num_blocks=manifest.num_blocks,
-                true_bytes=manifest.true_bytes,
-            )
+        recorded = self._registry.record_packed(
+            rev, info.layout, num_blocks=manifest.num_blocks, true_bytes=manifest.true_bytes
         )
+        try:
+            await asyncio.wrap_future(recorded)
+        except OSError as error:  # a failing disk is this revision's trouble, and nobody else's
+            message = f"cannot keep the packed file of {rev[:12]}: {error}"
+            raise LoradError("internal_error", message) from error
         return manifest
 
     async def apply(self, rev: str) -> None:

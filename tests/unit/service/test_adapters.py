@@ -3,10 +3,18 @@
 import asyncio
 import errno
 import shutil
+from concurrent.futures import Future
 
 import pytest
 
-from engine.messages import AddRevision, Load, RemoveRevision, SetRevision
+from engine.messages import (
+    AddRevision,
+    Load,
+    RemoveRevision,
+    SamplingParams,
+    SetRevision,
+    Submit,
+)
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.registry import failpoints
@@ -245,6 +253,26 @@ def test_a_packer_that_cannot_be_started_blames_nobody(world):
         w.intake._pack = whole
         await w.add("a", 2, replace=True)
         assert w.adapters.resolve("a").rev == w.rev(2)
+
+    world(scenario)
+
+
+def test_a_disk_that_fails_under_one_adapter_does_not_end_the_daemon(world, eventually):
+    async def scenario(w):
+        await w.add("a", 1)
+        w.link.known.clear()
+        w.store.packed(w.rev(1), w.link.info.layout).unlink()
+        broken = Future()
+        broken.set_exception(OSError(errno.EIO, "input/output error"))
+        w.registry.record_packed = lambda *given, **more: broken
+        submit = Submit(
+            request_id="r", prompt=[1], sampling=SamplingParams(max_tokens=1), rev=w.rev(1)
+        )
+        deltas = []
+        w.link.submit(submit, deltas.append)
+        await eventually(lambda: deltas or w.link.failed.done())
+        assert not w.link.failed.done()
+        assert deltas[0].code == "internal_error"
 
     world(scenario)
 
