@@ -28,7 +28,8 @@ class Stats:
         for chunk in work.chunks:
             end = min(chunk.start + chunk.length, chunk.seq.num_prompt)
             self.prompt_tokens += max(end - chunk.start, 0)
-            if chunk.samples and chunk.seq.status is not Status.FINISHED:
+            ended = chunk.seq.status is Status.FINISHED or chunk.seq.doom is not None
+            if chunk.samples and not ended:
                 self.generated_tokens += 1
                 self.generated_by_rev[chunk.seq.rev] += 1
 

@@ -94,6 +94,8 @@ def test_abort_frees_everything_within_two_steps(start_core, adapters, prompt, t
     pool = driver.call(GetSnapshot).snapshot.pool
     assert pool.kv_active == 0 and pool.adapter_active == 0
     assert driver.status(adapters[0].rev).leases == 0
+    told = sum(len(s.tokens) for s in stories)
+    assert driver.call(GetSnapshot).snapshot.generated_tokens == told, "a token that nobody got"
 
 
 def test_an_evicted_adapters_last_row_is_its_own(start_core, adapters, prompt) -> None:
