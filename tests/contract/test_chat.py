@@ -219,6 +219,7 @@ def test_spelled_out_defaults_of_such_parameters_pass(api, client):
         service_tier="auto",
         store=False,
     )
+    assert len(api.engine.submits) == 1
 
 
 def test_an_image_is_refused_where_it_stands(api, client):

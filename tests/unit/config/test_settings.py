@@ -126,7 +126,8 @@ def test_an_unknown_variable_is_refused_by_its_name(write, env):
 
 def test_variables_without_a_section_are_not_settings(write, env):
     write("")
-    load(None, env | {"LORAD_HOST": "unix:///x", "LORAD_CACHE": "/y"})
+    with_them = load(None, env | {"LORAD_HOST": "unix:///x", "LORAD_CACHE": "/y"})
+    assert with_them == load(None, env)
 
 
 def test_a_named_file_must_exist(write, env):
