@@ -11,6 +11,7 @@ a norm's sum runs within its row.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +20,15 @@ from torch import Tensor
 from engine.kernels import backend
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x (..., width) by its root mean square, cast back to x's dtype *before* the weight."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, add_one: bool = False) -> Tensor:
+    """x (..., width) by its root mean square, cast back to x's dtype *before* the weight (Llama).
+
+    `add_one`: times 1 + weight instead, all of it in fp32 before the cast (Gemma).
+    """
     wide = x.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if add_one:
+        return (wide * scale * (1.0 + weight.float())).to(x.dtype)
     return weight * (wide * scale).to(x.dtype)
 
 
@@ -38,10 +44,15 @@ def angles(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x (T, heads, head_dim): the first half against the second, not pairs."""
-    first, second = x.float().chunk(2, dim=-1)
+    """Rotary embedding of x (T, heads, head_dim): the first half against the second, not pairs.
+
+    cos and sin (T, 1, rotated / 2): where `rotated` is less than head_dim, the rest passes.
+    """
+    rotated = 2 * cos.shape[-1]
+    first, second = x[..., :rotated].float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x.dtype)
+    turned = turned.to(x.dtype)
+    return turned if rotated == x.shape[-1] else torch.cat((turned, x[..., rotated:]), dim=-1)
 
 
 def silu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
@@ -52,6 +63,16 @@ def silu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
         return fused.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return _map(F.silu, gate, deterministic) * up
+
+
+def gelu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
+    """The same with gelu in its tanh form."""
+    if backend.use_kernels(gate_up, deterministic):
+        from engine.kernels import fused
+
+        return fused.gelu_mul(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return _map(partial(F.gelu, approximate="tanh"), gate, deterministic) * up
 
 
 def _map(fn: Callable[[Tensor], Tensor], x: Tensor, by_row: bool) -> Tensor:

@@ -21,10 +21,25 @@ GATE_COLUMNS, ROTATE_HEADS = 1024, 8
 
 
 @triton.jit
+def _scaled(value, factor, eps, COLUMNS: tl.constexpr, ADD_ONE: tl.constexpr):
+    """A row by its root mean square, times `factor`, or with ADD_ONE times 1 + `factor`.
+
+    The weight product comes after the cast to the row's dtype, with ADD_ONE before it.
+    """
+    wide = value.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / COLUMNS + eps)
+    if ADD_ONE:
+        return (normed * (1.0 + factor)).to(value.dtype)
+    else:
+        return (normed.to(value.dtype).to(tl.float32) * factor).to(value.dtype)
+
+
+@triton.jit
 def _norm(
     x,
     delta,
     weight,
+    delta_weight,
     out,
     stride_x,
     stride_delta,
@@ -32,6 +47,8 @@ def _norm(
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,
     ADD: tl.constexpr,
+    NORM_DELTA: tl.constexpr,
+    ADD_ONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One row.  x += delta where ADD; the sum is rounded before it is normed, as torch's is."""
@@ -39,22 +56,32 @@ def _norm(
     column = tl.arange(0, WIDTH)
     live = column < COLUMNS
     factor = tl.load(weight + column, mask=live, other=0.0).to(tl.float32)  # written by nobody
+    if NORM_DELTA:
+        before = tl.load(delta_weight + column, mask=live, other=0.0).to(tl.float32)
     follow(PDL)
     value = tl.load(x + row * stride_x + column, mask=live, other=0.0)
     if ADD:
         more = tl.load(delta + row * stride_delta + column, mask=live, other=0.0)
+        if NORM_DELTA:
+            more = _scaled(more, before, eps, COLUMNS, ADD_ONE)
         value = (value.to(tl.float32) + more.to(tl.float32)).to(value.dtype)
         tl.store(x + row * stride_x + column, value, mask=live)
-    wide = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / COLUMNS + eps)
-    normed = (wide * scale).to(value.dtype).to(tl.float32) * factor
-    tl.store(out + row * COLUMNS + column, normed.to(out.dtype.element_ty), mask=live)
+    tl.store(out + row * COLUMNS + column, _scaled(value, factor, eps, COLUMNS, ADD_ONE), mask=live)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    delta: Tensor | None = None,
+    *,
+    delta_weight: Tensor | None = None,
+    add_one: bool = False,
+) -> Tensor:
     """The norm of x (T, width) over its last axis, times weight -> (T, width).
 
-    With `delta` (T, width), x becomes x + delta in place first.  Last axes are contiguous.
+    With `delta` (T, width), x becomes x + delta in place first, or with `delta_weight` too x + the
+    norm of delta.  `add_one` as in `elementwise.rms_norm`, for both.  Last axes are contiguous.
     """
     rows, columns = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -65,6 +92,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
         x,
         other,
         weight,
+        weight if delta_weight is None else delta_weight,
         out,
         x.stride(0),
         other.stride(0),
@@ -72,6 +100,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
         COLUMNS=columns,
         WIDTH=width,
         ADD=delta is not None,
+        NORM_DELTA=delta_weight is not None,
+        ADD_ONE=add_one,
         PDL=pdl,
         num_warps=min(16, max(1, width // 512)),
         launch_pdl=pdl,
@@ -81,25 +111,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
 
 @triton.jit
 def _head_norm(
-    first, second, weight, column, live, DIM: tl.constexpr, eps, is_query, is_key, other
+    part, scale, q_weight, k_weight, column, live, is_query, is_key, ADD_ONE: tl.constexpr, dtype
 ):
-    """Both halves of each head by the head's root mean square, times q's or k's weight."""
-    HALF: tl.constexpr = DIM // 2
-    square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
-    scale = tl.rsqrt(square / DIM + eps)[:, None]
-    q_first = tl.load(weight + column, mask=live, other=0.0).to(tl.float32)
-    q_second = tl.load(weight + HALF + column, mask=live, other=0.0).to(tl.float32)
-    k_first = tl.load(other + column, mask=live, other=0.0).to(tl.float32)
-    k_second = tl.load(other + HALF + column, mask=live, other=0.0).to(tl.float32)
-    by_first = tl.where(is_query[:, None], q_first[None, :], k_first[None, :])
-    by_second = tl.where(is_query[:, None], q_second[None, :], k_second[None, :])
-    normed = is_query | is_key
-    return (
-        tl.where(normed[:, None], first * scale, first),
-        tl.where(normed[:, None], second * scale, second),
-        tl.where(normed[:, None], by_first, 1.0),
-        tl.where(normed[:, None], by_second, 1.0),
-    )
+    """Some columns of each head by their head's scale, times q's or k's weight; V as it is."""
+    of_q = tl.load(q_weight + column, mask=live, other=0.0).to(tl.float32)
+    of_k = tl.load(k_weight + column, mask=live, other=0.0).to(tl.float32)
+    factor = tl.where(is_query[:, None], of_q[None, :], of_k[None, :])
+    if ADD_ONE:
+        normed = part * scale * (1.0 + factor)
+    else:
+        normed = (part * scale).to(dtype).to(tl.float32) * factor
+    return tl.where((is_query | is_key)[:, None], normed.to(dtype).to(tl.float32), part)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -119,76 +141,125 @@ def _rotate(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    HALF: tl.constexpr,
     WIDTH: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     NORMED: tl.constexpr,
+    ADD_ONE: tl.constexpr,
+    TURNED: tl.constexpr,
     TAKE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """TAKE heads (axis 1) of one row (axis 0) of q, k and v side by side."""
+    """TAKE heads (axis 1) of one row (axis 0) of q, k and v side by side.
+
+    The first HALF columns of a head turn against the next HALF; what is left is the rest.
+    """
     follow(PDL)
-    HALF: tl.constexpr = DIM // 2
+    REST: tl.constexpr = DIM - 2 * HALF
     dtype = qkv.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TAKE + tl.arange(0, TAKE)
     column = tl.arange(0, WIDTH)
     live = column < HALF
-    here = (head < HEADS + 2 * KV_HEADS)[:, None] & live[None, :]
+    exists = head < HEADS + 2 * KV_HEADS
+    here = exists[:, None] & live[None, :]
     is_query = head < HEADS
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_value = head >= HEADS + KV_HEADS
-    turns = is_query | is_key
-
-    at = qkv + row * stride_row + (head * DIM)[:, None] + column[None, :]
-    first = tl.load(at, mask=here, other=0.0).to(tl.float32)
-    second = tl.load(at + HALF, mask=here, other=0.0).to(tl.float32)
-    if NORMED:
-        first, second, by_first, by_second = _head_norm(
-            first, second, q_weight, column, live, DIM, eps, is_query, is_key, k_weight
-        )
-        first = (first.to(dtype).to(tl.float32) * by_first).to(dtype).to(tl.float32)
-        second = (second.to(dtype).to(tl.float32) * by_second).to(dtype).to(tl.float32)
-    c = tl.load(cos + row * HALF + column, mask=live, other=0.0)[None, :]
-    s = tl.load(sin + row * HALF + column, mask=live, other=0.0)[None, :]
-    turned = tl.where(turns[:, None], first * c - second * s, first).to(dtype)
-    turned_second = tl.where(turns[:, None], second * c + first * s, second).to(dtype)
-    tl.store(at, turned, mask=here & turns[:, None])
-    tl.store(at + HALF, turned_second, mask=here & turns[:, None])
+    turns = (is_query | is_key)[:, None]
 
     slot = tl.load(slots + row)
-    kept = here & ((slot >= 0) & (is_key | is_value))[:, None]
+    kept = (exists & (slot >= 0) & (is_key | is_value))[:, None]
     kv_head = tl.where(is_value, head - HEADS - KV_HEADS, head - HEADS)
     side = is_value.to(tl.int64) * stride_side
     place = (slot // BLOCK) * stride_block + (slot % BLOCK) * stride_key
-    to = kv + place + (side + kv_head * DIM)[:, None] + column[None, :]
-    tl.store(to, turned, mask=kept)
-    tl.store(to + HALF, turned_second, mask=kept)
+    to = kv + place + (side + kv_head * DIM)[:, None]
+
+    at = qkv + row * stride_row + (head * DIM)[:, None]
+    first = tl.load(at + column[None, :], mask=here, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF + column[None, :], mask=here, other=0.0).to(tl.float32)
+    if REST:
+        behind = 2 * HALF + tl.arange(0, REST_WIDTH)
+        there = exists[:, None] & (behind < DIM)[None, :]
+        rest = tl.load(at + behind[None, :], mask=there, other=0.0).to(tl.float32)
+    if NORMED:
+        square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        if REST:
+            square += tl.sum(rest * rest, 1)
+        scale = tl.rsqrt(square / DIM + eps)[:, None]
+        first = _head_norm(
+            first, scale, q_weight, k_weight, column, live, is_query, is_key, ADD_ONE, dtype
+        )
+        second = _head_norm(
+            second,
+            scale,
+            q_weight + HALF,
+            k_weight + HALF,
+            column,
+            live,
+            is_query,
+            is_key,
+            ADD_ONE,
+            dtype,
+        )
+        if REST:
+            rest = _head_norm(
+                rest,
+                scale,
+                q_weight,
+                k_weight,
+                behind,
+                behind < DIM,
+                is_query,
+                is_key,
+                ADD_ONE,
+                dtype,
+            )
+    if TURNED:
+        c = tl.load(cos + row * HALF + column, mask=live, other=0.0)[None, :]
+        s = tl.load(sin + row * HALF + column, mask=live, other=0.0)[None, :]
+        turned = tl.where(turns, first * c - second * s, first)
+        second = tl.where(turns, second * c + first * s, second)
+        first = turned
+    if TURNED or NORMED:
+        tl.store(at + column[None, :], first.to(dtype), mask=here & turns)
+        tl.store(at + HALF + column[None, :], second.to(dtype), mask=here & turns)
+    tl.store(to + column[None, :], first.to(dtype), mask=here & kept)
+    tl.store(to + HALF + column[None, :], second.to(dtype), mask=here & kept)
+    if REST:
+        if NORMED:
+            tl.store(at + behind[None, :], rest.to(dtype), mask=there & turns)
+        tl.store(to + behind[None, :], rest.to(dtype), mask=there & kept)
 
 
 def rotate_and_write(
     qkv: Tensor,
     kv: Tensor,
     slot_mapping: Tensor,
-    angles: tuple[Tensor, Tensor],
+    angles: tuple[Tensor, Tensor] | None,
     *,
     heads: int,
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 0.0,
+    add_one: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotate q and k of qkv (T, (heads + 2 kv_heads) * head_dim) in place; put K and V into kv.
 
     kv (num_blocks, 2, block_size, kv_heads, head_dim) is one layer's view; slot_mapping (T,) int64
-    as in AttentionMeta, -1 = the row writes nothing.  `angles` are cos and sin (T, 1, head_dim / 2)
-    fp32.  With the weights (head_dim,), q and k are normed by head first.  Returns views of qkv:
-    q (T, heads, head_dim), k and v (T, kv_heads, head_dim).
+    as in AttentionMeta, -1 = the row writes nothing.  `angles` are cos and sin (T, 1, rotated / 2)
+    fp32, None = nothing turns.  With the weights (head_dim,), q and k are normed by head first,
+    `add_one` as in `elementwise.rms_norm`.  Returns views of qkv: q (T, heads, head_dim), k and v
+    (T, kv_heads, head_dim).
     """
     rows = qkv.shape[0]
     block_size, kv_heads, head_dim = kv.shape[2:]
     assert qkv.stride(1) == 1 and kv.stride()[3:] == (head_dim, 1)
     assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim
-    cos, sin = angles
-    assert cos.is_contiguous() and sin.is_contiguous()
+    half = head_dim // 2 if angles is None else angles[0].shape[-1]
+    cos, sin = (qkv, qkv) if angles is None else angles
+    assert angles is None or (cos.is_contiguous() and sin.is_contiguous())
     normed, pdl = q_weight is not None, backend.dependent_launch(qkv.device)
     _rotate[(rows, triton.cdiv(heads + 2 * kv_heads, ROTATE_HEADS))](
         qkv,
@@ -206,9 +277,13 @@ def rotate_and_write(
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=head_dim,
-        WIDTH=triton.next_power_of_2(head_dim // 2),
+        HALF=half,
+        WIDTH=triton.next_power_of_2(half),
+        REST_WIDTH=triton.next_power_of_2(max(1, head_dim - 2 * half)),
         BLOCK=block_size,
         NORMED=normed,
+        ADD_ONE=add_one,
+        TURNED=angles is not None,
         TAKE=ROTATE_HEADS,
         PDL=pdl,
         num_warps=2,
@@ -220,7 +295,15 @@ def rotate_and_write(
 
 
 @triton.jit
-def _gate(gate_up, out, stride_row, COLUMNS: tl.constexpr, TAKE: tl.constexpr, PDL: tl.constexpr):
+def _gate(
+    gate_up,
+    out,
+    stride_row,
+    COLUMNS: tl.constexpr,
+    TAKE: tl.constexpr,
+    GELU: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """TAKE columns (axis 1) of one row (axis 0)."""
     follow(PDL)
     dtype = out.dtype.element_ty
@@ -230,14 +313,26 @@ def _gate(gate_up, out, stride_row, COLUMNS: tl.constexpr, TAKE: tl.constexpr, P
     at = gate_up + row * stride_row + column
     gate = tl.load(at, mask=live, other=0.0).to(tl.float32)
     up = tl.load(at + COLUMNS, mask=live, other=0.0).to(tl.float32)
-    small = tl.exp(-tl.abs(gate))  # never beyond 1, whatever the gate
-    sigmoid = tl.where(gate >= 0, 1.0, small) / (1.0 + small)
-    silu = (gate * sigmoid).to(dtype).to(tl.float32)
-    tl.store(out + row * COLUMNS + column, (silu * up).to(dtype), mask=live)
+    steep = gate
+    if GELU:  # (1 + tanh(u)) / 2 is the sigmoid of 2 u, with u = sqrt(2 / pi) (x + 0.044715 x^3)
+        steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    small = tl.exp(-tl.abs(steep))  # never beyond 1, whatever the gate
+    sigmoid = tl.where(steep >= 0, 1.0, small) / (1.0 + small)
+    opened = (gate * sigmoid).to(dtype).to(tl.float32)
+    tl.store(out + row * COLUMNS + column, (opened * up).to(dtype), mask=live)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of gate_up (T, 2 * ffn), where gate comes first -> (T, ffn)."""
+    return _gated(gate_up, gelu=False)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """The same with gelu in its tanh form."""
+    return _gated(gate_up, gelu=True)
+
+
+def _gated(gate_up: Tensor, *, gelu: bool) -> Tensor:
     rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
     out = torch.empty(rows, columns, dtype=gate_up.dtype, device=gate_up.device)
@@ -248,6 +343,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         gate_up.stride(0),
         COLUMNS=columns,
         TAKE=GATE_COLUMNS,
+        GELU=gelu,
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,

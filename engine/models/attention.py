@@ -12,7 +12,7 @@ from engine.kernels.attention import paged_attention, write_kv
 from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.elementwise import rotate
 from engine.kernels.lora_meta import LoraMeta
-from engine.models.layers import Build, LoraLinear, RMSNorm
+from engine.models.layers import Angles, Build, LoraLinear, RMSNorm
 from engine.models.spec import ModelSpec
 
 
@@ -37,7 +37,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        angles: tuple[Tensor, Tensor],
+        angles: Angles | None,
         kv: Tensor,
         attn: AttentionMeta,
         lora: LoraMeta | None,
@@ -61,17 +61,17 @@ class Attention(nn.Module):
         result: Tensor = self.o(out.flatten(1), lora)
         return result
 
-    def _rotate(
-        self, fused: Tensor, angles: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _rotate(self, fused: Tensor, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
         parts = torch.split(fused, self.qkv.splits, dim=-1)
         q, k, v = (part.view(fused.shape[0], -1, self.head_dim) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        return rotate(q, *angles), rotate(k, *angles), v
+        if angles is not None:
+            q, k = rotate(q, *angles), rotate(k, *angles)
+        return q, k, v
 
     def _rotate_on_card(
-        self, fused: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, attn: AttentionMeta
+        self, fused: Tensor, angles: Angles | None, kv: Tensor, attn: AttentionMeta
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same in one launch, which also writes K and V to the arena."""
         from engine.kernels.fused import rotate_and_write

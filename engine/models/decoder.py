@@ -19,7 +19,7 @@ from engine.kernels.gemm import linear
 from engine.kernels.lora_meta import LoraMeta
 from engine.models import weights
 from engine.models.attention import Attention
-from engine.models.layers import Build, LoraLinear, RMSNorm, Rotary
+from engine.models.layers import Angles, Build, LoraLinear, RMSNorm, Rotary
 from engine.models.spec import ModelSpec, read_spec
 
 
@@ -39,7 +39,7 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        angles: tuple[Tensor, Tensor],
+        angles: Angles | None,
         kv: Tensor,
         attn: AttentionMeta,
         lora: LoraMeta | None,
@@ -53,7 +53,7 @@ class Layer(nn.Module):
         self,
         x: Tensor,
         delta: Tensor | None,
-        angles: tuple[Tensor, Tensor],
+        angles: Angles | None,
         kv: Tensor,
         attn: AttentionMeta,
         lora: LoraMeta | None,
@@ -97,7 +97,11 @@ class Decoder(nn.Module):
         self.spec = spec
         self.deterministic = build.deterministic
         self.embedding = build.empty(spec.vocab_size, spec.hidden_size)
-        self.rotary = Rotary(spec.rope, spec.head_dim, build)
+        ropes = spec.layer_ropes or (spec.rope,) * spec.num_layers
+        distinct = [rope for rope in dict.fromkeys(ropes) if rope is not None]
+        self.rotaries = nn.ModuleList(Rotary(rope, spec.head_dim, build) for rope in distinct)
+        #: Which rotary embedding each layer takes; None = its heads are not rotated.
+        self.rotary_of = [None if rope is None else distinct.index(rope) for rope in ropes]
         self.layers = nn.ModuleList(Layer(spec, i, build) for i in range(spec.num_layers))
         self.norm = RMSNorm(spec.hidden_size, spec.rms_eps, build)
         self.head = self.embedding
@@ -119,18 +123,19 @@ class Decoder(nn.Module):
         row are written to it.  `lora` None: base rows only.
         """
         x = F.embedding(tokens, self.embedding)
-        angles = self.rotary(positions)
+        turns = [rotary(positions) for rotary in self.rotaries]
+        angles = [None if which is None else turns[which] for which in self.rotary_of]
         if backend.use_kernels(x, self.deterministic):
             return self._on_card(x, angles, kv, attn, lora)
-        for layer, frame in zip(self.layers, kv, strict=True):
-            x = layer(x, angles, frame, attn, lora)
+        for layer, turn, frame in zip(self.layers, angles, kv, strict=True):
+            x = layer(x, turn, frame, attn, lora)
         normed: Tensor = self.norm(x)
         return normed
 
     def _on_card(
         self,
         x: Tensor,
-        angles: tuple[Tensor, Tensor],
+        angles: Sequence[Angles | None],
         kv: Sequence[Tensor],
         attn: AttentionMeta,
         lora: LoraMeta | None,
@@ -139,9 +144,9 @@ class Decoder(nn.Module):
         # from a forward that ran with the same meta before.
         attn.derived.clear()
         delta = None
-        for layer, frame in zip(self.layers, kv, strict=True):
+        for layer, turn, frame in zip(self.layers, angles, kv, strict=True):
             assert isinstance(layer, Layer)
-            delta = layer.on_card(x, delta, angles, frame, attn, lora)
+            delta = layer.on_card(x, delta, turn, frame, attn, lora)
         return self.norm.after_sum(x, delta)
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ is `models/spec.py`.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Fields:
     missing without a default.
     """
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values
         self.where = where
         self._asked: set[str] = set()

@@ -17,6 +17,15 @@ def test_the_norm_is_cast_back_before_the_weight_product() -> None:
     assert not torch.equal(got, (weight.float() * normed).bfloat16())
 
 
+def test_a_norm_by_one_plus_its_weight_is_rounded_after_the_product() -> None:
+    x, weight = torch.randn(9, 64).bfloat16(), (0.1 * torch.randn(64)).bfloat16()
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+    got = elementwise.rms_norm(x, weight, 1e-5, add_one=True)
+    assert torch.equal(got, (normed * (1 + weight.float())).bfloat16())
+    assert not torch.equal(got, (normed * (1 + weight).float()).bfloat16())
+
+
 def test_the_norm_of_a_small_row_is_computed_in_fp32() -> None:
     x = torch.full((1, 8), 1e-4, dtype=torch.float16)  # its square underflows in fp16
     got = elementwise.rms_norm(x, torch.ones(8, dtype=torch.float16), 0.0)
@@ -28,6 +37,13 @@ def test_rotation_turns_halves_against_each_other() -> None:
     quarter = torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[1.0, 0.0]]])  # first pair by 90 degrees
     got = elementwise.rotate(x, *quarter)
     assert got.tolist() == [[[-30.0, 2.0, 1.0, 40.0]]]
+
+
+def test_a_partial_rotation_lets_the_rest_of_the_head_pass() -> None:
+    x = torch.tensor([[[1.0, 2.0, 30.0, 40.0, 5.0, 6.0]]])
+    quarter = torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[1.0, 0.0]]])
+    got = elementwise.rotate(x, *quarter)
+    assert got.tolist() == [[[-30.0, 2.0, 1.0, 40.0, 5.0, 6.0]]]
 
 
 def test_rotation_of_bf16_rounds_only_its_result() -> None:
@@ -50,17 +66,27 @@ def test_the_gate_comes_first() -> None:
     torch.testing.assert_close(got, torch.tensor([[6.0 / (1 + torch.e**-3), 0.0]]))
 
 
+def test_the_tanh_form_of_gelu_is_not_the_exact_one() -> None:
+    gate, up = torch.randn(4, 50), torch.randn(4, 50)
+    got = elementwise.gelu_mul(torch.cat((gate, up), dim=1), deterministic=False)
+    tanh = torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))
+    torch.testing.assert_close(got, 0.5 * gate * (1 + tanh) * up)
+    assert (got - torch.nn.functional.gelu(gate) * up).abs().max() > 1e-4
+
+
 @pytest.mark.parametrize("width", [7, 33, 520])
 def test_deterministic_ops_give_a_row_the_same_bits_in_any_batch(width: int) -> None:
     rows = torch.randn(41, 2 * width)
     weight, bias = torch.randn(19, 2 * width), torch.randn(19)
     positions, inv_freq = torch.arange(0, 4100, 100), torch.rand(width)
-    gated = elementwise.silu_mul(rows, deterministic=True)
+    gates = elementwise.silu_mul, elementwise.gelu_mul
+    gated = [gate(rows, deterministic=True) for gate in gates]
     product = linear(rows, weight, bias, deterministic=True)
     turns = elementwise.angles(positions, inv_freq, 1.0, deterministic=True)
     for first in (0, 3, 40):
         some = slice(first, first + 1)
-        assert torch.equal(elementwise.silu_mul(rows[some], deterministic=True), gated[some])
+        for gate, together in zip(gates, gated, strict=True):
+            assert torch.equal(gate(rows[some], deterministic=True), together[some])
         assert torch.equal(linear(rows[some], weight, bias, deterministic=True), product[some])
         alone = elementwise.angles(positions[some], inv_freq, 1.0, deterministic=True)
         assert all(torch.equal(a, t[some]) for a, t in zip(alone, turns, strict=True))

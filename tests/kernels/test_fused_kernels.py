@@ -20,6 +20,7 @@ TOLERANCES = {
     torch.float16: {"atol": 2e-3, "rtol": 2e-3},
     torch.bfloat16: {"atol": 2e-2, "rtol": 1e-2},
 }
+EXACT = {"atol": 0.0, "rtol": 0.0}
 DTYPES = [torch.float32, torch.float16]
 
 
@@ -30,27 +31,46 @@ def wide_rows(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return around[:, :columns]
 
 
+@pytest.mark.parametrize("add_one", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 576), (3, 200), (2, 4096), (5, 7)])
-def test_the_norm_equals_torchs(rows: int, columns: int, dtype: torch.dtype) -> None:
+def test_the_norm_equals_torchs(rows: int, columns: int, dtype: torch.dtype, add_one: bool) -> None:
     x, weight = wide_rows(rows, columns, dtype), torch.randn(columns, device=DEVICE).to(dtype)
     before = x.clone()
-    got = fused.rms_norm(x, weight, 1e-5)
-    torch.testing.assert_close(got, elementwise.rms_norm(x, weight, 1e-5), **TOLERANCES[dtype])
+    got = fused.rms_norm(x, weight, 1e-5, add_one=add_one)
+    want = elementwise.rms_norm(x, weight, 1e-5, add_one=add_one)
+    torch.testing.assert_close(got, want, **TOLERANCES[dtype])
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("add_one", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 576), (3, 200), (2, 4096)])
 def test_the_norm_adds_in_place_first_and_rounds_the_sum(
-    rows: int, columns: int, dtype: torch.dtype
+    rows: int, columns: int, dtype: torch.dtype, normed: bool, add_one: bool
 ) -> None:
-    x, delta = wide_rows(rows, columns, dtype), wide_rows(rows, columns, dtype)
-    weight = torch.randn(columns, device=DEVICE).to(dtype)
-    total = x + delta
-    got = fused.rms_norm(x, weight, 1e-6, delta)
-    assert torch.equal(x, total)
-    torch.testing.assert_close(got, elementwise.rms_norm(total, weight, 1e-6), **TOLERANCES[dtype])
+    """What is added may have a norm of its own, as in Gemma."""
+    x, delta = wide_rows(rows, columns, dtype), wide_rows(rows, columns, dtype) * 3
+    weight, before = torch.randn(2, columns, device=DEVICE).to(dtype)
+    summand = elementwise.rms_norm(delta, before, 1e-6, add_one=add_one) if normed else delta
+    total = x + summand
+    got = fused.rms_norm(
+        x, weight, 1e-6, delta, delta_weight=before if normed else None, add_one=add_one
+    )
+    torch.testing.assert_close(x, total, **(TOLERANCES[dtype] if normed else EXACT))
+    want = elementwise.rms_norm(x, weight, 1e-6, add_one=add_one)
+    torch.testing.assert_close(got, want, **TOLERANCES[dtype])
+
+
+def test_one_is_added_to_the_weight_before_anything_is_rounded() -> None:
+    """A weight of 2^-13 is lost beside 1 in fp16, and the product is rounded once."""
+    x = torch.randn(3, 64, device=DEVICE).half()
+    weight = torch.full((64,), 2.0**-13, dtype=torch.float16, device=DEVICE)
+    wide = x.float()
+    exact = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + 2.0**-13)
+    got = fused.rms_norm(x, weight, 1e-6, add_one=True).float()
+    assert ((got - exact).abs() <= exact.abs() * 2.0**-11 + 1e-6).all()
 
 
 def test_the_norm_of_a_small_row_is_computed_in_fp32() -> None:
@@ -59,50 +79,57 @@ def test_the_norm_of_a_small_row_is_computed_in_fp32() -> None:
     torch.testing.assert_close(got, torch.ones_like(got))
 
 
+@pytest.mark.parametrize("op", ["silu_mul", "gelu_mul"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1536), (3, 520), (2, 33)])
-def test_the_gate_equals_torchs(rows: int, columns: int, dtype: torch.dtype) -> None:
+def test_the_gate_equals_torchs(rows: int, columns: int, dtype: torch.dtype, op: str) -> None:
     gate_up = wide_rows(rows, 2 * columns, dtype) * 6
-    want = elementwise.silu_mul(gate_up, deterministic=True)  # torch on every device
-    torch.testing.assert_close(fused.silu_mul(gate_up), want, **TOLERANCES[dtype])
+    want = getattr(elementwise, op)(gate_up, deterministic=True)  # torch on every device
+    torch.testing.assert_close(getattr(fused, op)(gate_up), want, **TOLERANCES[dtype])
 
 
-def test_the_gate_of_large_values_is_finite() -> None:
+@pytest.mark.parametrize("op", ["silu_mul", "gelu_mul"])
+def test_the_gate_of_large_values_is_finite(op: str) -> None:
     gate_up = torch.tensor([[-3e4, 3e4, 1.0, 1.0]], dtype=torch.float16, device=DEVICE)
-    assert fused.silu_mul(gate_up).tolist() == [[0.0, 30000.0]]
+    assert getattr(fused, op)(gate_up).tolist() == [[0.0, 30000.0]]
 
 
 ROTATIONS = [
     {"heads": 9, "kv_heads": 3, "head_dim": 64, "block_size": 16},
     {"heads": 6, "kv_heads": 2, "head_dim": 34, "block_size": 8},
     {"heads": 2, "kv_heads": 2, "head_dim": 80, "block_size": 16},
+    {"heads": 3, "kv_heads": 1, "head_dim": 96, "block_size": 16},
     {"heads": 4, "kv_heads": 1, "head_dim": 256, "block_size": 32},
 ]
 
 
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("norm", ["no norm", "norm", "norm by 1 + weight"])
+@pytest.mark.parametrize("turned", [1.0, 0.75, 0.25, 0.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ROTATIONS)
 def test_rotation_and_write_equal_torchs(
-    paged: Callable[..., Any], shape: Any, dtype: torch.dtype, normed: bool
+    paged: Callable[..., Any], shape: Any, dtype: torch.dtype, turned: float, norm: str
 ) -> None:
+    """The whole head turns, or its first columns, or nothing."""
     case = paged([(5, 4), (0, 3), (9, 1)], dtype=dtype, **shape)
     heads, kv_heads, head_dim = shape["heads"], shape["kv_heads"], shape["head_dim"]
     rows = case.meta.query_starts[-1]
     qkv = wide_rows(rows, (heads + 2 * kv_heads) * head_dim, dtype)
     weights = [(1 + torch.randn(head_dim, device=DEVICE)).to(dtype) for _ in range(2)]
-    angles = elementwise.angles(
-        torch.arange(3, 3 + rows, device=DEVICE),
-        torch.rand(head_dim // 2, device=DEVICE),
-        1.25,
-        deterministic=False,
-    )
+    half = int(head_dim * turned) // 2
+    angles = None
+    if half:
+        positions = torch.arange(3, 3 + rows, device=DEVICE)
+        inv_freq = torch.rand(half, device=DEVICE)
+        angles = elementwise.angles(positions, inv_freq, 1.25, deterministic=False)
     parts = torch.split(qkv.clone(), [heads * head_dim, *[kv_heads * head_dim] * 2], dim=1)
     q, k, v = (part.unflatten(1, (-1, head_dim)) for part in parts)
+    normed, add_one = norm != "no norm", norm == "norm by 1 + weight"
     if normed:
-        q = elementwise.rms_norm(q, weights[0], 1e-6)
-        k = elementwise.rms_norm(k, weights[1], 1e-6)
-    q, k = elementwise.rotate(q, *angles), elementwise.rotate(k, *angles)
+        q = elementwise.rms_norm(q, weights[0], 1e-6, add_one=add_one)
+        k = elementwise.rms_norm(k, weights[1], 1e-6, add_one=add_one)
+    if angles is not None:
+        q, k = elementwise.rotate(q, *angles), elementwise.rotate(k, *angles)
     want_kv = case.kv.clone()
     reference_write_kv(k.cpu(), v.cpu(), want_kv, case.meta)
 
@@ -117,6 +144,7 @@ def test_rotation_and_write_equal_torchs(
         q_weight=weights[0] if normed else None,
         k_weight=weights[1] if normed else None,
         eps=1e-6,
+        add_one=add_one,
     )
     for part, want in zip(got, (q, k, v), strict=True):
         torch.testing.assert_close(part, want, **TOLERANCES[dtype])

@@ -1,6 +1,7 @@
 """Two-layer random models of each family against transformers' own classes."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
+
+from engine.kernels import backend
 
 #: head_dim is not hidden / heads (12), three heads share a KV head, sizes are no powers of two.
 SIZES: dict[str, Any] = {
@@ -73,6 +79,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+}
+CASES |= {
+    "smollm3-biased-tied": (
+        "SmolLM3",
+        {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True},
+    ),
+    "smollm3-window": (
+        "SmolLM3",
+        {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "smollm3-yarn": ("SmolLM3", {"no_rope_layer_interval": 2, "rope_parameters": YARN}),
 }
 LENGTHS = (53, 1, 10, 17)  # longer than original_max_position, than window + 1, than a block
 
@@ -145,6 +167,31 @@ def test_deterministic_mode_computes_the_same_model(case: Case, rig: Callable[..
     close(ours.logits(case.prompts[0]), case.expected[0])
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off beside a card")
+def test_the_way_that_a_card_takes_computes_the_same_model(
+    case: Case, rig: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused norm, rotation, gate and paged attention, on Triton's interpreter: a step with a
+    chunk, then decode past the window."""
+    monkeypatch.setattr(backend, "use_kernels", lambda x, deterministic: not deterministic)
+    close(rig(case.folder).in_chunks(case.prompts[2], [8]), case.expected[2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15), (torch.float16, 0.02)]
+)
+def test_a_mixed_batch_on_a_card_equals_transformers(
+    case: Case, rig: Callable[..., Any], dtype: torch.dtype, tolerance: float
+) -> None:
+    """The tolerance is relative to the spread of the logits."""
+    card = rig(case.folder, device="cuda", dtype=dtype)
+    whole = card.together(case.prompts, [-1] * len(case.prompts))
+    for prompt, got, expected in zip(case.prompts, whole, case.expected, strict=True):
+        for result in (got, card.in_chunks(prompt, [20, 1, 9])):
+            assert (result.cpu() - expected).abs().max() <= tolerance * expected.std()
+
+
 def test_the_config_in_the_old_dialect_gives_the_same_bits(
     case: Case, rig: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -156,8 +203,8 @@ def test_the_config_in_the_old_dialect_gives_the_same_bits(
     config["rope_scaling"] = {"type": kind, **rope} if kind != "default" else None
     if config["model_type"] in ("qwen2", "qwen3") and config["sliding_window"] is None:
         config |= {"sliding_window": 64, "use_sliding_window": False}
-    if config.get("max_window_layers") == 1:
-        del config["layer_types"]
+    if config.get("max_window_layers") == 1 or config.get("no_rope_layer_interval") == 2:
+        config = {k: v for k, v in config.items() if k not in ("layer_types", "no_rope_layers")}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(case.folder / "model.safetensors")
     prompt = case.prompts[0]

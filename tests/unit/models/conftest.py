@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from engine.models.families import FAMILIES
+
 BASE: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -34,7 +36,8 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
         config = BASE | changes
         family = str(config["model_type"])
         if "architectures" not in changes:
-            config["architectures"] = [f"{family.capitalize()}ForCausalLM"]
+            known = FAMILIES.get(family)
+            config["architectures"] = [known.architecture if known else "Unheard"]
         config = {name: value for name, value in config.items() if value is not ...}
         (tmp_path / "config.json").write_text(json.dumps(config))
         if generation is not None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError, ModelUnsupported
-from engine.models.spec import SUPPORTED, RopeSpec, read_spec
+from engine.models.families import SUPPORTED
+from engine.models.rope import RopeSpec
+from engine.models.spec import read_spec
 
 Folder = Callable[..., Path]
 
@@ -148,6 +150,47 @@ def test_layer_types_that_contradict_mistrals_one_window_are_refused(folder: Fol
     kinds = ["sliding_attention", "full_attention"] * 2
     with pytest.raises(ModelUnsupported, match="contradicts"):
         read_spec(folder(model_type="mistral", sliding_window=64, layer_types=kinds))
+
+
+# ------------------------------------------------------------------ layers without rotation
+def test_every_fourth_layer_of_smollm3_is_not_rotated(folder: Folder) -> None:
+    spec = read_spec(folder(model_type="smollm3"))
+    rope = RopeSpec(theta=2e6)
+    assert spec.rope == rope and spec.layer_ropes == (rope, rope, rope, None)
+    assert spec.tied and spec.sliding_windows == () and not (spec.qkv_bias or spec.mlp_bias)
+
+
+def test_a_list_of_rotated_layers_wins_over_the_interval(folder: Folder) -> None:
+    spec = read_spec(
+        folder(
+            model_type="smollm3",
+            no_rope_layers=[0, 1, 1, 0, 1],
+            no_rope_layer_interval=2,
+            rope_theta=5e6,
+            tie_word_embeddings=False,
+        )
+    )
+    assert [rope is not None for rope in spec.layer_ropes] == [False, True, True, False]
+    assert spec.rope.theta == 5e6 and not spec.tied
+    whole = read_spec(folder(model_type="smollm3", no_rope_layers=[1] * 4))
+    assert whole.layer_ropes == ()
+
+
+@pytest.mark.parametrize("rotated", [[1, 0], [1, 0, 2, 1], "1011", []])
+def test_a_list_of_rotated_layers_must_fit(folder: Folder, rotated: Any) -> None:
+    with pytest.raises(ModelUnsupported, match="no_rope_layers"):
+        read_spec(folder(model_type="smollm3", no_rope_layers=rotated))
+
+
+def test_a_window_of_smollm3_lies_on_the_layers_without_rotation(folder: Folder) -> None:
+    used = {"sliding_window": 64, "use_sliding_window": True, "no_rope_layer_interval": 2}
+    spec = read_spec(folder(model_type="smollm3", max_window_layers=28, **used))
+    assert spec.sliding_windows == (0, 64, 0, 64)
+    kinds = ["sliding_attention"] + ["full_attention"] * 3
+    spec = read_spec(folder(model_type="smollm3", layer_types=kinds, **used))
+    assert spec.sliding_windows == (64, 0, 0, 0)
+    idle = read_spec(folder(model_type="smollm3", sliding_window=64))
+    assert idle.sliding_windows == ()
 
 
 # ------------------------------------------------------------------ rotary embedding
