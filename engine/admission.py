@@ -4,7 +4,7 @@ Goes in: sequences with the rows they want.  Comes out: a StepWork within the to
 order.  A `StepBuilder` lives for one pass.  Knows nothing of queues or of who comes first.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.adapters.residency import Residency
 from engine.memory.reclaim import Reclaimer
@@ -14,11 +14,15 @@ from engine.sequence import Chunk, Sequence, StepWork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """Sizes of one engine, all resolved.  `max_batch_tokens` is rows a step."""
+    """Sizes of one engine, all resolved.
+
+    `max_batch_tokens` is rows a step, `mixed_tokens` rows of a step in which somebody decodes.
+    """
 
     block_size: int
     max_num_seqs: int
     max_batch_tokens: int
+    mixed_tokens: int
     max_model_len: int
     eos_token_ids: frozenset[int] = frozenset()
     starve_after: float = 2.0  # seconds
@@ -26,6 +30,17 @@ class SchedulerLimits:
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold the KV of `num_tokens`."""
         return -(-num_tokens // self.block_size)
+
+    def rows(self, decoding: int) -> int:
+        """Rows of a step in which `decoding` sequences make a token.
+
+        A token costs everybody the whole step, so prompts then get what `mixed_tokens` leaves; but
+        never less than a quarter of it, or a full house would keep every prompt out.
+        """
+        if not decoding:
+            return self.max_batch_tokens
+        floor = max(self.block_size, self.mixed_tokens // 4)
+        return min(max(self.mixed_tokens, decoding + floor), self.max_batch_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +89,26 @@ def never_fits(
     return Refusal("no_room", message)
 
 
-@dataclass(slots=True)
 class StepBuilder:
-    """Rows chosen so far; `left` is what remains of the token budget."""
+    """Rows chosen so far; `left` is what nobody has.  Decode rows first, then `open` it to prompts.
 
-    left: int
-    preempted: bool = False
-    _rows: dict[Sequence, int] = field(default_factory=dict)
-    _fences: list[object] = field(default_factory=list)
+    Prompts share their room so that a long one neither starves nor holds short ones up: the first
+    by rank has a right to half of it, and the rest goes to whoever has the fewest rows to go.
+    """
 
-    def add(self, seq: Sequence, length: int) -> None:
-        """The next `length` pending tokens of `seq` are computed in this step."""
-        self._rows[seq] = length
-        self.left -= length
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.left = limits.max_batch_tokens
+        self.preempted = False
+        self._limits = limits
+        self._rows: dict[Sequence, int] = {}
+        self._fences: list[object] = []
+        self._first: Sequence | None = None
+        self._kept = 0  # rows that are the first prompt's, whoever else comes
+
+    def decode(self, seq: Sequence) -> None:
+        """The next token of `seq` is computed in this step."""
+        self._rows[seq] = 1
+        self.left -= 1
 
     def drop(self, seq: Sequence) -> None:
         """`seq` was preempted in this very pass."""
@@ -97,11 +119,37 @@ class StepBuilder:
         """Blocks that were taken for this step carry these events."""
         self._fences.extend(fences)
 
+    def open(self, first: Sequence | None) -> None:
+        """All decode rows are in.  `first` is the one that ranks first of the prompts that run."""
+        decoding = len(self._rows)
+        self.left = self._limits.rows(decoding) - decoding
+        self._first = first
+        self._kept = min(first.pending, -(-self.left // 2)) if first else 0
+
+    @property
+    def full(self) -> bool:
+        """There is no row for any other prompt than the first."""
+        return self.left <= self._kept
+
+    def prefill(self, seq: Sequence, least: int = 0) -> None:
+        """Rows of another prompt: all if it is shorter than what the first still has to go, else
+        what the first leaves over; but `least`, if the first one's half allows it."""
+        first, pending = self._first, seq.pending
+        spare = self.left - self._kept
+        if first is not None and (-seq.priority, pending) >= (-first.priority, first.pending):
+            spare = max(self.left - first.pending, min(least, spare))
+        rows = min(pending, spare)
+        if rows > 0:
+            self._rows[seq] = rows
+            self.left -= rows
+
     def build(self) -> StepWork | None:
         """Base first, then slot by slot, decode before prefill; None if there are no rows."""
+        if self._first is not None and self.left:
+            self._rows[self._first] = min(self._first.pending, self.left)
         chunks = [
             Chunk(seq, seq.next_row, length, samples=length == seq.pending, stay=seq.stay)
             for seq, length in self._rows.items()
         ]
-        chunks.sort(key=lambda c: (c.seq.slot, c.length > 1))  # stable: by rank within
+        chunks.sort(key=lambda c: (c.seq.slot, c.length > 1))
         return StepWork(tuple(chunks), tuple(self._fences)) if chunks else None

@@ -267,6 +267,7 @@ def _limits(machine: Machine) -> SchedulerLimits:
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_batch_tokens=config.max_batch_tokens,
+        mixed_tokens=config.mixed_tokens,
         max_model_len=config.max_model_len,
         eos_token_ids=frozenset(machine.spec.eos_token_ids),
         starve_after=config.starve_after,

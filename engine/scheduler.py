@@ -1,13 +1,15 @@
 """Scheduler: which rows run in the next step, and what becomes of them.
 
 Goes in: Submits, aborts, and what was sampled.  Comes out: StepWork for the runner, and
-SequenceDeltas.  Continuous batching under a token budget: decode rows first, then prefill chunks
-of what runs, then new sequences by priority, fairness and arrival.  A sequence whose adapter is
+SequenceDeltas.  Continuous batching under a token budget: decode rows first, then chunks of the
+prompts that run, then new sequences by priority, fairness and arrival.  A sequence whose adapter is
 not on the GPU is passed over and delays nobody; no row is ever computed with other weights than
 its own.  Torch-free; the clock is injected; knows nothing of text, names or devices.
 """
 
 import heapq
+from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from engine.adapters.residency import Residency
@@ -45,7 +47,7 @@ class Scheduler:
         self._pool, self._prefix = memory.pool, memory.prefix
         self._counters = TokenCounters()
         self._waiting = WaitingQueue(self._counters)
-        self._running: list[Sequence] = []
+        self._running: list[Sequence] = []  # by rank
         self._live: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # time, arrival, request id
         self._drainer = Drainer(residency, limits.starve_after, self._remaining)
@@ -118,8 +120,9 @@ class Scheduler:
         self.residency.advance()
         self._end_what_cannot_go_on()
         self._drainer.act()
-        step = StepBuilder(self.limits.max_batch_tokens)
-        self._extend_running(step)
+        step = StepBuilder(self.limits)
+        prompts = self._extend_decoding(step)
+        self._extend_prompts(prompts, step)
         if not step.preempted:  # room that was taken from one is not for a newcomer
             self._admit_waiting(step)
         return self._launch(step)
@@ -147,11 +150,23 @@ class Scheduler:
         return deltas
 
     # ------------------------------------------------------------- running sequences
-    def _extend_running(self, step: StepBuilder) -> None:
-        for seq in sorted(self._running, key=lambda s: (s.pending > 1, s.rank)):
-            length = min(seq.pending, step.left)
-            if length and self._goes_on(seq) and self._grow(seq, step):
-                step.add(seq, length)
+    def _extend_decoding(self, step: StepBuilder) -> list[Sequence]:
+        """A row for everybody who makes tokens; returns those at their prompt still, by rank."""
+        prompts = []
+        for seq in list(self._running):
+            if not self._goes_on(seq):
+                continue
+            if seq.is_prompt:
+                prompts.append(seq)
+            elif step.left and self._grow(seq, step):
+                step.decode(seq)
+        return [seq for seq in prompts if seq.status is Status.RUNNING]
+
+    def _extend_prompts(self, prompts: list[Sequence], step: StepBuilder) -> None:
+        """Chunks of prompts that run.  They have had all their blocks since they were admitted."""
+        step.open(prompts[0] if prompts else None)
+        for seq in sorted(prompts[1:], key=lambda s: (-s.priority, s.pending)):
+            step.prefill(seq)
 
     def _goes_on(self, seq: Sequence) -> bool:
         """Whether `seq` still runs, and does not end for sure with the token being drawn."""
@@ -164,7 +179,7 @@ class Scheduler:
     def _grow(self, seq: Sequence, step: StepBuilder) -> bool:
         """A block for its newest token, taken from who ranks last; False = `seq` itself did."""
         while not self._take_blocks(seq, step):
-            victim = max(self._running, key=lambda s: s.rank)
+            victim = self._running[-1]
             self._preempt(victim, step)
             if victim is seq:
                 return False
@@ -192,7 +207,7 @@ class Scheduler:
     # ------------------------------------------------------------- waiting sequences
     def _admit_waiting(self, step: StepBuilder) -> None:
         walk = self._waiting.walk()
-        while step.left and len(self._running) < self.limits.max_num_seqs:
+        while not step.full and len(self._running) < self.limits.max_num_seqs:
             seq = walk.next()
             if seq is None:
                 return
@@ -212,7 +227,7 @@ class Scheduler:
             self._deltas.append(self._end(seq, Doom("error", wrong.code, wrong.message)))
             return True
         self._waiting.remove(seq)
-        self._running.append(seq)
+        insort(self._running, seq, key=lambda s: s.rank)
         seq.status = Status.RUNNING
         seq.slot = self.residency.acquire(seq.rev) if seq.rev is not None else -1
         self._prefix.share(found)
@@ -221,7 +236,9 @@ class Scheduler:
         self._note_first_admission(seq)
         taken = self._take_blocks(seq, step)
         assert taken, f"{seq.request_id}: room was promised and is not there"
-        step.add(seq, min(seq.pending, step.left))
+        # A block at least: if only short ones could begin beside a long prompt, the next long one
+        # would hold up all that are queued behind it.
+        step.prefill(seq, least=self.limits.block_size)
         return True
 
     def _cached_blocks(self, seq: Sequence) -> list[int]:
@@ -346,8 +363,10 @@ class Scheduler:
         self._pool.check()
         self._prefix.check()
         self.residency.check()
-        users = [block for seq in self._running for block in seq.blocks]
-        for block in set(users):
-            assert self._pool.refs(block) == users.count(block), f"block {block}: lost reference"
-        assert len(set(users)) == self._pool.counts.kv_active, "KV without a sequence"
+        users = Counter(block for seq in self._running for block in seq.blocks)
+        for block, count in users.items():
+            assert self._pool.refs(block) == count, f"block {block}: lost reference"
+        assert len(users) == self._pool.counts.kv_active, "KV without a sequence"
         assert len(self._live) == len(self._running) + len(self._waiting)
+        ranks = [seq.rank for seq in self._running]
+        assert ranks == sorted(ranks), "out of order"

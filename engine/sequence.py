@@ -78,6 +78,11 @@ class Sequence:
         return self.length - self.next_row
 
     @property
+    def is_prompt(self) -> bool:
+        """Nobody waits for its next token yet: its prompt, or all of it anew, is being computed."""
+        return self.pending > 1 or self.length == self.num_prompt
+
+    @property
     def remaining(self) -> int:
         """Tokens that it may still compute, at most."""
         return self.pending + max(self.sampling.max_tokens - self.num_generated, 0)

@@ -48,6 +48,7 @@ class Model(_Section, frozen=True, kw_only=True):
     max_model_len: int = 0
     max_num_seqs: int = 64
     max_batch_tokens: int = 0
+    mixed_tokens: int = 0
     gpu_memory_utilization: float = 0.9
     cpu_pool: Size = 2 * GIB
     num_blocks: int = 0
@@ -187,6 +188,7 @@ class Settings(Struct, frozen=True, kw_only=True):
                 max_model_len=m.max_model_len,
                 max_num_seqs=m.max_num_seqs,
                 max_batch_tokens=m.max_batch_tokens,
+                mixed_tokens=m.mixed_tokens,
                 gpu_memory_utilization=m.gpu_memory_utilization,
                 cpu_pool=m.cpu_pool,
                 num_blocks=m.num_blocks,

@@ -25,13 +25,25 @@ def test_auto_becomes_cpu_and_float32_without_a_card(spec, monkeypatch) -> None:
     config = resolve(EngineConfig(model="m"), spec)
     assert (config.device, config.dtype, config.max_batch_tokens) == ("cpu", "float32", 512)
     many = resolve(EngineConfig(model="m", max_num_seqs=600), spec)
-    assert many.max_batch_tokens == 600, "each sequence needs a row"
+    assert many.max_batch_tokens == 616, "each sequence needs a row, and a prompt a block of them"
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "resolved"), [(0, 0, 64), (0, 48, 48), (300, 0, 300), (300, 96, 96)]
+)
+def test_a_step_with_decode_rows_in_it_is_never_larger_than_one_without(
+    spec, monkeypatch, asked, rows, resolved
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = EngineConfig(model="m", max_num_seqs=8, max_batch_tokens=rows, mixed_tokens=asked)
+    assert resolve(config, spec).mixed_tokens == resolved
 
 
 def test_auto_becomes_cuda_and_the_checkpoints_dtype_with_one(spec, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config = resolve(EngineConfig(model="m"), spec)
     assert (config.device, config.dtype, config.max_batch_tokens) == ("cuda", spec.dtype, 2048)
+    assert config.mixed_tokens == 192
 
 
 def test_an_explicit_cuda_without_a_card_is_no_device(spec, monkeypatch) -> None:

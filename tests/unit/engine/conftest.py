@@ -145,6 +145,7 @@ class Harness:
         slots: int = 4,
         max_num_seqs: int = 8,
         max_batch_tokens: int = 32,
+        mixed_tokens: int = 0,  # 0 = max_batch_tokens
         max_model_len: int = 64,
         kv_floor: int = 8,
         adapter_floor: int = 0,
@@ -188,6 +189,7 @@ class Harness:
                 block_size=block_size,
                 max_num_seqs=max_num_seqs,
                 max_batch_tokens=max_batch_tokens,
+                mixed_tokens=mixed_tokens or max_batch_tokens,
                 max_model_len=max_model_len,
                 eos_token_ids=eos,
                 starve_after=starve_after,
@@ -375,7 +377,8 @@ class Harness:
         chunks = self.work.chunks if self.work else ()
         slots = [c.seq.slot for c in chunks]
         assert slots == sorted(slots)
-        assert sum(c.length for c in chunks) <= self.scheduler.limits.max_batch_tokens
+        decoding = sum(c.length == 1 and c.samples and c.start >= c.seq.num_prompt for c in chunks)
+        assert sum(c.length for c in chunks) <= self.scheduler.limits.rows(decoding)
         assert len({c.seq.request_id for c in chunks}) == len(chunks)
         for c in chunks:
             row = self.slots.rows.get(c.seq.slot)

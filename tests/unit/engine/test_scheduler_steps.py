@@ -178,7 +178,7 @@ def test_a_preempted_sequence_finds_its_own_blocks_again(make):
     h.step(2)
     (seq,) = h.scheduler._running
     h.step()
-    h.scheduler._preempt(seq, StepBuilder(left=0))
+    h.scheduler._preempt(seq, StepBuilder(h.scheduler.limits))
     work = h.step()
     assert [(c.start, c.length) for c in work.chunks] == [(32, 1)]
     h.run()
@@ -217,7 +217,7 @@ def test_a_slot_reassigned_under_an_unchanged_request_set_is_seen_in_the_next_st
         h.submit(rev, [1], rev, max_tokens=20)
     first = {c.seq.rev: c.seq.slot for c in h.step().chunks}
     for seq in list(h.scheduler._running)[::-1]:
-        h.scheduler._preempt(seq, StepBuilder(left=0))
+        h.scheduler._preempt(seq, StepBuilder(h.scheduler.limits))
     for rev in "ab":
         h.evict(rev, to="disk")
     h.host.delay["a"] = 9
