@@ -65,33 +65,38 @@ def paged_attention(
     scale: float,
     window: int,
     deterministic: bool,
+    softcap: float = 0.0,
     fresh: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Causal attention of q (T, heads, head_dim) over the keys in kv -> (T, heads, head_dim).
 
     Heads share KV heads in consecutive groups.  `window` counts visible positions, the row's own
     included; 0 = all.  `deterministic`: a row's bits do not depend on the batch or on chunking.
+    `softcap`: scores are softcap * tanh(scale * q·k / softcap); 0 = as they are.
     `fresh`: the rows' own k and v, which spare a card the way through the arena for long prompts.
     """
     if backend.use_kernels(q, deterministic):
         from engine.kernels.attention_device import device_attention
 
-        return device_attention(q, kv, meta, scale=scale, window=window, fresh=fresh)
+        return device_attention(
+            q, kv, meta, scale=scale, window=window, softcap=softcap, fresh=fresh
+        )
     if deterministic:
-        return fixed_attention(q, kv, meta, scale=scale, window=window)
+        return fixed_attention(q, kv, meta, scale=scale, window=window, softcap=softcap)
     if window not in meta.derived:
         meta.derived[window] = _plan(meta, window)
     singles, chunks = meta.derived[window]
     out = torch.empty_like(q)
     for group in singles:
-        out.index_copy_(0, group.rows, _attend_singles(q, kv, group, scale))
+        out.index_copy_(0, group.rows, _attend_singles(q, kv, group, scale, softcap))
     for chunk in chunks:
-        out[chunk.start : chunk.end] = _attend_chunk(q[chunk.start : chunk.end], kv, chunk, scale)
+        rows = slice(chunk.start, chunk.end)
+        out[rows] = _attend_chunk(q[rows], kv, chunk, scale, softcap)
     return out
 
 
-def _attend_singles(q: Tensor, kv: Tensor, group: _Singles, scale: float) -> Tensor:
-    """One padded, masked SDPA; the heads that share a KV head stand in as its query rows."""
+def _attend_singles(q: Tensor, kv: Tensor, group: _Singles, scale: float, softcap: float) -> Tensor:
+    """One padded, masked product; the heads that share a KV head stand in as its query rows."""
     kv_heads, head_dim = kv.shape[3], kv.shape[4]
     num = group.rows.shape[0]
     keys, values = (
@@ -99,12 +104,12 @@ def _attend_singles(q: Tensor, kv: Tensor, group: _Singles, scale: float) -> Ten
         for side in (0, 1)
     )  # (D, kv_heads, keys, head_dim)
     query = q.index_select(0, group.rows).view(num, kv_heads, -1, head_dim)
-    out = F.scaled_dot_product_attention(query, keys, values, attn_mask=group.mask, scale=scale)
+    out = _attend(query, keys, values, group.mask, False, scale, softcap)
     return out.reshape(num, -1, head_dim)
 
 
-def _attend_chunk(q: Tensor, kv: Tensor, chunk: _Chunk, scale: float) -> Tensor:
-    """One SDPA; KV heads are the batch, so a group shares its keys without a copy."""
+def _attend_chunk(q: Tensor, kv: Tensor, chunk: _Chunk, scale: float, softcap: float) -> Tensor:
+    """One product; KV heads are the batch, so a group shares its keys without a copy."""
     rows, heads, head_dim = q.shape
     kv_heads = kv.shape[3]
     keys, values = (
@@ -117,10 +122,31 @@ def _attend_chunk(q: Tensor, kv: Tensor, chunk: _Chunk, scale: float) -> Tensor:
         for side in (0, 1)
     )  # (kv_heads, group, keys, head_dim)
     query = q.view(rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-    out = F.scaled_dot_product_attention(
-        query, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=scale
-    )
+    out = _attend(query, keys, values, chunk.mask, chunk.mask is None, scale, softcap)
     return out.permute(2, 0, 1, 3).reshape(rows, heads, head_dim)
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    softcap: float,
+) -> Tensor:
+    """SDPA, which knows no softcap; with one, the same in fp32 step by step."""
+    if not softcap:
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale
+        )
+    scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale / softcap)
+    scores.tanh_().mul_(softcap)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril_()
+    if mask is not None:
+        scores.masked_fill_(~mask, -torch.inf)
+    return (scores.softmax(-1) @ values.float()).to(query.dtype)
 
 
 def _plan(meta: AttentionMeta, window: int) -> tuple[list[_Singles], list[_Chunk]]:

@@ -21,7 +21,13 @@ KEY_TILE = 64
 
 
 def fixed_attention(
-    q: Tensor, kv: Tensor, meta: AttentionMeta, *, scale: float, window: int
+    q: Tensor,
+    kv: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    window: int,
+    softcap: float = 0.0,
 ) -> Tensor:
     """q (T, heads, head_dim) over kv (num_blocks, 2, block_size, kv_heads, head_dim) -> like q."""
     out = torch.empty_like(q)
@@ -36,7 +42,7 @@ def fixed_attention(
             rows = slice(start + first - position, start + last - position)
             query = q.new_zeros(QUERY_TILE, *q.shape[1:], dtype=torch.float32)
             query[first - base : last - base] = q[rows]
-            result = _attend_tile(query, keys, values, base, scale, window)
+            result = _attend_tile(query, keys, values, base, scale, window, softcap)
             out[rows] = result[first - base : last - base]
     return out
 
@@ -51,7 +57,13 @@ def _key_tiles(side: Tensor, blocks: Tensor, length: int) -> Tensor:
 
 
 def _attend_tile(
-    query: Tensor, keys: Tensor, values: Tensor, base: int, scale: float, window: int
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    base: int,
+    scale: float,
+    window: int,
+    softcap: float,
 ) -> Tensor:
     """Rows at positions base.. of query (QUERY_TILE, heads, head_dim) -> the same shape."""
     _, heads, head_dim = query.shape
@@ -71,6 +83,8 @@ def _attend_tile(
         if window:
             hidden |= key <= row - window
         scores = torch.bmm(flat, keys[tile].transpose(1, 2)).mul_(scale)
+        if softcap:
+            scores.div_(softcap).tanh_().mul_(softcap)
         scores.masked_fill_(hidden, -torch.inf)
         higher = torch.maximum(best, scores.amax(-1, keepdim=True))
         # A row may see nothing yet, where the tile lies before its window: nothing to subtract.

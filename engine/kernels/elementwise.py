@@ -75,6 +75,18 @@ def gelu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
     return _map(partial(F.gelu, approximate="tanh"), gate, deterministic) * up
 
 
+def cap_logits(
+    logits: Tensor, cap: float, out: Tensor | None = None, *, deterministic: bool
+) -> Tensor:
+    """cap * tanh(logits / cap) of logits (N, vocab) in fp32, in `out` if given."""
+    if backend.use_kernels(logits, deterministic):
+        from engine.kernels import fused
+
+        return fused.cap_logits(logits, cap, out)
+    capped = _map(torch.tanh, logits.float() / cap, deterministic) * cap
+    return capped if out is None else out.copy_(capped)
+
+
 def _map(fn: Callable[[Tensor], Tensor], x: Tensor, by_row: bool) -> Tensor:
     if not by_row:
         return fn(x)

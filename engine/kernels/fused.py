@@ -1,4 +1,4 @@
-"""What is done to each row by itself on a card, one launch each: norm, rotation, gate.
+"""What is done to each row by itself on a card, one launch each: norm, rotation, gate, cap.
 
 Goes in and comes out: activations, one row a token, as in `elementwise.py`, which is the
 specification: all arithmetic in fp32, rounded to the activations' dtype where that module rounds.
@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.kernels import backend
 from engine.kernels.dependent import follow
 
-#: Columns of a program of the gate, and heads of one of the rotation.
+#: Columns of a program of the gate and of the cap, and heads of one of the rotation.
 GATE_COLUMNS, ROTATE_HEADS = 1024, 8
 
 
@@ -344,6 +344,50 @@ def _gated(gate_up: Tensor, *, gelu: bool) -> Tensor:
         COLUMNS=columns,
         TAKE=GATE_COLUMNS,
         GELU=gelu,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return out
+
+
+@triton.jit
+def _cap(
+    logits,
+    out,
+    stride_row,
+    stride_out,
+    cap,
+    COLUMNS: tl.constexpr,
+    TAKE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """TAKE columns (axis 1) of one row (axis 0); tanh from the exponential, whatever its sign."""
+    follow(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TAKE + tl.arange(0, TAKE)
+    live = column < COLUMNS
+    value = tl.load(logits + row * stride_row + column, mask=live, other=0.0).to(tl.float32) / cap
+    small = tl.exp(-2.0 * tl.abs(value))
+    size = cap * (1.0 - small) / (1.0 + small)
+    tl.store(out + row * stride_out + column, tl.where(value < 0, -size, size), mask=live)
+
+
+def cap_logits(logits: Tensor, cap: float, out: Tensor | None = None) -> Tensor:
+    """cap * tanh(logits / cap) of logits (N, vocab) in fp32, in `out` if given."""
+    rows, columns = logits.shape
+    if out is None:
+        out = torch.empty(rows, columns, dtype=torch.float32, device=logits.device)
+    assert logits.stride(1) == out.stride(1) == 1
+    pdl = backend.dependent_launch(logits.device)
+    _cap[(rows, triton.cdiv(columns, GATE_COLUMNS))](
+        logits,
+        out,
+        logits.stride(0),
+        out.stride(0),
+        cap,
+        COLUMNS=columns,
+        TAKE=GATE_COLUMNS,
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,

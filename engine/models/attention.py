@@ -22,7 +22,8 @@ class Attention(nn.Module):
     def __init__(self, spec: ModelSpec, layer: int, build: Build) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
-        self.scale = spec.head_dim**-0.5
+        self.scale = spec.attention_scale
+        self.softcap = spec.attention_softcap
         self.window = spec.sliding_windows[layer] if spec.sliding_windows else 0
         self.deterministic = build.deterministic
         hidden, q = spec.hidden_size, spec.num_heads * spec.head_dim
@@ -31,8 +32,8 @@ class Attention(nn.Module):
         self.o = LoraLinear("o", layer, q, (hidden,), build, bias=spec.o_bias)
         self.q_norm = self.k_norm = None
         if spec.qk_norm:
-            self.q_norm = RMSNorm(spec.head_dim, spec.rms_eps, build)
-            self.k_norm = RMSNorm(spec.head_dim, spec.rms_eps, build)
+            self.q_norm = RMSNorm(spec.head_dim, spec, build)
+            self.k_norm = RMSNorm(spec.head_dim, spec, build)
 
     def forward(
         self,
@@ -55,6 +56,7 @@ class Attention(nn.Module):
             attn,
             scale=self.scale,
             window=self.window,
+            softcap=self.softcap,
             deterministic=self.deterministic,
             fresh=(k, v),
         )
@@ -88,4 +90,5 @@ class Attention(nn.Module):
             q_weight=self.q_norm.weight,
             k_weight=self.k_norm.weight,
             eps=self.q_norm.eps,
+            add_one=self.q_norm.add_one,
         )

@@ -14,25 +14,29 @@ from torch import Tensor, nn
 
 from engine.kernels import backend
 from engine.kernels.attention_meta import AttentionMeta
-from engine.kernels.elementwise import silu_mul
+from engine.kernels.elementwise import cap_logits, gelu_mul, silu_mul
 from engine.kernels.gemm import linear
 from engine.kernels.lora_meta import LoraMeta
 from engine.models import weights
 from engine.models.attention import Attention
-from engine.models.layers import Angles, Build, LoraLinear, RMSNorm, Rotary
+from engine.models.layers import Angles, Build, LoraLinear, Owed, RMSNorm, Rotary
 from engine.models.spec import ModelSpec, read_spec
 
 
 class Layer(nn.Module):
-    """Attention and gated MLP, each after a norm and added to the residual stream."""
+    """Attention and gated MLP, each after a norm and added to the residual stream, in some
+    families through another norm."""
 
     def __init__(self, spec: ModelSpec, layer: int, build: Build) -> None:
         super().__init__()
         hidden, ffn = spec.hidden_size, spec.ffn_size
         self.deterministic = build.deterministic
-        self.attention_norm = RMSNorm(hidden, spec.rms_eps, build)
+        self.gate = gelu_mul if spec.activation == "gelu" else silu_mul
+        self.attention_norm = RMSNorm(hidden, spec, build)
         self.attention = Attention(spec, layer, build)
-        self.ffn_norm = RMSNorm(hidden, spec.rms_eps, build)
+        self.ffn_norm = RMSNorm(hidden, spec, build)
+        self.attention_after = RMSNorm(hidden, spec, build) if spec.post_norms else None
+        self.ffn_after = RMSNorm(hidden, spec, build) if spec.post_norms else None
         self.gate_up = LoraLinear("gate_up", layer, hidden, (ffn, ffn), build, bias=spec.mlp_bias)
         self.down = LoraLinear("down", layer, ffn, (hidden,), build, bias=spec.mlp_bias)
 
@@ -45,36 +49,42 @@ class Layer(nn.Module):
         lora: LoraMeta | None,
     ) -> Tensor:
         """x (T, hidden) -> (T, hidden)."""
-        x = x + self.attention(self.attention_norm(x), angles, kv, attn, lora)
-        out: Tensor = x + self._mlp(self.ffn_norm(x), lora)
-        return out
+        attended = self.attention(self.attention_norm(x), angles, kv, attn, lora)
+        x = x + (attended if self.attention_after is None else self.attention_after(attended))
+        fed = self._mlp(self.ffn_norm(x), lora)
+        return x + (fed if self.ffn_after is None else self.ffn_after(fed))
 
     def on_card(
         self,
         x: Tensor,
-        delta: Tensor | None,
+        owed: Owed | None,
         angles: Angles | None,
         kv: Tensor,
         attn: AttentionMeta,
         lora: LoraMeta | None,
-    ) -> Tensor:
+    ) -> Owed:
         """The same with each sum left to the norm behind it.
 
-        x (T, hidden) is summed up in place; `delta` is what the layer before owes to it, and what
+        x (T, hidden) is summed up in place; `owed` is what the layer before owes to it, and what
         comes back is what this one owes.
         """
-        normed = self.attention_norm.after_sum(x, delta)
-        normed = self.ffn_norm.after_sum(x, self.attention(normed, angles, kv, attn, lora))
-        return self._mlp(normed, lora)
+        normed = self.attention_norm.after_sum(x, owed)
+        attended = self.attention(normed, angles, kv, attn, lora)
+        normed = self.ffn_norm.after_sum(x, Owed(attended, self.attention_after))
+        return Owed(self._mlp(normed, lora), self.ffn_after)
 
     def _mlp(self, x: Tensor, lora: LoraMeta | None) -> Tensor:
-        gated = silu_mul(self.gate_up(x, lora), deterministic=self.deterministic)
+        gated = self.gate(self.gate_up(x, lora), deterministic=self.deterministic)
         out: Tensor = self.down(gated, lora)
         return out
 
     def places(self) -> dict[str, Tensor]:
         """Published name -> tensor to fill, for this layer."""
         norms = {"input_layernorm": self.attention_norm, "post_attention_layernorm": self.ffn_norm}
+        if self.attention_after is not None and self.ffn_after is not None:
+            norms["post_attention_layernorm"] = self.attention_after
+            norms["pre_feedforward_layernorm"] = self.ffn_norm
+            norms["post_feedforward_layernorm"] = self.ffn_after
         if self.attention.q_norm is not None and self.attention.k_norm is not None:
             norms["self_attn.q_norm"] = self.attention.q_norm
             norms["self_attn.k_norm"] = self.attention.k_norm
@@ -97,13 +107,15 @@ class Decoder(nn.Module):
         self.spec = spec
         self.deterministic = build.deterministic
         self.embedding = build.empty(spec.vocab_size, spec.hidden_size)
+        #: Rounded as the published code rounds it: 55.43 is 55.5 in bf16.
+        self.embedding_scale = torch.tensor(spec.embedding_scale).to(build.dtype).item()
         ropes = spec.layer_ropes or (spec.rope,) * spec.num_layers
         distinct = [rope for rope in dict.fromkeys(ropes) if rope is not None]
         self.rotaries = nn.ModuleList(Rotary(rope, spec.head_dim, build) for rope in distinct)
         #: Which rotary embedding each layer takes; None = its heads are not rotated.
         self.rotary_of = [None if rope is None else distinct.index(rope) for rope in ropes]
         self.layers = nn.ModuleList(Layer(spec, i, build) for i in range(spec.num_layers))
-        self.norm = RMSNorm(spec.hidden_size, spec.rms_eps, build)
+        self.norm = RMSNorm(spec.hidden_size, spec, build)
         self.head = self.embedding
         if not spec.tied:
             self.head = build.empty(spec.vocab_size, spec.hidden_size)
@@ -123,6 +135,8 @@ class Decoder(nn.Module):
         row are written to it.  `lora` None: base rows only.
         """
         x = F.embedding(tokens, self.embedding)
+        if self.embedding_scale != 1.0:
+            x = x.mul_(self.embedding_scale)
         turns = [rotary(positions) for rotary in self.rotaries]
         angles = [None if which is None else turns[which] for which in self.rotary_of]
         if backend.use_kernels(x, self.deterministic):
@@ -143,20 +157,23 @@ class Decoder(nn.Module):
         # A graph must hold the launches that derive things from the meta: none are taken over
         # from a forward that ran with the same meta before.
         attn.derived.clear()
-        delta = None
+        owed = None
         for layer, turn, frame in zip(self.layers, angles, kv, strict=True):
             assert isinstance(layer, Layer)
-            delta = layer.on_card(x, delta, turn, frame, attn, lora)
-        return self.norm.after_sum(x, delta)
+            owed = layer.on_card(x, owed, turn, frame, attn, lora)
+        return self.norm.after_sum(x, owed)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Normed hidden states (N, hidden) -> (N, vocab) in fp32, in `out` if given."""
         logits = linear(hidden, self.head, None, deterministic=self.deterministic)
+        if self.spec.logit_softcap:
+            cap = self.spec.logit_softcap
+            return cap_logits(logits, cap, out, deterministic=self.deterministic)
         return logits.float() if out is None else out.copy_(logits)
 
     def places(self) -> dict[str, Tensor]:
-        """Published name, without a leading `model.` -> tensor to fill."""
+        """Published name, without what leads to the text model -> tensor to fill."""
         found = {"embed_tokens.weight": self.embedding.data, "norm.weight": self.norm.weight.data}
         if not self.spec.tied:
             found["lm_head.weight"] = self.head.data
@@ -166,7 +183,10 @@ class Decoder(nn.Module):
         return found
 
     def ignores(self, name: str) -> bool:
-        """Buffers of older checkpoints, and a tied head that was saved all the same."""
+        """Buffers of older checkpoints, a tied head that was saved all the same, and towers beside
+        the text model."""
+        if name.startswith(self.spec.other_towers):
+            return True
         return name.endswith("rotary_emb.inv_freq") or (self.spec.tied and name == "lm_head.weight")
 
 

@@ -12,10 +12,14 @@ from engine.errors import ModelUnsupported
 from engine.models.hf_config import Fields
 
 #: Which layers have a sliding window, where `layer_types` does not say it.
-WindowRule = Literal["none", "all", "late", "unrotated", "alternate"]
+WindowRule = Literal["none", "all", "late", "unrotated", "pattern"]
+
+#: What both dialects call the model's dtype.
+_DTYPES = ("dtype", "torch_dtype")
 
 SUPPORTED = (
-    "supported: Llama and SmolLM2 (llama), SmolLM3, Mistral, Qwen2 and Qwen2.5, Qwen3 (dense)"
+    "supported: Llama and SmolLM2 (llama), SmolLM3, Mistral, Qwen2 and Qwen2.5, Qwen3 (dense),"
+    " Gemma 2, Gemma 3 (text)"
 )
 
 
@@ -34,6 +38,20 @@ class Family:
     qk_norm: bool = False
     window: WindowRule = "none"
     skips_rotation: bool = False  # some layers have no rotary embedding
+    rope_by_kind: bool = False  # layers with a window have another one than the others
+    #: (1 + weight) norms, two more of them a layer, gelu, a scaled embedding, a query scalar.
+    gemma: bool = False
+    softcaps: tuple[str, ...] = ()  # the fields that are computed
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A multimodal `model_type` whose text model is one of ours, and computes the same alone."""
+
+    architecture: str
+    text: str  # model_type of the text model
+    fields: frozenset[str]  # of its own, which say nothing of the text model
+    towers: tuple[str, ...]  # beginnings of the names of the other tensors
 
 
 FAMILIES = {
@@ -60,26 +78,116 @@ FAMILIES = {
         window="unrotated",
         skips_rotation=True,
     ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        defaults={
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        bias_flags=("attention_bias",),
+        window="pattern",
+        gemma=True,
+        softcaps=("attn_logit_softcapping", "final_logit_softcapping"),
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        # The text_config of the multimodal sizes states hardly more than what differs from these.
+        defaults={
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+        },
+        bias_flags=("attention_bias",),
+        qk_norm=True,
+        window="pattern",
+        rope_by_kind=True,
+        gemma=True,
+        softcaps=("final_logit_softcapping",),
+    ),
+}
+WRAPPERS = {
+    "gemma3": Wrapper(
+        "Gemma3ForConditionalGeneration",
+        text="gemma3_text",
+        fields=frozenset(
+            (
+                "vision_config",
+                "mm_tokens_per_image",
+                "boi_token_index",
+                "eoi_token_index",
+                "image_token_index",
+                "image_token_id",
+            )
+        ),
+        towers=("vision_tower.", "multi_modal_projector."),
+    ),
 }
 
 
-def identify(values: Mapping[str, Any]) -> tuple[str, Fields]:
-    """The model_type, once it and the architecture are known to be one of ours, and its fields."""
-    config = Fields(values, "config.json")
-    _refuse_quantized(config)
-    if config.take("auto_map", None):
-        raise config.refusal("auto_map", "models that bring their own code are not run")
-    name, architectures = values.get("model_type"), values.get("architectures")
+def identify(values: Mapping[str, Any]) -> tuple[str, Fields, tuple[str, ...]]:
+    """The text model's model_type, once it and the architecture are known to be one of ours, its
+    fields, and how the names of other towers' tensors begin."""
+    name, towers, where = values.get("model_type"), tuple[str, ...](), "config.json"
+    _refuse_foreign(Fields(values, where))
+    if name in WRAPPERS:
+        wrapper = WRAPPERS[name]
+        _check_architecture(name, values, wrapper.architecture)
+        values, towers, where = _unwrap(values, wrapper), wrapper.towers, "config.json text_config"
+        name = values.get("model_type", wrapper.text)
+        if name != wrapper.text:
+            raise ModelUnsupported(f"a {name} model within {wrapper.architecture}", hint=SUPPORTED)
+        _refuse_foreign(Fields(values, where))
     if name not in FAMILIES:
-        named = (architectures or [name])[0]
+        named = (values.get("architectures") or [name])[0]
         raise ModelUnsupported(f"architecture {named} (model_type {name})", hint=SUPPORTED)
     family = FAMILIES[name]
-    if architectures and architectures != [family.architecture]:
+    _check_architecture(name, values, family.architecture)
+    return str(name), Fields({**family.defaults, **values}, where), towers
+
+
+def _check_architecture(name: str, values: Mapping[str, Any], ours: str) -> None:
+    architectures = values.get("architectures")
+    if architectures and architectures != [ours]:
         raise ModelUnsupported(f"architecture {architectures[0]} ({name})", hint=SUPPORTED)
-    return str(name), Fields({**family.defaults, **values}, "config.json")
 
 
-def _refuse_quantized(config: Fields) -> None:
+def _unwrap(values: Mapping[str, Any], wrapper: Wrapper) -> dict[str, Any]:
+    """The text model's own fields, with what holds for it at the top: dtype, tie, end tokens."""
+    top = Fields(values, "config.json")
+    text = top.take("text_config", None)
+    if not isinstance(text, dict):
+        raise top.refusal("text_config", "expected the text model's config")
+    shared = {key: top.take(key) for key in ("tie_word_embeddings", *_DTYPES) if key in values}
+    for name in wrapper.fields:
+        top.take(name, None)
+    top.refuse_rest()
+    tied = shared.get("tie_word_embeddings")
+    if tied is not None and text.get("tie_word_embeddings", tied) != tied:
+        raise top.refusal("tie_word_embeddings", "text_config says something else")
+    ends = [values.get("eos_token_id"), text.get("eos_token_id")]
+    listed = [end for one in ends for end in (one if isinstance(one, list) else [one])]
+    return {**shared, **text, "eos_token_id": listed}
+
+
+def _refuse_foreign(config: Fields) -> None:
+    if config.take("auto_map", None):
+        raise config.refusal("auto_map", "models that bring their own code are not run")
     if config.take("quantization_config", None):
         quantization = config.values["quantization_config"]
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None

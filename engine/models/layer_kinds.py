@@ -32,9 +32,12 @@ def read_windows(
         size = config.integer("sliding_window")
     if family.window in ("late", "unrotated") and not config.flag("use_sliding_window"):
         size = 0
-    plain = tuple(size * here for here in _windowed(config, family, layers, rotated))
+    windowed = _windowed(config, family, layers, rotated)
+    plain = tuple(size * here for here in windowed)
     kinds = config.take("layer_types", None)
     windows = plain if kinds is None else _by_kind(config, kinds, size, layers)
+    if family.window == "pattern" and kinds is None and any(windowed) and not size:
+        raise config.refusal("sliding_window", "some of the family's layers have one")
     if family.window == "all" and windows != plain:
         # The published code windows all layers alike here, whatever layer_types says.
         raise config.refusal("layer_types", "contradicts sliding_window, which covers all layers")
@@ -51,6 +54,9 @@ def _windowed(
     if family.window == "unrotated":
         config.take("max_window_layers", None)  # carried along, read by nobody
         return tuple(not turned for turned in rotated)
+    if family.window == "pattern":
+        pattern = config.integer("sliding_window_pattern")  # the last layer of each is full
+        return tuple((layer + 1) % pattern != 0 for layer in range(layers))
     return (family.window == "all",) * layers
 
 

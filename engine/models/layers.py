@@ -6,6 +6,7 @@ empty in their final dtype and on their device; `models/weights.py` fills them. 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from engine.kernels.lora_meta import LoraMeta
 from engine.layout import GROUPS
 from engine.models.frequencies import inverse_frequencies
 from engine.models.rope import RopeSpec
+from engine.models.spec import ModelSpec
 
 #: cos and sin of a step's rows (T, 1, rotated / 2) in fp32.
 Angles = tuple[Tensor, Tensor]
@@ -87,22 +89,39 @@ class LoraLinear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square over the last axis, times a weight."""
+    """Root mean square over the last axis, times a weight, or (`add_one`) times 1 + the weight."""
 
-    def __init__(self, width: int, eps: float, build: Build) -> None:
+    def __init__(self, width: int, spec: ModelSpec, build: Build) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps = spec.rms_eps
+        self.add_one = spec.norms_add_one
         self.weight = build.empty(width)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., width) -> the same shape and dtype."""
-        return elementwise.rms_norm(x, self.weight, self.eps)
+        return elementwise.rms_norm(x, self.weight, self.eps, add_one=self.add_one)
 
-    def after_sum(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        """On a card: x (T, width) += delta in place, then the norm of x; one launch."""
+    def after_sum(self, x: Tensor, owed: "Owed | None") -> Tensor:
+        """On a card: x (T, width) += what is owed in place, then the norm of x; one launch."""
         from engine.kernels import fused
 
-        return fused.rms_norm(x, self.weight, self.eps, delta)
+        delta, norm = owed or (None, None)
+        return fused.rms_norm(
+            x,
+            self.weight,
+            self.eps,
+            delta,
+            delta_weight=None if norm is None else norm.weight,
+            add_one=self.add_one,
+        )
+
+
+class Owed(NamedTuple):
+    """What the residual stream has not been given yet: `delta` (T, width), normed if there is a
+    norm for it."""
+
+    delta: Tensor
+    norm: RMSNorm | None
 
 
 class Rotary(nn.Module):

@@ -63,6 +63,35 @@ def read_rope(config: Fields, max_position: int) -> RopeSpec:
     return spec
 
 
+def read_ropes_by_kind(config: Fields, max_position: int) -> tuple[RopeSpec, RopeSpec]:
+    """Those of the layers with full attention, and of the layers with a window (Gemma 3).
+
+    The old dialect has a theta for each, and its `rope_scaling` concerns full attention alone; in
+    the new one `rope_parameters` has an entry for each.
+    """
+    kinds = config.take("rope_parameters", None) or {}
+    scaling = config.take("rope_scaling", None) or {}
+    full, local = "full_attention", "sliding_attention"
+    if not isinstance(kinds, dict) or not set(kinds) <= {full, local}:
+        raise config.refusal("rope_parameters", f"expected an entry for {full} and {local}")
+    entries = [kinds.get(full) or {}, scaling, kinds.get(local) or {}]
+    if not all(isinstance(entry, dict) for entry in entries):
+        name = "rope_parameters" if isinstance(scaling, dict) else "rope_scaling"
+        raise config.refusal(name, "expected an object")
+    far = {"rope_theta": config.number("rope_theta"), **entries[0], **scaling}
+    near = {"rope_theta": config.number("rope_local_base_freq"), **entries[2]}
+    partial = config.take("partial_rotary_factor", None)
+    full_rope, local_rope = (
+        _read(
+            config,
+            Fields({"partial_rotary_factor": partial, **entry}, f"rope_parameters.{kind}"),
+            max_position,
+        )
+        for kind, entry in ((full, far), (local, near))
+    )
+    return full_rope, local_rope
+
+
 def _read(config: Fields, rope: Fields, max_position: int) -> RopeSpec:
     """One embedding; `config` is asked for what may stand at its top."""
     theta = rope.number("rope_theta")

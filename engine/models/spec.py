@@ -6,14 +6,14 @@ engine would have to guess at.  Knows nothing of weights.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from engine.errors import ModelUnsupported
 from engine.layout import BlockLayout, Shapes, kv_block_bytes
-from engine.models.families import FAMILIES, identify
+from engine.models.families import FAMILIES, Family, identify
 from engine.models.hf_config import Fields, read_json, weights_dtype
 from engine.models.layer_kinds import read_rotated, read_windows
-from engine.models.rope import RopeSpec, read_rope
+from engine.models.rope import RopeSpec, read_rope, read_ropes_by_kind
 
 _DTYPES = {
     "float32": "float32",
@@ -46,10 +46,23 @@ class ModelSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over head_dim on q and k, before RoPE (Qwen3)
+    qk_norm: bool = False  # RMSNorm over head_dim on q and k, before RoPE
+    norms_add_one: bool = False  # norms multiply by 1 + weight, before the cast
+    post_norms: bool = False  # attention and MLP are normed again before they are added
+    activation: Literal["silu", "gelu"] = "silu"  # gelu in its tanh form
+    embedding_scale: float = 1.0
+    query_scalar: float | None = None  # scores are divided by its root; None = head_dim
+    attention_softcap: float = 0.0  # 0 = none
+    logit_softcap: float = 0.0
+    other_towers: tuple[str, ...] = ()  # beginnings of tensor names that are not the text model's
     sliding_windows: tuple[int, ...] = ()  # one a layer, () = none anywhere
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+
+    @property
+    def attention_scale(self) -> float:
+        """What q·k is multiplied by."""
+        return float((self.query_scalar or self.head_dim) ** -0.5)
 
     @property
     def shapes(self) -> Shapes:
@@ -86,16 +99,16 @@ def read_spec(folder: Path) -> ModelSpec:
     engine would not compute exactly: another architecture, a quantized base, a field that it does
     not know and that is not at its neutral value.
     """
-    name, config = identify(read_json(folder / "config.json", required=True))
+    name, config, towers = identify(read_json(folder / "config.json", required=True))
     generation = read_json(folder / "generation_config.json", required=False)
     family = FAMILIES[name]
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     layers = config.integer("num_hidden_layers")
     max_position = config.integer("max_position_embeddings")
-    rope, rotated = read_rope(config, max_position), read_rotated(config, family, layers)
+    rotated = read_rotated(config, family, layers)
     windows = read_windows(config, family, layers, rotated)
-    if config.take("hidden_act", "silu") != "silu":
-        raise config.refusal("hidden_act", "only silu is computed")
+    rope, layer_ropes = _ropes(config, family, max_position, windows, rotated)
+    caps = {field: config.optional_number(field) or 0.0 for field in family.softcaps}
     biased = {flag: config.flag(flag) for flag in family.bias_flags}
     spec = ModelSpec(
         model_type=name,
@@ -111,11 +124,19 @@ def read_spec(folder: Path) -> ModelSpec:
         tied=config.flag("tie_word_embeddings"),
         dtype=_dtype(config, folder),
         rope=rope,
-        layer_ropes=() if all(rotated) else tuple(rope if turned else None for turned in rotated),
+        layer_ropes=layer_ropes,
         qkv_bias=family.qkv_bias or biased.get("attention_bias", False),
         o_bias=biased.get("attention_bias", False),
         mlp_bias=biased.get("mlp_bias", False),
         qk_norm=family.qk_norm,
+        norms_add_one=family.gemma,
+        post_norms=family.gemma,
+        activation=_activation(config, family),
+        embedding_scale=hidden**0.5 if family.gemma else 1.0,
+        query_scalar=config.number("query_pre_attn_scalar") if family.gemma else None,
+        attention_softcap=caps.get("attn_logit_softcapping", 0.0),
+        logit_softcap=caps.get("final_logit_softcapping", 0.0),
+        other_towers=towers,
         sliding_windows=windows if any(windows) else (),
         eos_token_ids=_token_ids(generation.get("eos_token_id"), config.values.get("eos_token_id")),
         bos_token_id=_first(
@@ -124,6 +145,34 @@ def read_spec(folder: Path) -> ModelSpec:
     )
     config.refuse_rest()
     return spec
+
+
+def _ropes(
+    config: Fields,
+    family: Family,
+    max_position: int,
+    windows: tuple[int, ...],
+    rotated: tuple[bool, ...],
+) -> tuple[RopeSpec, tuple[RopeSpec | None, ...]]:
+    """The rotary embedding of full attention, and every layer's, () if it is that of all."""
+    if family.rope_by_kind:
+        rope, local = read_ropes_by_kind(config, max_position)
+        by_layer: list[RopeSpec | None] = [local if window else rope for window in windows]
+    else:
+        rope = read_rope(config, max_position)
+        by_layer = [rope if turned else None for turned in rotated]
+    return rope, () if all(one == rope for one in by_layer) else tuple(by_layer)
+
+
+def _activation(config: Fields, family: Family) -> Literal["silu", "gelu"]:
+    if family.gemma:
+        config.take("hidden_act", None)  # wrong in early files, and read by nobody
+        if config.take("hidden_activation", None) not in (None, "gelu_pytorch_tanh"):
+            raise config.refusal("hidden_activation", "only gelu_pytorch_tanh is computed")
+        return "gelu"
+    if config.take("hidden_act", "silu") != "silu":
+        raise config.refusal("hidden_act", "only silu is computed")
+    return "silu"
 
 
 def _kv_heads(config: Fields, heads: int) -> int:

@@ -6,6 +6,7 @@ never held twice.  Every tensor has to be asked for and every place has to be fi
 model family.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from engine.errors import ConfigError, ModelUnsupported
 from engine.models.hf_config import weight_files
 
+_TO_TEXT_MODEL = re.compile(r"^(?:(?:model|language_model)\.)*")
 _READABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -26,7 +28,8 @@ def load(
     ignored: Callable[[str], bool] = lambda name: False,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> None:
-    """Fill `places` (names without a leading `model.`) from the folder's weights.
+    """Fill `places` from the folder's weights.  Names are without the leading `model.` and
+    `language_model.`, which lead to the text model, in whatever order a file has them.
 
     `ignored` says which other names may lie in the files.  ConfigError for files that are missing
     or broken; ModelUnsupported for a tensor that nobody asked for, is missing, or does not fit.
@@ -59,6 +62,6 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - the handle is no mapping
-                    yield name.removeprefix("model."), file.get_tensor(name)
+                    yield _TO_TEXT_MODEL.sub("", name, count=1), file.get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None

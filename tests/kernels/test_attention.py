@@ -61,6 +61,19 @@ def test_attention_equals_the_reference_in_other_shapes(
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("batch", [[(16, 1)], [(0, 23)], *BATCHES[-2:]])
+def test_capped_scores_equal_the_reference(
+    paged: Paged, batch: Sequence[tuple[int, int]], window: int, deterministic: bool
+) -> None:
+    case = paged(batch)
+    how = {"scale": 0.3, "window": window, "softcap": 0.7}
+    got = paged_attention(case.q, case.kv, case.meta, deterministic=deterministic, **how)
+    expected = reference_attention(case.q, case.kv, case.meta, **how)
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_attention_in_bf16_is_within_its_rounding(paged: Paged, deterministic: bool) -> None:
     case = paged(BATCHES[-1], dtype=torch.bfloat16)
     expected = reference_attention(case.q, case.kv, case.meta, scale=0.3, window=0)

@@ -74,6 +74,14 @@ def test_the_tanh_form_of_gelu_is_not_the_exact_one() -> None:
     assert (got - torch.nn.functional.gelu(gate) * up).abs().max() > 1e-4
 
 
+def test_capped_logits_are_in_fp32_and_never_beyond_the_cap() -> None:
+    logits = torch.tensor([[1e4, -1e4, 30.0, 0.0]]).bfloat16()
+    out = torch.empty(1, 4)
+    got = elementwise.cap_logits(logits, 30.0, out, deterministic=False)
+    assert got is out and got.dtype == torch.float32
+    torch.testing.assert_close(got, torch.tensor([[30.0, -30.0, 30 * 0.76159416, 0.0]]))
+
+
 @pytest.mark.parametrize("width", [7, 33, 520])
 def test_deterministic_ops_give_a_row_the_same_bits_in_any_batch(width: int) -> None:
     rows = torch.randn(41, 2 * width)
@@ -81,12 +89,16 @@ def test_deterministic_ops_give_a_row_the_same_bits_in_any_batch(width: int) -> 
     positions, inv_freq = torch.arange(0, 4100, 100), torch.rand(width)
     gates = elementwise.silu_mul, elementwise.gelu_mul
     gated = [gate(rows, deterministic=True) for gate in gates]
+    capped = elementwise.cap_logits(rows, 2.0, deterministic=True)
     product = linear(rows, weight, bias, deterministic=True)
     turns = elementwise.angles(positions, inv_freq, 1.0, deterministic=True)
     for first in (0, 3, 40):
         some = slice(first, first + 1)
         for gate, together in zip(gates, gated, strict=True):
             assert torch.equal(gate(rows[some], deterministic=True), together[some])
+        assert torch.equal(
+            elementwise.cap_logits(rows[some], 2.0, deterministic=True), capped[some]
+        )
         assert torch.equal(linear(rows[some], weight, bias, deterministic=True), product[some])
         alone = elementwise.angles(positions[some], inv_freq, 1.0, deterministic=True)
         assert all(torch.equal(a, t[some]) for a, t in zip(alone, turns, strict=True))

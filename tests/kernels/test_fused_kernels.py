@@ -94,6 +94,19 @@ def test_the_gate_of_large_values_is_finite(op: str) -> None:
     assert getattr(fused, op)(gate_up).tolist() == [[0.0, 30000.0]]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 131), (3, 2500)])
+def test_capped_logits_equal_torchs(rows: int, columns: int, dtype: torch.dtype) -> None:
+    logits = wide_rows(rows, columns, dtype) * 30
+    logits[0, :3] = torch.tensor([-6e4, 6e4, 0.0])
+    want = elementwise.cap_logits(logits, 30.0, deterministic=True)
+    around = torch.full((rows + 1, columns), 7.0, device=DEVICE)
+    got = fused.cap_logits(logits, 30.0, around[:rows])
+    assert got.data_ptr() == around.data_ptr() and around[rows].eq(7).all()
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(fused.cap_logits(logits, 30.0), want, atol=1e-5, rtol=1e-5)
+
+
 ROTATIONS = [
     {"heads": 9, "kv_heads": 3, "head_dim": 64, "block_size": 16},
     {"heads": 6, "kv_heads": 2, "head_dim": 34, "block_size": 8},

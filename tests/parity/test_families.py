@@ -96,6 +96,52 @@ CASES |= {
     ),
     "smollm3-yarn": ("SmolLM3", {"no_rope_layer_interval": 2, "rope_parameters": YARN}),
 }
+GEMMA: dict[str, Any] = {"sliding_window": 9, "query_pre_attn_scalar": 7}
+CASES |= {
+    "gemma2": (
+        "Gemma2",
+        GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.5},
+    ),
+    "gemma2-uncapped-biased-untied": (
+        "Gemma2",
+        GEMMA
+        | {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma3": ("Gemma3", GEMMA | {"layer_types": ["sliding_attention", "full_attention"]}),
+    "gemma3-linear-capped-biased-untied": (
+        "Gemma3",
+        GEMMA
+        | {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+            "final_logit_softcapping": 2.5,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3-within-a-multimodal-model": (
+        "Gemma3Multimodal",
+        GEMMA | {"layer_types": ["sliding_attention", "full_attention"]},
+    ),
+}
+#: Of the same model as the text; its weights are never looked at.
+VISION = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 4,
+    "patch_size": 2,
+}
 LENGTHS = (53, 1, 10, 17)  # longer than original_max_position, than window + 1, than a block
 
 
@@ -110,19 +156,27 @@ def build(family: str, options: dict[str, Any]) -> Any:
     """transformers' model with weights that leave no bias, norm or scale at its neutral value."""
     import transformers
 
-    config = getattr(transformers, f"{family}Config")(**SIZES | options)
+    sizes, name, kind = SIZES | options, family, f"{family}ForCausalLM"
+    if family == "Gemma3":
+        name = "Gemma3Text"
+    elif family == "Gemma3Multimodal":
+        name, kind = "Gemma3", "Gemma3ForConditionalGeneration"
+        sizes = {"text_config": sizes, "vision_config": VISION, "mm_tokens_per_image": 1}
+    config = getattr(transformers, f"{name}Config")(**sizes)
     config._attn_implementation = "eager"
     torch.manual_seed(5)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, kind)(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+                centre = 0 if family.startswith("Gemma") else 1  # they add one themselves
+                parameter.copy_(centre + 0.3 * torch.randn_like(parameter))
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
             else:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
-        model.get_input_embeddings().weight.mul_(8)
+        if not family.startswith("Gemma"):  # they scale it themselves
+            model.get_input_embeddings().weight.mul_(8)
     return model
 
 
@@ -179,12 +233,14 @@ def test_the_way_that_a_card_takes_computes_the_same_model(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15), (torch.float16, 0.02)]
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-4), (torch.bfloat16, 0.12), (torch.float16, 0.015)],
 )
 def test_a_mixed_batch_on_a_card_equals_transformers(
     case: Case, rig: Callable[..., Any], dtype: torch.dtype, tolerance: float
 ) -> None:
-    """The tolerance is relative to the spread of the logits."""
+    """Relative to the spread of the logits.  On the CPU the families come to 0.07 in bf16, as
+    transformers does, and to 0.009 in fp16."""
     card = rig(case.folder, device="cuda", dtype=dtype)
     whole = card.together(case.prompts, [-1] * len(case.prompts))
     for prompt, got, expected in zip(case.prompts, whole, case.expected, strict=True):
@@ -192,20 +248,35 @@ def test_a_mixed_batch_on_a_card_equals_transformers(
             assert (result.cpu() - expected).abs().max() <= tolerance * expected.std()
 
 
-def test_the_config_in_the_old_dialect_gives_the_same_bits(
-    case: Case, rig: Callable[..., Any], tmp_path: Path
-) -> None:
-    config = json.loads((case.folder / "config.json").read_text())
+def in_the_old_dialect(config: dict[str, Any]) -> dict[str, Any]:
+    """The same model as transformers 4 would have written it."""
+    if "text_config" in config:
+        return config | {"text_config": in_the_old_dialect(config["text_config"])}
     rope = config.pop("rope_parameters")
-    config["torch_dtype"] = config.pop("dtype")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    if "dtype" in config:
+        config["torch_dtype"] = config.pop("dtype")
     config["rope_theta"] = rope.pop("rope_theta")
     kind = rope.pop("rope_type")
     config["rope_scaling"] = {"type": kind, **rope} if kind != "default" else None
     if config["model_type"] in ("qwen2", "qwen3") and config["sliding_window"] is None:
         config |= {"sliding_window": 64, "use_sliding_window": False}
+    if config["model_type"] == "gemma3_text":
+        config["sliding_window_pattern"] = 2
+    if "gemma" in config["model_type"] and config["layer_types"][0] == "sliding_attention":
+        del config["layer_types"]  # the pattern says the same
     if config.get("max_window_layers") == 1 or config.get("no_rope_layer_interval") == 2:
         config = {k: v for k, v in config.items() if k not in ("layer_types", "no_rope_layers")}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    return config
+
+
+def test_the_config_in_the_old_dialect_gives_the_same_bits(
+    case: Case, rig: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = json.loads((case.folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(in_the_old_dialect(config)))
     (tmp_path / "model.safetensors").symlink_to(case.folder / "model.safetensors")
     prompt = case.prompts[0]
     assert torch.equal(rig(tmp_path).logits(prompt), rig(case.folder).logits(prompt))

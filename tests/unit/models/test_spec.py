@@ -328,7 +328,9 @@ def test_a_float8_checkpoint_is_refused_by_its_dtype(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("family", "architecture"),
     [
-        ("gemma2", "Gemma2ForCausalLM"),
+        ("gemma", "GemmaForCausalLM"),
+        ("gemma2", "Gemma2Model"),
+        ("gemma3_text", "Gemma3TextModel"),
         ("mixtral", "MixtralForCausalLM"),
         ("qwen3_moe", "Qwen3MoeForCausalLM"),
         ("llava", "LlavaForConditionalGeneration"),

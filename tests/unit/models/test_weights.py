@@ -84,6 +84,63 @@ def test_names_may_lack_the_leading_model(folder: Folder) -> None:
     assert same(with_prefix, load(where))
 
 
+def gemma(folder: Folder) -> Path:
+    """A text model within a multimodal one: its config in place of the folder's."""
+    where = folder(model_type="gemma3_text")
+    text = json.loads((where / "config.json").read_text())
+    whole = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 8}}
+    (where / "config.json").write_text(json.dumps(whole))
+    return where
+
+
+@pytest.mark.parametrize("lead", ["model.language_model.", "language_model.model."])
+def test_a_text_model_is_found_within_a_multimodal_one_and_its_towers_are_passed_over(
+    folder: Folder, lead: str
+) -> None:
+    where = gemma(folder)
+    held = tensors(where)
+    single(where, held)
+    alone = load(where)
+    vision = "model." if lead.startswith("model.") else ""
+    around = {
+        f"{vision}vision_tower.vision_model.embeddings.patch_embedding.weight": torch.ones(3),
+        f"{vision}multi_modal_projector.mm_input_projection_weight": torch.ones(8, 64),
+    }
+    single(where, {n.replace("model.", lead, 1): t for n, t in held.items()} | around)
+    assert same(alone, load(where))
+
+
+def test_a_tower_beside_a_model_that_has_none_is_an_error(folder: Folder) -> None:
+    where = folder(model_type="gemma3_text")
+    single(where, tensors(where) | {"vision_tower.post_layernorm.bias": torch.ones(3)})
+    with pytest.raises(ModelUnsupported, match=r"vision_tower\.post_layernorm"):
+        load(where)
+
+
+def test_the_four_norms_of_a_gemma_layer_land_where_they_belong(folder: Folder) -> None:
+    where = folder(model_type="gemma2")
+    held = tensors(where)
+    single(where, held)
+    layer = load(where).layers[3]
+    places = {
+        "input_layernorm": layer.attention_norm,
+        "post_attention_layernorm": layer.attention_after,
+        "pre_feedforward_layernorm": layer.ffn_norm,
+        "post_feedforward_layernorm": layer.ffn_after,
+    }
+    for name, norm in places.items():
+        assert torch.equal(norm.weight, held[f"model.layers.3.{name}.weight"].float())
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 55.5), (torch.float32, 3072**0.5)])
+def test_the_scale_of_an_embedding_is_rounded_to_its_dtype(
+    folder: Folder, dtype: torch.dtype, scale: float
+) -> None:
+    spec = read_spec(folder(model_type="gemma2", hidden_size=3072, num_hidden_layers=1))
+    decoder = Decoder(spec, Build(torch.device("cpu"), dtype, False))
+    assert decoder.embedding_scale == pytest.approx(scale, rel=1e-7)
+
+
 def test_weights_are_cast_to_the_wanted_dtype(folder: Folder) -> None:
     where = folder()
     single(where, tensors(where))

@@ -90,6 +90,41 @@ LLAMA = r"""{{- bos_token }}
 {% for key, value in {'k': 'v'}.items() %}{{ key ~ value ~ loop.length ~ loop.last }}{% endfor %}
 """
 
+#: After Gemma's: the system turn is folded into the user's, the assistant is called model.
+GEMMA = r"""{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate") }}
+    {%- endif -%}
+    {%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] if item['type'] == 'text' -%}
+            {{ item['text'] | trim }}
+        {%- endfor -%}
+    {%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}
+"""
+
+#: After Phi's: tools stand in the system turn, the end of text stands where no answer is awaited.
+PHI = r"""{% for message in messages %}
+{%- if message['role'] == 'system' and 'tools' in message and message['tools'] is not none -%}
+{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}
+{%- else -%}
+{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"""
+
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "hi"}],
     [
@@ -137,7 +172,11 @@ def _ours(template: ChatTemplate, chat: list[dict[str, Any]], **options: Any) ->
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("source", [None, QWEN, LLAMA], ids=["smollm", "qwen", "llama"])
+@pytest.mark.parametrize(
+    "source",
+    [None, QWEN, LLAMA, GEMMA, PHI],
+    ids=["smollm", "qwen", "llama", "gemma", "phi"],
+)
 def test_a_chat_renders_as_transformers_renders_it(smollm: Path, source: str | None) -> None:
     from transformers import AutoTokenizer
 

@@ -8,7 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import tokenizers
+import tokenizers.processors
 
+from lorad.text.template import ChatTemplate
 from lorad.text.tokenizer import Bytes, TextError, Tokenizer
 
 TEXT = "the hen: 你好 🙂 wörld\n\ttail  "
@@ -71,6 +74,50 @@ def test_end_tokens_are_the_union_of_all_three_files(folder: Callable[..., Path]
     assert tokenizer.bos_id == tokenizer.token_id("<s>")
     assert tokenizer.chat_stop_ids - tokenizer.eos_ids == {tokenizer.token_id("<|im_end|>")}
     assert tokenizer.specials == {"eos_token": "</s>", "bos_token": "<s>"}
+
+
+@pytest.mark.parametrize("end", ["<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>"])
+def test_a_chat_ends_on_the_turn_end_of_its_family_and_a_text_does_not(
+    folder: Callable[..., Path], end: str
+) -> None:
+    """Phi's and Gemma's list more than one end in generation_config.json."""
+    path = folder(
+        tokenizer_config={"eos_token": "</s>"},
+        config={"eos_token_id": 5},
+        generation_config={"eos_token_id": [6, 5, 4]},
+    )
+    inner = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    inner.add_special_tokens([end])
+    inner.save(str(path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(path)
+    assert tokenizer.eos_ids == {4, 5, 6, tokenizer.token_id("</s>")}
+    assert tokenizer.token_id(end) in tokenizer.chat_stop_ids
+    assert tokenizer.chat_stop_ids > tokenizer.eos_ids
+
+
+def test_a_rendered_chat_has_one_beginning_and_so_has_a_plain_text(
+    folder: Callable[..., Path],
+) -> None:
+    """Gemma and Llama 3.1 write their bos in the template, and again behind the tokenizer."""
+    path = folder(
+        tokenizer_config={
+            "bos_token": "<s>",
+            "chat_template": "{{ bos_token }}<start>{{ messages[0].content }}",
+        }
+    )
+    inner = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    bos = inner.token_to_id("<s>")
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", bos)]
+    )
+    inner.save(str(path / "tokenizer.json"))
+    tokenizer, template = Tokenizer.load(path), ChatTemplate.load(path)
+    assert template is not None
+    rendered = template.render([{"role": "user", "content": "hen"}])
+    ids = tokenizer.encode(rendered, add_special=False)
+    assert ids[0] == bos and ids.count(bos) == 1
+    plain = tokenizer.encode("hen", add_special=True)
+    assert plain[0] == bos and plain.count(bos) == 1
 
 
 def test_the_truncation_of_a_training_run_is_not_a_servers(folder: Callable[..., Path]) -> None:
