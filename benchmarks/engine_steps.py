@@ -13,8 +13,10 @@ import platform
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import checkout  # noqa: F401
 import torch
 
 from engine.adapters.digest import revision_digest
@@ -68,17 +70,23 @@ def measure(
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path)
     parser.add_argument("--batch", default="1,8")
     parser.add_argument("--adapters", default="0,4")
     parser.add_argument("--tokens", type=int, default=32)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     model = options.model or ensure()
     spec = read_spec(model)
     counts = [int(n) for n in options.adapters.split(",")]
-    with tempfile.TemporaryDirectory() as scratch, Engine(EngineConfig(model=str(model))) as engine:
+    batches = [int(n) for n in options.batch.split(",")]
+    config = EngineConfig(
+        model=str(model),
+        max_num_seqs=max(batches),
+        max_model_len=PROMPT_TOKENS + options.tokens,
+    )
+    with tempfile.TemporaryDirectory() as scratch, Engine(config) as engine:
         revs = add_adapters(engine, model, spec, max(counts), Path(scratch))
         machine = {
             "device": engine.info.device_name or platform.processor(),
@@ -86,7 +94,7 @@ def main() -> None:
             "torch": torch.__version__,
             "model": model.name,
         }
-        for batch in (int(n) for n in options.batch.split(",")):
+        for batch in batches:
             for count in counts:
                 if count > batch:
                     continue

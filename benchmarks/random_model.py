@@ -1,12 +1,16 @@
 """Write a decoder of a given shape with seeded random weights, as a Hugging Face folder.
 
-    python benchmarks/random_model.py OUT [--shape llama3-8b]
+    python benchmarks/random_model.py OUT [--shape llama3-8b|tiny]
 
 Right for speed, never enough for correctness.  Weights are drawn on the GPU where there is one.
+The tokenizer knows a word of plain letters for every id, so that whatever the weights say is text,
+and every token of a stream is a piece of it.
 """
 
 import argparse
+import itertools
 import json
+import string
 from pathlib import Path
 
 import torch
@@ -23,8 +27,30 @@ SHAPES = {
         "vocab_size": 128256,
         "max_position_embeddings": 32768,
         "rope_theta": 500000.0,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    },
+    "tiny": {  # to run the benchmarks themselves anywhere
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 128,
+        "vocab_size": 512,
+        "max_position_embeddings": 8192,
+        "rope_theta": 10000.0,
+        "bos_token_id": 510,
+        "eos_token_id": 511,
     },
 }
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def ensure_model(folder: Path) -> None:
+    """Write the shape of Llama-3-8B, unless a model is there."""
+    if not (folder / "config.json").exists():
+        write(folder, SHAPES["llama3-8b"])
 
 
 def write(out: Path, shape: dict[str, float], dtype: torch.dtype = torch.bfloat16) -> None:
@@ -37,7 +63,8 @@ def write(out: Path, shape: dict[str, float], dtype: torch.dtype = torch.bfloat1
     kv = int(shape["num_key_value_heads"] * shape["head_dim"])
 
     def draw(rows: int, columns: int) -> torch.Tensor:
-        noise = torch.randn(rows, columns, generator=generator, device=device) * columns**-0.5
+        noise = torch.randn(rows, columns, generator=generator, device=device)
+        noise *= columns**-0.5
         return noise.to(dtype).cpu()
 
     places: dict[str, str] = {}
@@ -73,11 +100,34 @@ def write(out: Path, shape: dict[str, float], dtype: torch.dtype = torch.bfloat1
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "eos_token_id": 128001,
-        "bos_token_id": 128000,
         **shape,
     }
+    write_tokenizer(out, vocab)
     (out / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def write_tokenizer(out: Path, vocab: int) -> None:
+    """Printable ASCII, a character an id, then words of four letters.
+
+    No id is half a character: such a token would have to wait in the stream for its other half.
+    """
+    characters = [chr(c) for c in range(0x21, 0x7F)] + ["\u0120"]  # U+0120 spells a space
+    words = ("\u0120" + "".join(w) for w in itertools.product(string.ascii_lowercase, repeat=4))
+    tokens = itertools.islice(itertools.chain(characters, words), vocab)
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": level | {"use_regex": False},
+        "decoder": level | {"use_regex": False},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": [],
+        },
+    }
+    (out / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (out / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
 
 
 def main() -> None:

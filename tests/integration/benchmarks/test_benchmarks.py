@@ -1,0 +1,143 @@
+"""Each benchmark runs to its end on a tiny model, and its lines hang together."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+QUICK = ["--prompt", "32", "--tokens", "8", "--seconds", "0.2", "--streams", "2", "--workers", "2"]
+DECK = ["--device", "cpu", *QUICK]
+
+
+def lines_of(capsys):
+    """What a benchmark printed on stdout; each line is an object."""
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def by_case(lines):
+    found = {}
+    for line in lines:
+        found.setdefault(line["case"], []).append(line)
+    return found
+
+
+def check_loads(lines, streams):
+    """Each kind of newcomer came from where it was meant to come from."""
+    kinds = {line["newcomers"]: line for line in lines if line["streams"] == streams}
+    assert list(kinds) == [*(["none"] if streams else []), "resident", "host", "cold"]
+    assert all(line["served"] > 0 for kind, line in kinds.items() if kind != "none")
+    assert (kinds["resident"]["loads"], kinds["resident"]["reads"]) == (0, 0)
+    assert kinds["host"]["loads"] >= kinds["host"]["served"]
+    assert kinds["host"]["reads"] == 0
+    assert kinds["cold"]["reads"] >= kinds["cold"]["loads"] >= kinds["cold"]["served"]
+    assert "ttft_ms_over_resident" in kinds["cold"]["bars"]
+
+
+def test_every_case_runs_on_the_engine_alone(tiny, capsys):
+    from serve import main
+
+    cases = ["--throughput", "1:0,3:2", "--mixed", "0,2", "--loads", "0,2", "--prefill", "48"]
+    cases += ["--long", "2:100", "--mix", "skew90:3,zipf:3,uniform:3,distinct:3"]
+    status = main(["--model", str(tiny), "--mode", "offline", *DECK, *cases])
+    lines = lines_of(capsys)
+    assert not [line["error"] for line in lines if "error" in line]
+    assert status == 0
+    found = by_case(lines)
+    assert list(found) == ["start", "throughput", "mixed", "loads", "prefill", "long", "mix"]
+    for line in found["throughput"]:
+        assert line["tokens_per_s"] > 0
+        assert 0 < line["itl_p50_ms"] <= line["itl_p99_ms"] <= line["itl_max_ms"]
+    assert [line["adapters"] for line in found["mixed"]] == [0, 2]
+    assert all(line["served"] for line in found["mixed"])
+    check_loads(found["loads"], 0)
+    check_loads(found["loads"], 2)
+    [prompts] = found["prefill"]
+    assert prompts["base_tokens_per_s"] > 0
+    assert prompts["adapter_queued_tokens_per_s"] > 0
+    [far] = found["long"]
+    assert far["context"] > 100
+    assert far["step_ms"] > 0
+    assert [line["mix"] for line in found["mix"]] == ["skew90", "zipf", "uniform", "distinct"]
+
+
+def test_the_daemon_is_held_against_the_engine(tiny, tmp_path, capsys, monkeypatch):
+    import adapter_loads
+    from serve import main
+
+    for name, fewer in {"RESIDENT": 1, "SHARED": 7, "IN_RAM": 4, "FLEET": 4}.items():
+        monkeypatch.setattr(adapter_loads, name, fewer)  # each has to be registered
+    asked = ["--model", str(tiny), *DECK, "--throughput", "2:1"]
+    assert main([*asked, "--mode", "offline"]) == 0
+    earlier = tmp_path / "offline.jsonl"
+    earlier.write_text(capsys.readouterr().out)
+    assert main([*asked, "--mode", "socket", "--against", str(earlier), "--loads", "2"]) == 0
+    found = by_case(lines_of(capsys))
+    check_loads(found["loads"], 2)
+    [served] = found["throughput"]
+    check_ratio(served, by_case(map(json.loads, earlier.read_text().splitlines())))
+    assert set(served["cpu"]) == {"daemon", "engine", "generator"}
+
+
+@pytest.mark.slow
+def test_both_modes_run_one_after_the_other(tiny, capsys):
+    from serve import main
+
+    assert main(["--model", str(tiny), *DECK, "--throughput", "2:0"]) == 0
+    lines = lines_of(capsys)
+    assert [line["mode"] for line in lines] == ["offline"] * 2 + ["socket"] * 2
+    check_ratio(lines[-1], by_case(lines[:2]))
+
+
+def check_ratio(served, offline):
+    [alone] = offline["throughput"]
+    ratio = served["tokens_per_s"] / alone["tokens_per_s"]
+    assert served["of_offline"] == pytest.approx(ratio, abs=1e-3)
+
+
+def test_a_case_that_fails_is_told_and_the_others_go_on(tiny, capsys):
+    from serve import main
+
+    cases = ["--throughput", "1:0", "--prefill", "9000"]  # beyond the model's positions
+    status = main(["--model", str(tiny), "--mode", "offline", *DECK, *cases])
+    found = by_case(lines_of(capsys))
+    assert status == 1
+    assert "error" in found["prefill"][0]
+    assert "tokens_per_s" in found["throughput"][0]
+
+
+@pytest.mark.parametrize("wrong", [["--mix", "odd:3"], ["--throughput", "3"], ["--mixed", "1:2"]])
+def test_a_case_that_is_not_understood_is_refused(wrong, capsys):
+    from serve import main
+
+    assert main(["--model", "/nowhere", *wrong]) == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_decode_steps_are_timed(tiny, capsys):
+    from decode import main
+
+    asked = ["--prompt", "32", "--tokens", "12", "--cases", "1:0,3:2", "--device", "cpu"]
+    assert main(["--model", str(tiny), *asked]) == 0
+    start, *cases = lines_of(capsys)
+    assert start["ready_s"] >= 0
+    assert [(line["batch"], line["adapters"]) for line in cases] == [(1, 0), (3, 2)]
+    assert all(line["step_ms"] > 0 and line["steps"] == 10 for line in cases)
+
+
+def test_engine_steps_are_timed(tiny, capsys):
+    from engine_steps import main
+
+    main(["--model", str(tiny), "--batch", "1,2", "--adapters", "0,2", "--tokens", "4"])
+    assert [(line["batch"], line["adapters"]) for line in lines_of(capsys)] == [
+        (1, 0),
+        (2, 0),
+        (2, 2),
+    ]
+
+
+def test_benchmarks_find_the_checkout_by_themselves():
+    import checkout
+
+    assert Path(checkout.ROOT) == Path(__file__).parents[3]
+    assert str(checkout.ROOT) in sys.path
