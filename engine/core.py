@@ -244,7 +244,7 @@ class EngineCore:
         rows = sum(chunk.length for chunk in work.chunks)
         prompt = sum(chunk.length for chunk in work.chunks if chunk.length > 1)
         if 2 * prompt > rows:
-            self.reclaimer.costs.observe_prefill(seconds, prompt)
+            self.reclaimer.costs.observe_prefill(seconds, rows)
 
     def _publish(self, deltas: list[SequenceDelta]) -> StepFrame:
         self.runner.forget(d.request_id for d in deltas if d.finish_reason is not None)

@@ -185,6 +185,8 @@ class RevisionStatus(Struct, frozen=True, kw_only=True):
     loaded_seconds: float | None = None
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    prefix_lost_tokens: int = 0  # had been cached, and were evicted for room
+    prefix_saved_seconds: float = 0.0  # of prefill
     generated_tokens: int = 0
     error: str = ""  # last load failure
 
@@ -202,6 +204,21 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     block_size: int  # tokens
 
 
+class PrefixStatus(Struct, frozen=True, kw_only=True):
+    """The prefix cache since the start, all revisions together, those that are gone included.
+
+    Distances are blocks filed between a block's last use and its next, counted by powers of two:
+    the first number is 0, the n-th after it 2**(n - 1) to 2**n - 1.
+    """
+
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    lost_tokens: int = 0  # had been cached, and were evicted for room
+    saved_seconds: float = 0.0  # of prefill
+    found_blocks: tuple[int, ...] = ()  # by distance
+    lost_blocks: tuple[int, ...] = ()  # by distance
+
+
 class EngineSnapshot(Struct, frozen=True, kw_only=True):
     """One consistent picture, taken between two steps."""
 
@@ -215,6 +232,7 @@ class EngineSnapshot(Struct, frozen=True, kw_only=True):
     ram_limit_bytes: int
     revisions: tuple[RevisionStatus, ...]
     base: RevisionStatus  # rev "" : traffic on the base model itself
+    prefix: PrefixStatus = PrefixStatus()
     generated_tokens: int = 0
     prompt_tokens: int = 0
     preemptions: int = 0

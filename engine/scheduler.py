@@ -230,10 +230,11 @@ class Scheduler:
         insort(self._running, seq, key=lambda s: s.rank)
         seq.status = Status.RUNNING
         seq.slot = self.residency.acquire(seq.rev) if seq.rev is not None else -1
+        if seq.cached_tokens is None:
+            self._note_first_admission(seq, found)
         self._prefix.share(found)
         seq.blocks, seq.num_entered = found, len(found)
         seq.num_computed = len(found) * self.limits.block_size
-        self._note_first_admission(seq)
         taken = self._take_blocks(seq, step)
         assert taken, f"{seq.request_id}: room was promised and is not there"
         # A block at least: if only short ones could begin beside a long prompt, the next long one
@@ -255,13 +256,13 @@ class Scheduler:
         need += sum(max(blocks(s.length + 1) - len(s.blocks), 0) for s in self._running)
         return need <= self.memory.kv_room(seq.rev, admission=True)
 
-    def _note_first_admission(self, seq: Sequence) -> None:
-        if seq.cached_tokens is not None:
-            return
-        seq.cached_tokens = seq.num_computed
-        self._counters.charge(seq.rev, prompt=seq.pending)
+    def _note_first_admission(self, seq: Sequence, found: list[int]) -> None:
+        """A sequence that was preempted finds its own blocks again: that saves nobody anything."""
+        seq.cached_tokens = len(found) * self.limits.block_size
+        self._counters.charge(seq.rev, prompt=seq.num_prompt - seq.cached_tokens)
         if seq.sampling.prompt_logprobs is None:
-            self._prefix.count(seq.rev or "", seq.num_prompt, seq.cached_tokens)
+            seconds = self.memory.costs.token_seconds
+            self._prefix.note(seq.rev or "", seq.num_prompt, found, seq.chain, seconds)
 
     # ------------------------------------------------------------- small acts
     def _sequence(self, submit: Submit) -> Sequence:
@@ -309,7 +310,7 @@ class Scheduler:
                 self._doom(late, Doom("error", "deadline_exceeded", "its deadline has passed"))
         for rev in self.residency.take_gone():
             self._counters.forget(rev)
-            self._prefix.forget_stats(rev)
+            self._prefix.reuse.forget(rev)
 
     def _doom(self, seq: Sequence, doom: Doom) -> None:
         if seq.flying:

@@ -13,7 +13,7 @@ from engine.adapters.slots import SlotTable
 from engine.adapters.states import State
 from engine.memory.pool import BlockPool
 from engine.memory.prefix import PrefixIndex
-from engine.messages import EngineSnapshot, PoolStatus, RevisionStatus
+from engine.messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
 from engine.stats import Stats
 
 
@@ -53,6 +53,7 @@ class Painter:
             ram_limit_bytes=self.host.limit_bytes,
             revisions=tuple(self._revision(r, now) for r in self.residency.revisions()),
             base=self._base(base),
+            prefix=self._prefix(),
             generated_tokens=self.stats.generated_tokens,
             prompt_tokens=self.stats.prompt_tokens,
             preemptions=preemptions,
@@ -75,8 +76,19 @@ class Painter:
             block_size=self.block_size,
         )
 
+    def _prefix(self) -> PrefixStatus:
+        reuse, total = self.prefix.reuse, self.prefix.reuse.total
+        return PrefixStatus(
+            query_tokens=total.asked,
+            hit_tokens=total.hit,
+            lost_tokens=total.lost,
+            saved_seconds=total.saved_seconds,
+            found_blocks=reuse.found.trimmed(),
+            lost_blocks=reuse.lost.trimmed(),
+        )
+
     def _revision(self, r: Revision, now: float) -> RevisionStatus:
-        hits = self.prefix.stats(r.rev)
+        hits = self.prefix.reuse.of(r.rev)
         row, num_bytes = r.row, r.num_blocks * self.block_bytes
         return RevisionStatus(
             rev=r.rev,
@@ -97,12 +109,14 @@ class Painter:
             loaded_seconds=now - r.loaded_at if row and r.loaded_at is not None else None,
             prefix_query_tokens=hits.asked,
             prefix_hit_tokens=hits.hit,
+            prefix_lost_tokens=hits.lost,
+            prefix_saved_seconds=hits.saved_seconds,
             generated_tokens=self.stats.generated_by_rev[r.rev],
             error=r.error,
         )
 
     def _base(self, traffic: Traffic) -> RevisionStatus:
-        hits = self.prefix.stats("")
+        hits = self.prefix.reuse.of("")
         return RevisionStatus(
             rev="",
             state=State.ACTIVE if traffic.running else State.IDLE,
@@ -111,5 +125,7 @@ class Painter:
             waiting=traffic.waiting,
             prefix_query_tokens=hits.asked,
             prefix_hit_tokens=hits.hit,
+            prefix_lost_tokens=hits.lost,
+            prefix_saved_seconds=hits.saved_seconds,
             generated_tokens=self.stats.generated_by_rev[None],
         )

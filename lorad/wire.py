@@ -78,6 +78,8 @@ class Adapter(Struct, frozen=True, kw_only=True):
     loaded_seconds: float | None = None
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    prefix_lost_tokens: int = 0  # had been cached, and were evicted for room
+    prefix_saved_seconds: float = 0.0  # of prefill
     generated_tokens: int = 0
     targets: tuple[str, ...] = ()
     display_name: str | None = None  # the original text of an illegal folder name, escaped
@@ -125,6 +127,18 @@ class PoolPicture(Struct, frozen=True, kw_only=True):
     block_size: int = 0
 
 
+class PrefixPicture(Struct, frozen=True, kw_only=True):
+    """The prefix cache since the engine's start.  A distance is how many blocks were filed between
+    a block's last use and its next: counts are of 0, 1, 2-3, 4-7 and so on."""
+
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    lost_tokens: int = 0  # had been cached, and were evicted for room
+    saved_seconds: float = 0.0  # of prefill
+    found_blocks: tuple[int, ...] = ()  # by distance
+    lost_blocks: tuple[int, ...] = ()  # by distance
+
+
 class Status(Struct, frozen=True, kw_only=True):
     """`GET /admin/v1/status`."""
 
@@ -154,6 +168,7 @@ class Status(Struct, frozen=True, kw_only=True):
     ram_used_bytes: int
     ram_limit_bytes: int
     pool: PoolPicture
+    prefix: PrefixPicture = PrefixPicture()
     generated_tokens: int
     prompt_tokens: int
     forward_passes: int

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from engine.memory.pool import BlockPool
+from engine.memory.reuse import ReuseLog
 from engine.recency import Usage
 
 
@@ -26,15 +27,8 @@ class Entry:
     identity: str
     parent: "Entry | None"
     usage: Usage
+    last_use: int  # of the reuse log's clock, when its last user left
     children: "dict[bytes, Entry]" = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class HitCount:
-    """Prompt tokens looked up, and those found."""
-
-    asked: int = 0
-    hit: int = 0
 
 
 def root_key(identity: str, salt: str) -> bytes:
@@ -60,7 +54,8 @@ class PrefixIndex:
         self._by_identity: dict[str, dict[bytes, Entry]] = {}
         # Per identity, (last use, key) of entries that could be evicted; stale ones are skipped.
         self._oldest: dict[str, list[tuple[float, bytes]]] = {}
-        self._hits: dict[str, HitCount] = {}
+        #: What was asked and found, and how long after its last use.
+        self.reuse = ReuseLog(pool.num_blocks)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -120,7 +115,8 @@ class PrefixIndex:
         parent = self._entries.get(chain[index - 1]) if index else None
         if key in self._entries or (index and parent is None):
             return
-        entry = Entry(key, block, identity, parent, Usage(self._clock()))
+        entry = Entry(key, block, identity, parent, Usage(self._clock()), self.reuse.now)
+        self.reuse.filed(key)
         self._pool.keep(block)
         self._entries[key] = self._by_block[block] = entry
         self._by_identity.setdefault(identity, {})[key] = entry
@@ -130,7 +126,9 @@ class PrefixIndex:
     def release(self, blocks: Sequence[int]) -> None:
         """A sequence leaves its blocks; filed ones stay as cache."""
         for block in self._pool.release(reversed(blocks)):
-            self._offer(self._by_block[block])
+            entry = self._by_block[block]
+            entry.last_use = self.reuse.now
+            self._offer(entry)
 
     def drop(self, identity: str) -> None:
         """Forget everything computed under `identity`."""
@@ -169,23 +167,28 @@ class PrefixIndex:
             subtree.extend(each.children.values())
         for each in reversed(subtree):
             self._unfile(each)
+            self.reuse.evicted(each.key, each.last_use)
         if entry.parent is not None:
             self._offer(entry.parent)
 
     # ------------------------------------------------------------- counting
-    def count(self, who: str, asked: int, hit: int) -> None:
-        """Note a look-up on behalf of `who` (a revision; "" = base)."""
-        counted = self._hits.setdefault(who, HitCount())
-        counted.asked += asked
-        counted.hit += hit
+    def note(
+        self, who: str, asked: int, found: Sequence[int], chain: list[bytes], token_seconds: float
+    ) -> None:
+        """Count the first look-up of a request of `who` (a revision; "" = base), before `share`.
 
-    def stats(self, who: str) -> HitCount:
-        """What `count` added up."""
-        return self._hits.get(who, HitCount())
-
-    def forget_stats(self, who: str) -> None:
-        """`who` is gone."""
-        self._hits.pop(who, None)
+        `chain` holds the keys of all blocks that could have been found.
+        """
+        now, refs = self.reuse.now, self._pool.refs
+        used = (now if refs(block) else self._by_block[block].last_use for block in found)
+        self.reuse.note(
+            who,
+            asked,
+            used,
+            chain[len(found) :],
+            block_size=self.block_size,
+            token_seconds=token_seconds,
+        )
 
     def check(self) -> None:
         """Raise AssertionError unless index and pool agree."""

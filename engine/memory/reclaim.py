@@ -19,6 +19,8 @@ from engine.recency import Usage
 
 #: How fast a measurement replaces the assumption that it corrects.
 _BLEND = 0.1
+#: Rows of a prefill that count as one measurement: few rows cost more each, and say less.
+_ROWS = 512
 
 
 class IdleAdapter(Protocol):
@@ -55,9 +57,10 @@ class Costs:
     token_seconds: float = 25e-6  # prefill, per token
     block_seconds: float = 40e-6  # adapter load, per block
 
-    def observe_prefill(self, seconds: float, tokens: int) -> None:
-        """A step computed `tokens` prompt tokens in `seconds`."""
-        self.token_seconds += _BLEND * (seconds / tokens - self.token_seconds)
+    def observe_prefill(self, seconds: float, rows: int) -> None:
+        """A step of `rows` rows, most of them of prompts, took `seconds`."""
+        blend = 1.0 - (1.0 - _BLEND) ** (rows / _ROWS)
+        self.token_seconds += blend * (seconds / rows - self.token_seconds)
 
     def observe_load(self, seconds: float, blocks: int) -> None:
         """A copy of `blocks` blocks took `seconds`."""

@@ -3,13 +3,16 @@
 Goes in: the admin socket.  Comes out: a summary, a heartbeat, versions.
 """
 
+from itertools import accumulate, zip_longest
+
 import typer
 
-from lorad import __version__
+from lorad import __version__, wire
 from lorad.cli.output import (
     UNKNOWN,
     human_age,
     human_bytes,
+    human_prefix,
     plain,
     print_document,
     print_line,
@@ -31,7 +34,7 @@ def status(context: typer.Context) -> None:
     if s.options.machine:
         print_document(st, s.options)
         return
-    p = st.pool
+    p, c = st.pool, st.prefix
     kv = f"{p.kv_active} active, {p.kv_cached} cached"
     weights = f"{p.adapter_active} active, {p.adapter_idle} idle"
     engine = f"engine pid {st.engine_pid or UNKNOWN}"
@@ -48,6 +51,8 @@ def status(context: typer.Context) -> None:
             ("pool", f"{p.total} blocks of {human_bytes(p.block_bytes)}, {p.free} free"),
             ("  kv", f"{kv} (blocks of {p.block_size} tokens)"),
             ("  adapters", weights),
+            ("prefix", human_prefix(c.query_tokens, c.hit_tokens, c.lost_tokens, c.saved_seconds)),
+            ("  reuse", _reuse(c)),
             ("ram", f"{human_bytes(st.ram_used_bytes)} of {human_bytes(st.ram_limit_bytes)}"),
             ("requests", f"{st.running} running, {st.waiting} waiting"),
             ("tokens", f"{st.generated_tokens} generated, {st.prompt_tokens} of prompts"),
@@ -59,6 +64,19 @@ def status(context: typer.Context) -> None:
             ("state dir", st.state_dir),
         ]
     )
+
+
+def _reuse(c: wire.PrefixPicture) -> str:
+    """How large a cache has to be: most blocks filed between two uses of one."""
+    sums = [sum(pair) for pair in zip_longest(c.found_blocks, c.lost_blocks, fillvalue=0)]
+    so_far = list(accumulate(sums))
+    if not so_far:
+        return "no block was asked for twice"
+    half, most = (
+        next(2**n - 1 for n, count in enumerate(so_far) if count >= share * so_far[-1])
+        for share in (0.5, 0.9)
+    )
+    return f"half of the blocks within {half}, 9 of 10 within {most} others"
 
 
 def ping(context: typer.Context) -> None:

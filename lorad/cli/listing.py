@@ -18,6 +18,7 @@ from lorad.cli.output import (
     age_of,
     human_age,
     human_bytes,
+    human_prefix,
     human_ratio,
     note,
     plain,
@@ -201,7 +202,7 @@ def show(
             ("requests", f"{a.running} running, {a.waiting} waiting"),
             ("used", f"{human_age(age_of(a.last_used_at))} ago" if a.last_used_at else "never"),
             ("loads", f"{a.loads}, evictions {a.evictions}"),
-            ("prefix", f"{human_ratio(a.prefix_hit_tokens, a.prefix_query_tokens)} hit"),
+            ("prefix", _prefix(a)),
         ]
     )
     for title, revision in (("serving", detail.serving), ("candidate", detail.candidate)):
@@ -215,6 +216,12 @@ def show(
         print_line("events")
     for event in detail.events:
         print_line("  " + "  ".join(map(plain, filter(None, _told(event)))))
+
+
+def _prefix(a: wire.Adapter) -> str:
+    return human_prefix(
+        a.prefix_query_tokens, a.prefix_hit_tokens, a.prefix_lost_tokens, a.prefix_saved_seconds
+    )
 
 
 def _told(event: wire.EventItem) -> tuple[str, ...]:

@@ -112,6 +112,15 @@ def human_ratio(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "--"
 
 
+def human_prefix(asked: int, hit: int, lost: int, saved_seconds: float) -> str:
+    """What the prefix cache did for `asked` prompt tokens."""
+    saved = human_age(saved_seconds) if saved_seconds >= 60 else f"{saved_seconds:.1f}s"
+    return (
+        f"{human_ratio(hit, asked)} of {asked} tokens hit, {saved} of prefill saved, "
+        f"{human_ratio(lost, asked)} lost to evictions"
+    )
+
+
 # ----------------------------------------------------------------- results
 def print_items(
     items: Sequence[T],

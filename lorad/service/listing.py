@@ -247,6 +247,8 @@ def _live(status: RevisionStatus | None) -> dict[str, Any]:
         "loaded_seconds": status.loaded_seconds,
         "prefix_query_tokens": status.prefix_query_tokens,
         "prefix_hit_tokens": status.prefix_hit_tokens,
+        "prefix_lost_tokens": status.prefix_lost_tokens,
+        "prefix_saved_seconds": status.prefix_saved_seconds,
         "generated_tokens": status.generated_tokens,
     }
 

@@ -79,6 +79,7 @@ class Snapshot:
             ram_used_bytes=snapshot.ram_used_bytes if snapshot else 0,
             ram_limit_bytes=snapshot.ram_limit_bytes if snapshot else 0,
             pool=_pool(self._picture),
+            prefix=prefix_of(self._picture),
             generated_tokens=snapshot.generated_tokens if snapshot else 0,
             prompt_tokens=snapshot.prompt_tokens if snapshot else 0,
             forward_passes=snapshot.forward_passes if snapshot else 0,
@@ -86,6 +87,16 @@ class Snapshot:
             engine_pid=info.pid if info else None,
             engine_restarts=self._link.restarts,
         )
+
+
+def prefix_of(picture: Picture) -> wire.PrefixPicture:
+    """The engine's counts in the words of the wire; zeros without an engine."""
+    if picture.snapshot is None:
+        return wire.PrefixPicture()
+    prefix = picture.snapshot.prefix
+    return wire.PrefixPicture(
+        **{name: getattr(prefix, name) for name in wire.PrefixPicture.__struct_fields__}
+    )
 
 
 def _pool(picture: Picture) -> wire.PoolPicture:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lorad import wire
+from lorad.cli import daemon
 
 HOSTILE = "x\x1b]0;pwn\x07\x9b2J\u202e[/bold]\n\r"
 
@@ -217,3 +218,28 @@ def test_version_tells_both_ends_and_ours_even_alone(loractl):
     alone = loractl("-H", "/nowhere/admin.sock", "version")
     assert (alone.exit, alone.out) == (3, "client  0.1.0\n")
     assert loractl("-V").out == loractl("ls", "--version").out == "loractl 0.1.0\n"
+
+
+def test_show_and_status_say_what_the_prefix_cache_did(server, loractl, make_row):
+    counts = {"prefix_query_tokens": 400, "prefix_hit_tokens": 300, "prefix_lost_tokens": 20}
+    server.rows["bible"] = make_row("bible", prefix_saved_seconds=1.25, **counts)
+    told = "75% of 400 tokens hit, 1.2s of prefill saved, 5% lost to evictions\n"
+    assert f"prefix    {told}" in loractl("show", "bible").out
+    said = loractl("status").out
+    assert "prefix      -- of 0 tokens hit, 0.0s of prefill saved, -- lost to evictions\n" in said
+    assert "  reuse     no block was asked for twice\n" in said
+
+
+@pytest.mark.parametrize(
+    ("found", "lost", "half", "most"),
+    [
+        ((8,), (), 0, 0),
+        ((1, 0, 6, 2, 1), (), 3, 7),
+        ((1, 0, 6), (0, 0, 0, 2, 1), 3, 7),
+        ((), (0, 0, 0, 0, 0, 10), 31, 31),
+    ],
+)
+def test_a_reuse_distance_is_told_as_the_blocks_that_a_cache_needs(found, lost, half, most):
+    prefix = wire.PrefixPicture(found_blocks=found, lost_blocks=lost)
+    said = f"half of the blocks within {half}, 9 of 10 within {most} others"
+    assert daemon._reuse(prefix) == said

@@ -187,6 +187,9 @@ def test_the_snapshot_adds_up(engine, adapters, prompt) -> None:
     assert snapshot.generated_tokens == 30 and snapshot.prompt_tokens == 40 + 40 + 8
     [status] = snapshot.revisions
     assert (status.prefix_query_tokens, status.prefix_hit_tokens) == (80, 32)
+    assert (snapshot.prefix.query_tokens, snapshot.prefix.hit_tokens) == (120, 32)
+    assert snapshot.prefix.saved_seconds == status.prefix_saved_seconds > 0
+    assert (sum(snapshot.prefix.found_blocks), snapshot.prefix.lost_blocks) == (2, ())
     assert (snapshot.base.generated_tokens, status.generated_tokens) == (10, 20)
     assert math.isclose(snapshot.forward_passes, snapshot.step)
 

@@ -173,12 +173,3 @@ def test_a_hot_block_does_not_pile_up_stale_entries(cache):
         cache.pass_through(ABC)
     assert len(cache.index._oldest["base"]) < 200
     assert len(cache.index) == 3
-
-
-def test_hits_are_counted_for_whoever_asked(cache):
-    cache.index.count("rev", 10, 4)
-    cache.index.count("rev", 5, 0)
-    assert (cache.index.stats("rev").asked, cache.index.stats("rev").hit) == (15, 4)
-    assert cache.index.stats("other").asked == 0
-    cache.index.forget_stats("rev")
-    assert cache.index.stats("rev").asked == 0

@@ -75,8 +75,9 @@ def test_hits_are_counted_per_revision_once_a_request(make):
     for i in range(3):
         cached(h, f"r{i}", "a")
     cached(h, "base")
-    assert (h.prefix.stats("a").asked, h.prefix.stats("a").hit) == (51, 32)
-    assert (h.prefix.stats("").asked, h.prefix.stats("").hit) == (17, 0)
+    assert (h.prefix.reuse.of("a").asked, h.prefix.reuse.of("a").hit) == (51, 32)
+    assert (h.prefix.reuse.of("").asked, h.prefix.reuse.of("").hit) == (17, 0)
+    assert (h.prefix.reuse.total.asked, h.prefix.reuse.total.hit) == (68, 32)
 
 
 def test_an_aborted_request_leaves_only_blocks_that_are_right(make):

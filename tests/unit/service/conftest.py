@@ -27,6 +27,7 @@ from engine.messages import (
     PackedManifest,
     PackedModule,
     PoolStatus,
+    PrefixStatus,
     RemoveRevision,
     RevisionStatus,
     SequenceDelta,
@@ -169,7 +170,15 @@ class FakeClient:
         states = {"gpu": "idle", "ram": "ram", "disk": "registered"}
         revisions = tuple(
             RevisionStatus(
-                rev=rev, state=states[tier], slot=n if tier == "gpu" else None, loads=1, max_rank=4
+                rev=rev,
+                state=states[tier],
+                slot=n if tier == "gpu" else None,
+                loads=1,
+                max_rank=4,
+                prefix_query_tokens=80,
+                prefix_hit_tokens=32,
+                prefix_lost_tokens=16,
+                prefix_saved_seconds=0.5,
             )
             for n, (rev, tier) in enumerate(self.revisions.items())
         )
@@ -194,6 +203,7 @@ class FakeClient:
             ram_limit_bytes=1 << 20,
             revisions=revisions,
             base=RevisionStatus(rev="", state="idle"),
+            prefix=PrefixStatus(query_tokens=90, hit_tokens=32, found_blocks=(1, 1)),
         )
 
     async def stop(self, timeout=10.0):

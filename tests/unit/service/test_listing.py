@@ -6,6 +6,7 @@ from engine.messages import RevisionStatus
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.service import picture
+from lorad.service.snapshot import prefix_of
 
 
 def test_rows_show_the_stored_and_the_live_side(world):
@@ -21,6 +22,17 @@ def test_rows_show_the_stored_and_the_live_side(world):
         assert a.created_at.endswith("Z")
         assert (b.name, b.tenant, b.state, b.slot) == ("acme/b", "acme", "registered", None)
         assert (page.total, page.cursor) == (2, None)
+        assert (a.prefix_query_tokens, a.prefix_hit_tokens, a.prefix_lost_tokens) == (80, 32, 16)
+        assert a.prefix_saved_seconds == 0.5
+
+    world(scenario)
+
+
+def test_the_prefix_cache_is_shown_as_the_engine_tells_it(world):
+    async def scenario(w):
+        await w.picture.refresh()
+        told = wire.PrefixPicture(query_tokens=90, hit_tokens=32, found_blocks=(1, 1))
+        assert prefix_of(w.picture) == told
 
     world(scenario)
 
