@@ -27,9 +27,9 @@ from engine.kernels.lora_place import (
     wait_for_earlier,
 )
 
-#: Dtypes of the arena in which a row of h goes to the tensor cores as two halves.  Not fp16: what
-#: fp32 holds may be too large for it.
-SPLIT_DTYPES = (torch.bfloat16,)
+#: How h, which is fp32, meets the tensor cores, by the arena's dtype.  One tf32 alone cut h to 10
+#: bits, which failed 14 of 20 seeded runs in fp16 on an H200.
+PRECISION = {torch.bfloat16: "bf16x2", torch.float16: "tf32x2", torch.float32: "ieee"}
 
 
 def expand(y: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
@@ -77,8 +77,7 @@ def expand(y: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
         RUNS=runs,
         ROWS=tile.rows,
         FORM=tile.form,
-        SPLIT_H=store.arena.dtype in SPLIT_DTYPES,
-        PRECISION="ieee" if store.arena.dtype == torch.float32 else "tf32",
+        PRECISION=PRECISION[store.arena.dtype],
         EVEN=all(w % tile.columns == 0 for w in shape.widths),
         LATE=tile.late,
         MORE=tile.all_ranks,
@@ -117,7 +116,6 @@ def _expand(
     RUNS: tl.constexpr,
     ROWS: tl.constexpr,
     FORM: tl.constexpr,
-    SPLIT_H: tl.constexpr,
     PRECISION: tl.constexpr,
     EVEN: tl.constexpr,  # tiles of columns end where the modules do
     LATE: tl.constexpr,
@@ -157,14 +155,14 @@ def _expand(
         _many_rows(
             hp, arena, yp, slot_row, begin, block, module, rank, rows, scaling, c0, width,
             S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS,
-            RUNS, ROWS, SPLIT_H, PRECISION, LATE, MORE, PDL,
+            RUNS, ROWS, PRECISION, LATE, MORE, PDL,
         )  # fmt: skip
     if FORM == "both":  # noqa: SIM102  # one is known when compiled, the other when run
         if rows > 4:
             _many_rows(
                 hp, arena, yp, slot_row, begin, block, module, rank, rows, scaling, c0, width,
                 S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS,
-                RUNS, ROWS, SPLIT_H, PRECISION, LATE, MORE, PDL,
+                RUNS, ROWS, PRECISION, LATE, MORE, PDL,
             )  # fmt: skip
             return
     if FORM != "dot":
@@ -361,16 +359,22 @@ def _product(h, b, scaling):
 
 
 @triton.jit
-def _add_product(h, b, acc, SPLIT_H: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + h b.  An h of fp32 goes to bf16 tensor cores as two halves, which keep 16 bits of it;
-    to others it goes as it is, with b, which tf32 holds exactly."""
-    if SPLIT_H:
+def _add_product(h, b, acc, PRECISION: tl.constexpr):
+    """acc + h b, with h in two halves that keep 16 bits of it beside a b of bf16, and 21 beside one
+    of fp16: that goes to tf32, which holds it exactly, since what fp32 holds may be too large for
+    fp16.  "ieee" cuts nothing."""
+    if PRECISION == "bf16x2":
         high = h.to(b.dtype)
         low = (h - high.to(tl.float32)).to(b.dtype)
         acc = tl.dot(low, b, acc)
         acc = tl.dot(high, b, acc)
+    elif PRECISION == "tf32x2":
+        b = b.to(tl.float32)
+        high = (h.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)  # tf32's 19 bits
+        acc = tl.dot(h - high, b, acc, input_precision="tf32")
+        acc = tl.dot(high, b, acc, input_precision="tf32")
     else:
-        acc = tl.dot(h, b.to(tl.float32), acc, input_precision=PRECISION)
+        acc = tl.dot(h, b.to(tl.float32), acc, input_precision="ieee")
     return acc
 
 
@@ -402,7 +406,6 @@ def _many_rows(
     COLUMNS: tl.constexpr,
     RUNS: tl.constexpr,
     ROWS: tl.constexpr,
-    SPLIT_H: tl.constexpr,
     PRECISION: tl.constexpr,
     LATE: tl.constexpr,
     MORE: tl.constexpr,
@@ -438,7 +441,7 @@ def _many_rows(
         if not LATE:
             there = tl.load(here, mask=live & inside)
         acc = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-        acc = _add_product(h0, b, acc, SPLIT_H, PRECISION)
+        acc = _add_product(h0, b, acc, PRECISION)
         for q in tl.range(RANKS, rank if MORE else RANKS, RANKS):
             rq = q + r
             okq = rq < rank
@@ -447,7 +450,7 @@ def _many_rows(
             )
             bq = tl.load(arena + at[:, None] + c[None, :], mask=okq[:, None] & inside, other=0.0)
             hq = _sum_rows(hp + rq[None, :], rq, rank, live, H_SPLIT, SPLITS) * scaling
-            acc = _add_product(hq, bq, acc, SPLIT_H, PRECISION)
+            acc = _add_product(hq, bq, acc, PRECISION)
         if LATE:
             there = tl.load(here, mask=live & inside)
         tl.store(here, (there.to(tl.float32) + acc).to(there.dtype), mask=live & inside)

@@ -159,7 +159,7 @@ def test_h_in_two_halves_keeps_twice_the_bits(
     """What bf16 has on a card, with the halves that the interpreter has."""
     from engine.kernels import lora_expand
 
-    monkeypatch.setattr(lora_expand, "SPLIT_DTYPES", (torch.float16,))
+    monkeypatch.setattr(lora_expand, "PRECISION", {torch.float16: "bf16x2"})
     segments, total = rows_of([(0, 7), (1, 30), (2, 6)])
     for tiles in (None, choices.PREFILL_WIDE):
         filled("odd", torch.float16, "mixed").check(segments, total, groups=["qkv"], tiles=tiles)
