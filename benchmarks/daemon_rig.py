@@ -56,7 +56,6 @@ class DaemonRig:
                 stdout=log,
                 stderr=log,
                 env=_environment(),
-                start_new_session=True,
             )
 
     def wait_ready(self) -> None:

@@ -1,13 +1,19 @@
 """Where a step's time goes: the kernels of a profile, added up by name.
 
+    python benchmarks/kernel_table.py FILE    show what `decode.py --profile FILE` wrote
+
 Goes in: what ran on a device, each with name, start and end in seconds, and the number of steps
 that it was.  Comes out: a table for one step.  Kernels may overlap (programmatic dependent launch,
 side streams): a moment belongs to the kernel that began first.
 """
 
+import json
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 Kernel = tuple[str, float, float]
 
@@ -74,3 +80,23 @@ def tabulate(kernels: Sequence[Kernel]) -> Table:
         between += gap if gap > GAP_SECONDS else 0.0
         busy_until = max(busy_until, end)
     return Table(busy_until - begin, idle, between, dict(rows))
+
+
+def show(case: dict[str, Any], rows: int = 30) -> str:
+    """One case of a file as a table for people; microseconds a step."""
+    title = (
+        f"batch {case['batch']} adapters {case['adapters']}: step {case['step_us']} us under the "
+        f"profiler, idle {case['idle_us']}, {case['launches']} launches"
+    )
+    lines = [title, f"{'alone':>9} {'us':>9} {'launches':>9} {'gap each':>9}  kernel"]
+    for row in case["kernels"][:rows]:
+        figures = (row["alone_us"], row["us"], row["launches"], row["gap_us"])
+        lines.append(" ".join(f"{figure:>9}" for figure in figures) + f"  {row['name'][:80]}")
+    if len(case["kernels"]) > rows:
+        lines.append(f"and {len(case['kernels']) - rows} more")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for one in json.loads(Path(sys.argv[1]).read_text())["cases"]:
+        print(show(one), end="\n\n")

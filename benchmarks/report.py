@@ -48,7 +48,7 @@ def _rest(line: Line) -> str:
         *("step_ms", "of_offline", "decode_of_offline", "tb_per_s", "loads", "reads"),
         *("base_ttft_ms", "adapter_ttft_ms", "base_tokens_per_s", "adapter_tokens_per_s"),
     ):
-        if name in line:
+        if line.get(name) is not None:
             told.append(f"{name} {line[name]}")
     return ", ".join(told)
 

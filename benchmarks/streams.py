@@ -117,15 +117,15 @@ def spread(values: Sequence[float], name: str, *, most: bool = False) -> dict[st
     return {k: round(v, 3) for k, v in told.items()}
 
 
-def decode_rate(streams: Sequence[Stream]) -> float:
+def decode_rate(streams: Sequence[Stream]) -> float | None:
     """Tokens a second while all streams decode: from the last first token to the first last one.
 
-    NaN if there is no such time.  An event may hold several tokens, or its text be empty.
+    None if there is no such time.  An event may hold several tokens, or its text be empty.
     """
     start = max(s.times[0] for s in streams)
     end = min(s.times[-1] for s in streams)
     made = sum(sum(start < t <= end for t in s.times) * s.tokens / len(s.times) for s in streams)
-    return made / (end - start) if end > start else math.nan
+    return made / (end - start) if end > start else None
 
 
 def median(values: Iterable[float]) -> float:
