@@ -23,6 +23,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
+#: Groups that some families publish as one module, its parts side by side in the group's order.
+FUSED_NAMES: dict[str, str] = {"qkv_proj": "qkv", "gate_up_proj": "gate_up"}
 MODULES: tuple[str, ...] = tuple(m for group in GROUPS.values() for m in group)
 MODULE_ID: dict[str, int] = {name: i for i, name in enumerate(MODULES)}
 

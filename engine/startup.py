@@ -85,6 +85,7 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
         device=device,
         dtype=DTYPES[config.dtype],
         deterministic=config.deterministic,
+        max_len=config.max_model_len,
         progress=lambda fraction: progress("weights", 0.1 + 0.7 * fraction),
     )
     progress("memory", 0.8)
@@ -168,7 +169,7 @@ def make_runner(
     batcher = Batcher(
         max_rows=config.max_batch_tokens,
         max_seqs=config.max_num_seqs,
-        max_blocks=-(-(config.max_model_len or model.spec.max_position) // config.block_size),
+        max_blocks=-(-(config.max_model_len or model.spec.default_length) // config.block_size),
         block_size=config.block_size,
         device=arena.device,
         pad=_is_card(arena.device) and not config.deterministic,
@@ -236,7 +237,7 @@ def _fit_length(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
             f"max_model_len = {config.max_model_len} needs more than the arena's {room} tokens",
             hint="lower max_model_len, or raise cpu_pool or gpu_memory_utilization",
         )
-    length = config.max_model_len or min(room, spec.max_position)
+    length = config.max_model_len or min(room, spec.default_length)
     return replace(config, max_model_len=length)
 
 
@@ -288,7 +289,7 @@ def _measure(
     made = _used(device)
     graphs, num_graphs = _measure_graphs(runner, device)
     captured = _used(device)
-    longest = config.max_model_len or spec.max_position
+    longest = config.max_model_len or spec.default_length
     rehearse(runner, config, max_len=longest, num_blocks=blocks)
     free, _ = torch.cuda.mem_get_info(device)
     peak = total - free - (captured - made) - arena.bytes.numel()

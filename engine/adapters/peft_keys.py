@@ -9,19 +9,20 @@ AdapterInvalid.  Knows nothing of ranks, scaling or bytes.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.adapters.adapter_folder import mlx
+from engine.adapters.fused_base import module_names, parts_of
 from engine.adapters.manifest import TensorRef
 from engine.adapters.reasons import refuse, shown, shown_list
-from engine.layout import MODULE_ID, MODULES
+from engine.layout import FUSED_NAMES, MODULE_ID
 from engine.models.spec import ModelSpec
 
 #: Segments that training wrappers (DDP, torch.compile, FSDP, checkpointing) put anywhere in a name.
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 _TARGET = re.compile(
     r"(?:(?:model|language_model|text_model)\.)*layers\.(0|[1-9][0-9]{0,5})"
-    r"\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)"
+    r"\.(self_attn\.(?:[qkvo]|qkv)_proj|mlp\.(?:gate|up|down|gate_up)_proj)"
 )
 _VISION = frozenset(
     [
@@ -204,22 +205,24 @@ def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
     beyond: list[str] = []
     for factor in factors:
         match = _TARGET.fullmatch(factor.name)
-        if match is None:
+        module = match[2].rpartition(".")[2] if match else ""
+        if match is None or (module in FUSED_NAMES and not spec.fused_names):
             unknown.append(factor.ref.name)
             continue
-        layer, module = int(match[1]), match[2].rpartition(".")[2]
+        layer = int(match[1])
         if layer >= spec.num_layers:
             beyond.append(factor.ref.name)
             continue
-        sides = halves.setdefault((layer, module), {})
-        if factor.side in sides:
-            raise refuse(
-                "E_DUPLICATE_MODULE",
-                f"{shown(sides[factor.side].ref.name)} and {shown(factor.ref.name)} are both"
-                f" lora_{factor.side} of {module} in layer {layer}",
-                "keep the one of the two that was trained",
-            )
-        sides[factor.side] = factor
+        for part, ref in parts_of(module, factor.side, factor.ref, spec).items():
+            sides = halves.setdefault((layer, part), {})
+            if factor.side in sides:
+                raise refuse(
+                    "E_DUPLICATE_MODULE",
+                    f"{shown(sides[factor.side].ref.name)} and {shown(factor.ref.name)} are both"
+                    f" lora_{factor.side} of {part} in layer {layer}",
+                    "keep the one of the two that was trained",
+                )
+            sides[factor.side] = replace(factor, ref=ref)
     _refuse_unmatched(unknown, beyond, bool(halves), spec)
     broken = [
         f"{next(iter(sides.values())).ref.name} has no lora_{'B' if 'A' in sides else 'A'}"
@@ -229,7 +232,7 @@ def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
     if broken:
         raise refuse(
             "E_HALF_PAIR",
-            f"half a pair: {shown_list(broken)}",
+            f"half a pair: {shown_list(dict.fromkeys(broken))}",
             "the file is incomplete: save the adapter again",
         )
     order = sorted(halves, key=lambda key: (key[0], MODULE_ID[key[1]]))
@@ -243,7 +246,7 @@ def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
 def _refuse_unmatched(
     unknown: list[str], beyond: list[str], any_match: bool, spec: ModelSpec
 ) -> None:
-    has = f"the base has {', '.join(MODULES)} in layers 0 to {spec.num_layers - 1}"
+    has = f"the base has {', '.join(module_names(spec))} in layers 0 to {spec.num_layers - 1}"
     if not any_match and not beyond:
         hidden, out = spec.shapes.dims[0]
         found = f"such as {shown(unknown[0])}" if unknown else "the file holds no LoRA tensor"

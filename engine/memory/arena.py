@@ -81,7 +81,7 @@ def plan_blocks(
     never more than all sequences at full length plus every slot at the highest rank could use.
     Raises ConfigError if that does not hold one sequence of two blocks beside a spare.
     """
-    length = config.max_model_len or spec.max_position
+    length = config.max_model_len or spec.default_length
     if config.num_blocks:
         blocks = config.num_blocks
     else:

@@ -31,6 +31,7 @@ class Layer(nn.Module):
         super().__init__()
         hidden, ffn = spec.hidden_size, spec.ffn_size
         self.deterministic = build.deterministic
+        self.fused_names = spec.fused_names
         self.gate = gelu_mul if spec.activation == "gelu" else silu_mul
         self.attention_norm = RMSNorm(hidden, spec, build)
         self.attention = Attention(spec, layer, build)
@@ -95,7 +96,8 @@ class Layer(nn.Module):
             ("mlp", self.gate_up),
             ("mlp", self.down),
         ):
-            found |= {f"{prefix}.{name}": part for name, part in fused.parts().items()}
+            parts = fused.parts(as_one=self.fused_names)
+            found |= {f"{prefix}.{name}": part for name, part in parts.items()}
         return found
 
 
@@ -111,7 +113,7 @@ class Decoder(nn.Module):
         self.embedding_scale = torch.tensor(spec.embedding_scale).to(build.dtype).item()
         ropes = spec.layer_ropes or (spec.rope,) * spec.num_layers
         distinct = [rope for rope in dict.fromkeys(ropes) if rope is not None]
-        self.rotaries = nn.ModuleList(Rotary(rope, spec.head_dim, build) for rope in distinct)
+        self.rotaries = nn.ModuleList(Rotary(rope, spec, build) for rope in distinct)
         #: Which rotary embedding each layer takes; None = its heads are not rotated.
         self.rotary_of = [None if rope is None else distinct.index(rope) for rope in ropes]
         self.layers = nn.ModuleList(Layer(spec, i, build) for i in range(spec.num_layers))
@@ -196,13 +198,17 @@ def load_model(
     device: torch.device | str,
     dtype: torch.dtype,
     deterministic: bool,
+    max_len: int = 0,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Decoder:
     """The model in a Hugging Face folder, in `dtype` on `device`; `progress` gets 0..1.
 
+    `max_len` is of the longest sequence that it will see, 0 = its `default_length`.
+
     Raises ConfigError for files that are missing or broken, ModelUnsupported for what the engine
     would not compute exactly.
     """
-    decoder = Decoder(read_spec(folder), Build(torch.device(device), dtype, deterministic))
+    build = Build(torch.device(device), dtype, deterministic, max_len)
+    decoder = Decoder(read_spec(folder), build)
     weights.load(decoder.places(), folder, ignored=decoder.ignores, progress=progress)
     return decoder.eval()

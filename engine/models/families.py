@@ -19,7 +19,7 @@ _DTYPES = ("dtype", "torch_dtype")
 
 SUPPORTED = (
     "supported: Llama and SmolLM2 (llama), SmolLM3, Mistral, Qwen2 and Qwen2.5, Qwen3 (dense),"
-    " Gemma 2, Gemma 3 (text)"
+    " Gemma 2, Gemma 3 (text), Phi-3, Phi-3.5 and Phi-4 (phi3)"
 )
 
 
@@ -42,6 +42,12 @@ class Family:
     #: (1 + weight) norms, two more of them a layer, gelu, a scaled embedding, a query scalar.
     gemma: bool = False
     softcaps: tuple[str, ...] = ()  # the fields that are computed
+    rotates_in_part: bool = False  # partial_rotary_factor is computed
+    longrope_words: tuple[str, ...] = ()  # other spellings of this rope type
+    fused_names: bool = False  # the modules of `layout.FUSED_NAMES` are published as one
+    #: End of the names of the modules with the code that it was published with, before
+    #: transformers had it; that code is not run.
+    first_code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,20 @@ FAMILIES = {
         gemma=True,
         softcaps=("final_logit_softcapping",),
     ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        defaults={
+            "num_key_value_heads": None,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "original_max_position_embeddings": 4096,
+        },
+        window="all",
+        rotates_in_part=True,
+        longrope_words=("su", "yarn"),
+        fused_names=True,
+        first_code="_phi3",
+    ),
 }
 WRAPPERS = {
     "gemma3": Wrapper(
@@ -158,7 +178,17 @@ def identify(values: Mapping[str, Any]) -> tuple[str, Fields, tuple[str, ...]]:
         raise ModelUnsupported(f"architecture {named} (model_type {name})", hint=SUPPORTED)
     family = FAMILIES[name]
     _check_architecture(name, values, family.architecture)
-    return str(name), Fields({**family.defaults, **values}, where), towers
+    fields = Fields({**family.defaults, **values}, where)
+    fields.take("auto_map", None)
+    return str(name), fields, towers
+
+
+def _is_first_code(own_code: Any, name: Any) -> bool:
+    """Whether this is the code that became transformers' class of the same name."""
+    ends = FAMILIES[name].first_code if name in FAMILIES else ""
+    named = own_code if isinstance(own_code, dict) else {"": ""}
+    models = [str(path) for kind, path in named.items() if "Tokenizer" not in kind]
+    return bool(ends) and all(path.rpartition(".")[0].endswith(ends) for path in models)
 
 
 def _check_architecture(name: str, values: Mapping[str, Any], ours: str) -> None:
@@ -186,7 +216,8 @@ def _unwrap(values: Mapping[str, Any], wrapper: Wrapper) -> dict[str, Any]:
 
 
 def _refuse_foreign(config: Fields) -> None:
-    if config.take("auto_map", None):
+    own_code = config.take("auto_map", None)
+    if own_code and not _is_first_code(own_code, config.values.get("model_type")):
         raise config.refusal("auto_map", "models that bring their own code are not run")
     if config.take("quantization_config", None):
         quantization = config.values["quantization_config"]

@@ -34,6 +34,8 @@ NEUTRAL = {
     "logits_scaling": 1,
     "logit_scale": 1,
     "partial_rotary_factor": 1,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
     "factor": 1,
     "attn_factor": 1,
     "attention_factor": 1,
@@ -83,6 +85,15 @@ class Fields:
     def optional_number(self, name: str) -> float | None:
         """A number above 0, or None for absent and null."""
         return None if self.take(name, None) is None else self.number(name)
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of `count` numbers above 0."""
+        values = self.take(name)
+        if not isinstance(values, list) or len(values) != count:
+            raise self.refusal(name, f"expected a list of {count} numbers")
+        if not all(type(value) in (int, float) and value > 0 for value in values):
+            raise self.refusal(name, "expected numbers above 0")
+        return tuple(float(value) for value in values)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """true or false; `default` replaces absent and null."""

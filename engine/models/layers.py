@@ -15,7 +15,7 @@ from engine.kernels import elementwise
 from engine.kernels.gemm import linear
 from engine.kernels.lora import lora_apply
 from engine.kernels.lora_meta import LoraMeta
-from engine.layout import GROUPS
+from engine.layout import FUSED_NAMES, GROUPS
 from engine.models.frequencies import inverse_frequencies
 from engine.models.rope import RopeSpec
 from engine.models.spec import ModelSpec
@@ -31,6 +31,7 @@ class Build:
     device: torch.device
     dtype: torch.dtype
     deterministic: bool
+    max_len: int = 0  # of a sequence; 0 = the spec's `default_length`
 
     def empty(self, *shape: int) -> nn.Parameter:
         """A weight to be filled: no gradient, no initial values."""
@@ -55,6 +56,7 @@ class LoraLinear(nn.Module):
         bias: bool,
     ) -> None:
         super().__init__()
+        self.group = group
         self.modules_fused = GROUPS[group]
         self.layer = layer
         self.splits = list(splits)
@@ -77,13 +79,20 @@ class LoraLinear(nn.Module):
             )
         return y
 
-    def parts(self) -> dict[str, Tensor]:
-        """Views of the fused tensors by their published names, such as `q_proj.weight`."""
+    def parts(self, *, as_one: bool) -> dict[str, Tensor]:
+        """Views of the fused tensors by their published names, such as `q_proj.weight`.
+
+        `as_one`: whole, where `layout.FUSED_NAMES` has a name for the group.
+        """
+        names, widths = self.modules_fused, self.splits
+        if as_one and self.group in FUSED_NAMES.values():
+            names = tuple(name for name, group in FUSED_NAMES.items() if group == self.group)
+            widths = [sum(self.splits)]
         found: dict[str, Tensor] = {}
         for kind, fused in (("weight", self.weight), ("bias", self.bias)):
             if fused is not None:
-                views = torch.split(fused.data, self.splits)
-                for module, view in zip(self.modules_fused, views, strict=True):
+                views = torch.split(fused.data, widths)
+                for module, view in zip(names, views, strict=True):
                     found[f"{module}.{kind}"] = view
         return found
 
@@ -129,14 +138,15 @@ class Rotary(nn.Module):
 
     inv_freq: Tensor
 
-    def __init__(self, rope: RopeSpec, head_dim: int, build: Build) -> None:
+    def __init__(self, rope: RopeSpec, spec: ModelSpec, build: Build) -> None:
         super().__init__()
-        inv_freq, self.magnitude = inverse_frequencies(rope, head_dim)
+        length = build.max_len or spec.default_length
+        inv_freq, self.magnitude = inverse_frequencies(rope, spec.head_dim, length)
         self.register_buffer("inv_freq", inv_freq.to(build.device), persistent=False)
         self.deterministic = build.deterministic
 
     def forward(self, positions: Tensor) -> Angles:
-        """positions (T,) -> cos and sin (T, 1, head_dim / 2) in fp32."""
+        """positions (T,) -> cos and sin (T, 1, rotated / 2) in fp32."""
         return elementwise.angles(
             positions, self.inv_freq, self.magnitude, deterministic=self.deterministic
         )

@@ -5,14 +5,15 @@ engine would have to guess at.  The frequencies that follow from it are made in 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from engine.errors import ModelUnsupported
+from engine.models.families import Family
 from engine.models.hf_config import Fields
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
-ROPE_KINDS = "supported: default, linear, llama3, yarn"
+ROPE_KINDS = "supported: default, linear, llama3, yarn, longrope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class RopeSpec:
 
     theta: float = 10000.0
     kind: RopeKind = "default"
+    rotated: float = 1.0  # share of each head that turns, from its first element on
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -31,6 +33,8 @@ class RopeSpec:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()  # of longrope: for sequences up to the original length
+    long_factors: tuple[float, ...] = ()  # and beyond it
 
     def reach(self, max_position: int) -> int:
         """YaRN is switched on in configs that still state the length before it (Qwen2.5)."""
@@ -38,97 +42,127 @@ class RopeSpec:
             return max(max_position, int(self.factor * self.original_max_position))
         return max_position
 
+    def one_way_length(self, max_position: int) -> int:
+        """The longest sequence that is rotated like all shorter ones."""
+        if self.short_factors != self.long_factors:
+            return min(max_position, self.original_max_position)
+        return max_position
 
-def read_rope(config: Fields, max_position: int) -> RopeSpec:
-    """The rotary embedding of all layers.
 
-    The old `rope_scaling` wins over `rope_parameters`, theta inside wins over the top one.
-    """
-    scaling, parameters = config.take("rope_scaling", None), config.take("rope_parameters", None)
-    chosen = scaling or parameters or {}
-    where = "rope_scaling" if scaling else "rope_parameters"
-    if not isinstance(chosen, dict):
-        raise config.refusal(where, "expected an object")
-    if any(isinstance(value, dict) for value in chosen.values()):
-        raise config.refusal(where, "a rotary embedding per layer kind is not supported")
-    top = {
-        "rope_theta": config.number("rope_theta", 10000.0),
-        "partial_rotary_factor": config.take("partial_rotary_factor", None),
-    }
-    spec = _read(config, Fields({**top, **chosen}, where), max_position)
-    if scaling and parameters and parameters.get("rope_theta", spec.theta) != spec.theta:
-        raise config.refusal(
-            "rope_parameters", f"contradicts rope_scaling, where theta is {spec.theta}"
+@dataclass(frozen=True, slots=True)
+class RopeReader:
+    """Reads the rotary embeddings of one config, whose model has these sizes."""
+
+    config: Fields
+    family: Family
+    head_dim: int
+    max_position: int
+
+    def one(self) -> RopeSpec:
+        """The rotary embedding of all layers.
+
+        The old `rope_scaling` wins over `rope_parameters`, theta inside wins over the top one.
+        """
+        config = self.config
+        scaling = config.take("rope_scaling", None)
+        parameters = config.take("rope_parameters", None)
+        chosen = scaling or parameters or {}
+        where = "rope_scaling" if scaling else "rope_parameters"
+        if not isinstance(chosen, dict):
+            raise config.refusal(where, "expected an object")
+        if any(isinstance(value, dict) for value in chosen.values()):
+            raise config.refusal(where, "a rotary embedding per layer kind is not supported")
+        spec = self._read({"rope_theta": config.number("rope_theta", 10000.0), **chosen}, where)
+        if scaling and parameters and parameters.get("rope_theta", spec.theta) != spec.theta:
+            raise config.refusal(
+                "rope_parameters", f"contradicts rope_scaling, where theta is {spec.theta}"
+            )
+        return spec
+
+    def by_kind(self) -> tuple[RopeSpec, RopeSpec]:
+        """Those of the layers with full attention, and of the layers with a window (Gemma 3).
+
+        The old dialect has a theta for each, and its `rope_scaling` concerns full attention alone;
+        in the new one `rope_parameters` has an entry for each.
+        """
+        config, full, local = self.config, "full_attention", "sliding_attention"
+        kinds = config.take("rope_parameters", None) or {}
+        scaling = config.take("rope_scaling", None) or {}
+        if not isinstance(kinds, dict) or not set(kinds) <= {full, local}:
+            raise config.refusal("rope_parameters", f"expected an entry for {full} and {local}")
+        far, near = kinds.get(full) or {}, kinds.get(local) or {}
+        if not all(isinstance(entry, dict) for entry in (far, near, scaling)):
+            name = "rope_parameters" if isinstance(scaling, dict) else "rope_scaling"
+            raise config.refusal(name, "expected an object")
+        far = {"rope_theta": config.number("rope_theta"), **far, **scaling}
+        near = {"rope_theta": config.number("rope_local_base_freq"), **near}
+        return (
+            self._read(far, f"rope_parameters.{full}"),
+            self._read(near, f"rope_parameters.{local}"),
         )
-    return spec
 
+    def _read(self, values: dict[str, Any], where: str) -> RopeSpec:
+        """One embedding; some of it may stand at the top of the config."""
+        config = self.config
+        top = {"partial_rotary_factor": config.take("partial_rotary_factor", None)}
+        rope = Fields({**top, **values}, where)
+        theta, rotated = rope.number("rope_theta"), self._rotated(rope)
+        kind = rope.take("type", None)
+        kind = rope.take("rope_type", None) or kind or "default"
+        if kind in self.family.longrope_words:
+            kind = "longrope"
+        original = rope.integer("original_max_position_embeddings", self.max_position)
+        original = config.integer("original_max_position_embeddings", original)
+        rope.take("finetuned", None)  # a remark in older YaRN checkpoints
+        if kind == "default":
+            spec = RopeSpec(theta, rotated=rotated)
+        elif kind == "linear":
+            spec = RopeSpec(theta, "linear", rotated, factor=rope.number("factor"))
+        elif kind == "llama3":
+            spec = RopeSpec(
+                theta,
+                "llama3",
+                rotated,
+                factor=rope.number("factor"),
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+                original_max_position=original,
+            )
+        elif kind == "yarn":
+            spec = RopeSpec(
+                theta,
+                "yarn",
+                rotated,
+                factor=rope.number("factor", self.max_position / original),
+                original_max_position=original,
+                beta_fast=rope.number("beta_fast", 32.0),
+                beta_slow=rope.number("beta_slow", 1.0),
+                attention_factor=rope.optional_number("attention_factor"),
+                mscale=rope.optional_number("mscale"),
+                mscale_all_dim=rope.optional_number("mscale_all_dim"),
+                truncate=rope.flag("truncate", True),
+            )
+        elif kind == "longrope":
+            pairs = len(range(0, int(self.head_dim * rotated), 2))
+            spec = RopeSpec(
+                theta,
+                "longrope",
+                rotated,
+                factor=rope.number("factor", self.max_position / original),
+                original_max_position=original,
+                attention_factor=rope.optional_number("attention_factor"),
+                short_factors=rope.numbers("short_factor", pairs),
+                long_factors=rope.numbers("long_factor", pairs),
+            )
+        else:
+            raise ModelUnsupported(f"{where} has rope type {kind}", hint=ROPE_KINDS)
+        rope.refuse_rest()
+        return spec
 
-def read_ropes_by_kind(config: Fields, max_position: int) -> tuple[RopeSpec, RopeSpec]:
-    """Those of the layers with full attention, and of the layers with a window (Gemma 3).
-
-    The old dialect has a theta for each, and its `rope_scaling` concerns full attention alone; in
-    the new one `rope_parameters` has an entry for each.
-    """
-    kinds = config.take("rope_parameters", None) or {}
-    scaling = config.take("rope_scaling", None) or {}
-    full, local = "full_attention", "sliding_attention"
-    if not isinstance(kinds, dict) or not set(kinds) <= {full, local}:
-        raise config.refusal("rope_parameters", f"expected an entry for {full} and {local}")
-    entries = [kinds.get(full) or {}, scaling, kinds.get(local) or {}]
-    if not all(isinstance(entry, dict) for entry in entries):
-        name = "rope_parameters" if isinstance(scaling, dict) else "rope_scaling"
-        raise config.refusal(name, "expected an object")
-    far = {"rope_theta": config.number("rope_theta"), **entries[0], **scaling}
-    near = {"rope_theta": config.number("rope_local_base_freq"), **entries[2]}
-    partial = config.take("partial_rotary_factor", None)
-    full_rope, local_rope = (
-        _read(
-            config,
-            Fields({"partial_rotary_factor": partial, **entry}, f"rope_parameters.{kind}"),
-            max_position,
-        )
-        for kind, entry in ((full, far), (local, near))
-    )
-    return full_rope, local_rope
-
-
-def _read(config: Fields, rope: Fields, max_position: int) -> RopeSpec:
-    """One embedding; `config` is asked for what may stand at its top."""
-    theta = rope.number("rope_theta")
-    if rope.take("partial_rotary_factor", None) not in (None, 1, 1.0):
-        raise rope.refusal("partial_rotary_factor", "partial rotary embeddings are not supported")
-    kind = rope.take("type", None)
-    kind = rope.take("rope_type", None) or kind or "default"
-    original = rope.integer("original_max_position_embeddings", max_position)
-    original = config.integer("original_max_position_embeddings", original)
-    rope.take("finetuned", None)  # a remark in older YaRN checkpoints
-    if kind == "default":
-        spec = RopeSpec(theta=theta)
-    elif kind == "linear":
-        spec = RopeSpec(theta=theta, kind="linear", factor=rope.number("factor"))
-    elif kind == "llama3":
-        spec = RopeSpec(
-            theta=theta,
-            kind="llama3",
-            factor=rope.number("factor"),
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-            original_max_position=original,
-        )
-    elif kind == "yarn":
-        spec = RopeSpec(
-            theta=theta,
-            kind="yarn",
-            factor=rope.number("factor", max_position / original),
-            original_max_position=original,
-            beta_fast=rope.number("beta_fast", 32.0),
-            beta_slow=rope.number("beta_slow", 1.0),
-            attention_factor=rope.optional_number("attention_factor"),
-            mscale=rope.optional_number("mscale"),
-            mscale_all_dim=rope.optional_number("mscale_all_dim"),
-            truncate=rope.flag("truncate", True),
-        )
-    else:
-        raise ModelUnsupported(f"{rope.where} has rope type {kind}", hint=ROPE_KINDS)
-    rope.refuse_rest()
-    return spec
+    def _rotated(self, rope: Fields) -> float:
+        share = rope.number("partial_rotary_factor", 1.0)
+        if share != 1.0 and not self.family.rotates_in_part:
+            raise rope.refusal("partial_rotary_factor", "the family rotates its heads whole")
+        if share > 1.0 or int(self.head_dim * share) < 1:
+            raise rope.refusal("partial_rotary_factor", "expected a share of the head, up to 1")
+        return share

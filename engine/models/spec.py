@@ -13,7 +13,7 @@ from engine.layout import BlockLayout, Shapes, kv_block_bytes
 from engine.models.families import FAMILIES, Family, identify
 from engine.models.hf_config import Fields, read_json, weights_dtype
 from engine.models.layer_kinds import read_rotated, read_windows
-from engine.models.rope import RopeSpec, read_rope, read_ropes_by_kind
+from engine.models.rope import RopeReader, RopeSpec
 
 _DTYPES = {
     "float32": "float32",
@@ -54,10 +54,18 @@ class ModelSpec:
     query_scalar: float | None = None  # scores are divided by its root; None = head_dim
     attention_softcap: float = 0.0  # 0 = none
     logit_softcap: float = 0.0
+    fused_names: bool = False  # the modules of `layout.FUSED_NAMES` are published as one
     other_towers: tuple[str, ...] = ()  # beginnings of tensor names that are not the text model's
     sliding_windows: tuple[int, ...] = ()  # one a layer, () = none anywhere
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+
+    @property
+    def default_length(self) -> int:
+        """The longest sequence, unless a longer one is asked for: `max_position`, but with
+        longrope the original length, up to which the result is exact whatever its length."""
+        ropes = {self.rope, *self.layer_ropes} - {None}
+        return min(rope.one_way_length(self.max_position) for rope in ropes if rope is not None)
 
     @property
     def attention_scale(self) -> float:
@@ -107,7 +115,9 @@ def read_spec(folder: Path) -> ModelSpec:
     max_position = config.integer("max_position_embeddings")
     rotated = read_rotated(config, family, layers)
     windows = read_windows(config, family, layers, rotated)
-    rope, layer_ropes = _ropes(config, family, max_position, windows, rotated)
+    head_dim = _head_dim(config, hidden, heads)
+    reader = RopeReader(config, family, head_dim, max_position)
+    rope, layer_ropes = _ropes(reader, windows, rotated)
     caps = {field: config.optional_number(field) or 0.0 for field in family.softcaps}
     biased = {flag: config.flag(flag) for flag in family.bias_flags}
     spec = ModelSpec(
@@ -117,7 +127,7 @@ def read_spec(folder: Path) -> ModelSpec:
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=_kv_heads(config, heads),
-        head_dim=_head_dim(config, hidden, heads),
+        head_dim=head_dim,
         ffn_size=config.integer("intermediate_size"),
         max_position=rope.reach(max_position),
         rms_eps=config.number("rms_norm_eps", 1e-6),
@@ -136,6 +146,7 @@ def read_spec(folder: Path) -> ModelSpec:
         query_scalar=config.number("query_pre_attn_scalar") if family.gemma else None,
         attention_softcap=caps.get("attn_logit_softcapping", 0.0),
         logit_softcap=caps.get("final_logit_softcapping", 0.0),
+        fused_names=family.fused_names,
         other_towers=towers,
         sliding_windows=windows if any(windows) else (),
         eos_token_ids=_token_ids(generation.get("eos_token_id"), config.values.get("eos_token_id")),
@@ -148,18 +159,14 @@ def read_spec(folder: Path) -> ModelSpec:
 
 
 def _ropes(
-    config: Fields,
-    family: Family,
-    max_position: int,
-    windows: tuple[int, ...],
-    rotated: tuple[bool, ...],
+    reader: RopeReader, windows: tuple[int, ...], rotated: tuple[bool, ...]
 ) -> tuple[RopeSpec, tuple[RopeSpec | None, ...]]:
     """The rotary embedding of full attention, and every layer's, () if it is that of all."""
-    if family.rope_by_kind:
-        rope, local = read_ropes_by_kind(config, max_position)
+    if reader.family.rope_by_kind:
+        rope, local = reader.by_kind()
         by_layer: list[RopeSpec | None] = [local if window else rope for window in windows]
     else:
-        rope = read_rope(config, max_position)
+        rope = reader.one()
         by_layer = [rope if turned else None for turned in rotated]
     return rope, () if all(one == rope for one in by_layer) else tuple(by_layer)
 

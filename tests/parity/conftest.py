@@ -217,10 +217,13 @@ def rig() -> Callable[..., Rig]:
         deterministic: bool = False,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        max_len: int = 0,
         **options: Any,
     ) -> Rig:
         if isinstance(source, Path):
-            source = load_model(source, device=device, dtype=dtype, deterministic=deterministic)
+            source = load_model(
+                source, device=device, dtype=dtype, deterministic=deterministic, max_len=max_len
+            )
         return Rig(source, **options)
 
     return make

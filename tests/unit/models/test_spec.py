@@ -253,7 +253,7 @@ def test_yarn_reaches_as_far_as_it_stretches(folder: Folder) -> None:
     ("changes", "named"),
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "longrope"),
+        ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "short_factor"),
         ({"rope_scaling": {"type": "su", "factor": 2.0}}, "su"),
         ({"rope_parameters": {"rope_type": "proportional"}}, "proportional"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}, "mrope"),

@@ -1,0 +1,49 @@
+"""LoRA on a module that the base was published with as one, such as Phi-3's `qkv_proj`.
+
+Such a pair has one A, and a B whose rows lie side by side as the module's parts do.  Each part gets
+the same A and its own rows of B, which is the same product exactly: rows of B are whole in the
+file, so a part is a tensor of its own, only shorter.  A is stored once for each part.
+
+Goes in: one factor's tensor and the base's spec.  Comes out: a tensor for each part.  Torch-free.
+"""
+
+from engine.adapters.manifest import TensorRef
+from engine.adapters.reasons import refuse, shown
+from engine.layout import FUSED_NAMES, GROUPS, MODULE_ID
+from engine.models.spec import ModelSpec
+
+
+def parts_of(module: str, side: str, ref: TensorRef, spec: ModelSpec) -> dict[str, TensorRef]:
+    """Module -> its tensor, for `side` "A" or "B" of `module`: itself if it is not a fused one.
+
+    Raises AdapterInvalid if the rows of B are not those of the parts together.
+    """
+    if module not in FUSED_NAMES:
+        return {module: ref}
+    parts = GROUPS[FUSED_NAMES[module]]
+    if side == "A" or len(ref.shape) != 2 or 0 in ref.shape:  # a shard is refused with the others
+        return dict.fromkeys(parts, ref)
+    widths = {part: spec.shapes.dims[MODULE_ID[part]][1] for part in parts}
+    rows, rank = ref.shape
+    if rows != sum(widths.values()):
+        raise refuse(
+            "E_SHAPE",
+            f"{shown(ref.name)} is {list(ref.shape)}, wanted [{sum(widths.values())}, r]",
+            "it was probably made for another model: serve it on that one",
+        )
+    row_bytes, found, begin = (ref.end - ref.begin) // rows, {}, ref.begin
+    for part, width in widths.items():
+        end = begin + width * row_bytes
+        found[part] = TensorRef(ref.name, ref.dtype, (width, rank), begin, end)
+        begin = end
+    return found
+
+
+def module_names(spec: ModelSpec) -> tuple[str, ...]:
+    """What the base's modules are called where it was published."""
+    names = {group: name for name, group in FUSED_NAMES.items()} if spec.fused_names else {}
+    return tuple(
+        name
+        for group, modules in GROUPS.items()
+        for name in ((names[group],) if group in names else modules)
+    )
