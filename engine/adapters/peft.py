@@ -10,6 +10,7 @@ and only then every byte.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from engine.adapters.adapter_folder import AdapterFolder
@@ -88,7 +89,7 @@ def inspect(
         file_bytes=file_bytes,
         modules=modules,
         tensors=tuple((pair.a, pair.b) for pair in pairs),
-        changes_kv=any(_changes_kv(module, spec) for module in modules),
+        changes_kv=changes_kv(modules, spec),
         warnings=tuple(warnings),
         semantic=settings.semantic,
         text_files=text_files,
@@ -222,7 +223,8 @@ def _largest_ranks(modules: tuple[PackedModule, ...]) -> dict[str, int]:
     return ranks
 
 
-def _changes_kv(module: PackedModule, spec: ModelSpec) -> bool:
-    """Whether it can change any K or V: those of its own layer, or of a later one through the
-    hidden states."""
-    return module.layer < spec.num_layers - 1 or module.module in ("k_proj", "v_proj")
+def changes_kv(modules: Iterable[PackedModule], spec: ModelSpec) -> bool:
+    """Whether an adapter can change any K or V: those of a module's own layer, or of a later one
+    through the hidden states.  If not, it shares the base's prefix cache."""
+    last = spec.num_layers - 1
+    return any(m.layer < last or m.module in ("k_proj", "v_proj") for m in modules)
