@@ -31,6 +31,10 @@ class SchedulerLimits:
         """Blocks that hold the KV of `num_tokens`."""
         return -(-num_tokens // self.block_size)
 
+    def longest(self, submit: Submit) -> int:
+        """Tokens, the prompt's included, with which a request ends for sure."""
+        return min(len(submit.prompt) + submit.sampling.max_tokens, self.max_model_len)
+
     def rows(self, decoding: int) -> int:
         """Rows of a step in which `decoding` sequences make a token.
 
@@ -148,8 +152,8 @@ class StepBuilder:
         if self._first is not None and self.left:
             self._rows[self._first] = min(self._first.pending, self.left)
         chunks = [
-            Chunk(seq, seq.next_row, length, samples=length == seq.pending, stay=seq.stay)
+            Chunk(seq, seq.next_row, length, length == seq.pending, seq.stay)
             for seq, length in self._rows.items()
         ]
-        chunks.sort(key=lambda c: (c.seq.slot, c.length > 1))
+        chunks.sort(key=lambda c: 2 * c.seq.slot + (c.length > 1))
         return StepWork(tuple(chunks), tuple(self._fences)) if chunks else None

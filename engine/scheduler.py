@@ -154,7 +154,7 @@ class Scheduler:
         """A row for everybody who makes tokens; returns those at their prompt still, by rank."""
         prompts = []
         for seq in list(self._running):
-            if not self._goes_on(seq):
+            if seq.status is not Status.RUNNING or seq.doom is not None or not seq.may_go_on:
                 continue
             if seq.is_prompt:
                 prompts.append(seq)
@@ -168,17 +168,11 @@ class Scheduler:
         for seq in sorted(prompts[1:], key=lambda s: (-s.priority, s.pending)):
             step.prefill(seq)
 
-    def _goes_on(self, seq: Sequence) -> bool:
-        """Whether `seq` still runs, and does not end for sure with the token being drawn."""
-        if seq.status is not Status.RUNNING or seq.doom is not None:
-            return False
-        generated = seq.length - seq.num_prompt
-        full = generated >= seq.sampling.max_tokens or seq.length >= self.limits.max_model_len
-        return not (seq.owed and full)
-
     def _grow(self, seq: Sequence, step: StepBuilder) -> bool:
         """A block for its newest token, taken from who ranks last; False = `seq` itself did."""
-        while not self._take_blocks(seq, step):
+        while seq.length > len(seq.blocks) * self.limits.block_size:
+            if self._take_blocks(seq, step):
+                break
             victim = self._running[-1]
             self._preempt(victim, step)
             if victim is seq:
@@ -278,6 +272,7 @@ class Scheduler:
             salt=submit.cache_salt,
             priority=submit.priority,
             order=self._arrivals,
+            longest=self.limits.longest(submit),
             deadline=None if seconds is None else self._clock() + seconds,
         )
 
@@ -290,6 +285,8 @@ class Scheduler:
 
     def _enter_full_blocks(self, seq: Sequence) -> None:
         count = seq.num_computed // self.limits.block_size
+        if count == seq.num_entered:
+            return
         self._prefix.keys(seq.tokens, count, seq.chain, seq.identity, seq.salt)
         for i in range(seq.num_entered, count):
             self._prefix.enter(seq.chain, i, seq.blocks[i], seq.identity)
@@ -363,6 +360,7 @@ class Scheduler:
         """Raise AssertionError unless sequences and owners agree."""
         self._pool.check()
         self._prefix.check()
+        self.memory.check()
         self.residency.check()
         users = Counter(block for seq in self._running for block in seq.blocks)
         for block, count in users.items():
@@ -371,3 +369,10 @@ class Scheduler:
         assert len(self._live) == len(self._running) + len(self._waiting)
         ranks = [seq.rank for seq in self._running]
         assert ranks == sorted(ranks), "out of order"
+        on = Counter(seq.rev for seq in self._running)
+        leases = Counter(seq.rev for seq in self._live.values())
+        for revision in self.residency.revisions():
+            assert on[revision.rev] == revision.running, f"{revision.rev}: slot reference lost"
+            assert leases[revision.rev] == revision.leases, f"{revision.rev}: lease lost"
+        for seq in self._live.values():
+            seq.check(self.limits.block_size)

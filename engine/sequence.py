@@ -44,6 +44,7 @@ class Sequence:
     salt: str
     priority: int
     order: int  # of arrival
+    longest: int = 1 << 62  # tokens with which it ends, whatever they are
     deadline: float | None = None  # of the injected clock
     status: Status = Status.WAITING
     num_computed: int = 0
@@ -57,6 +58,11 @@ class Sequence:
     stay: int = 0  # differs whenever it has lost its blocks
     doom: Doom | None = None
     told: bool = False  # the first delta is out
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it does not end for sure with the token that is being drawn."""
+        return not self.owed or len(self.tokens) + self.owed < self.longest
 
     @property
     def num_generated(self) -> int:
@@ -75,17 +81,27 @@ class Sequence:
     @property
     def pending(self) -> int:
         """Tokens whose KV nobody has computed or is computing; 1 while decoding."""
-        return self.length - self.next_row
+        return len(self.tokens) + self.owed - self.num_computed - self.flying
 
     @property
     def is_prompt(self) -> bool:
         """Nobody waits for its next token yet: its prompt, or all of it anew, is being computed."""
-        return self.pending > 1 or self.length == self.num_prompt
+        length = len(self.tokens) + self.owed
+        return length - self.num_computed - self.flying > 1 or length == self.num_prompt
 
     @property
     def remaining(self) -> int:
         """Tokens that it may still compute, at most."""
         return self.pending + max(self.sampling.max_tokens - self.num_generated, 0)
+
+    def check(self, block_size: int) -> None:
+        """Raise AssertionError unless its numbers agree with each other."""
+        runs = self.status is Status.RUNNING
+        assert self.status is not Status.FINISHED, f"{self.request_id}: ended, and still here"
+        assert runs or not (self.blocks or self.num_computed or self.flying), "holds while it waits"
+        assert not runs or self.next_row <= len(self.blocks) * block_size, "rows without a block"
+        assert not runs or (self.slot >= 0) == (self.rev is not None), "on other weights"
+        assert self.num_entered * block_size <= self.num_computed <= self.length, "KV of nothing"
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -93,11 +109,12 @@ class Sequence:
         return -self.priority, self.order
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """Rows of one sequence in one step: `tokens[start : start + length]`.
 
-    The last one may be a token that the step before is still drawing.
+    The last one may be a token that the step before is still drawing.  Nobody changes a chunk; it
+    is not frozen because that takes three times as long to build, once a sequence in each step.
     """
 
     seq: Sequence

@@ -30,7 +30,7 @@ def finish_reason(seq: Sequence, token: int, limits: SchedulerLimits) -> FinishR
     )
     if ends and generated > params.min_tokens:
         return "stop"
-    if generated >= params.max_tokens or len(seq.tokens) >= limits.max_model_len:
+    if len(seq.tokens) >= seq.longest:
         return "length"
     return None
 

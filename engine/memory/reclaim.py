@@ -184,6 +184,12 @@ class Reclaimer:
         """Drop cached KV of a revision that is gone."""
         self.prefix.drop(identity)
 
+    def check(self) -> None:
+        """Raise AssertionError unless both floors hold."""
+        counts = self.pool.counts
+        assert counts.kv_active <= self.kv_limit, "KV below the adapters' floor"
+        assert counts.adapter + self.kv_floor <= self.pool.num_blocks, "adapters below KV's floor"
+
     # ------------------------------------------------------------- ranking, for _Victims
     def adapter_rank(self, adapter: IdleAdapter) -> tuple[bool, int, float]:
         """Order in which adapters leave."""
