@@ -1,13 +1,14 @@
 """A small engine without a model: real pool, prefix index, residency and scheduler over fakes.
 
-`Harness` steps it.  Its runner draws a token that depends on its weights, on the tokens that it
-can see and on who wrote their KV, read back from a fake arena that every row writes: a wrong
-block, a stale prefix or a wrong slot changes the answer.
+`Harness` steps it.  Each row of its runner writes a number into a fake arena, made from its token,
+its weights and all that lies in the sequence's blocks before it, read back from there; a token is
+drawn from the same.  A wrong block, a stale prefix or a wrong slot changes every answer after it.
 """
 
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from zlib import crc32
 
 import pytest
 
@@ -277,6 +278,7 @@ class Harness:
     def launch(self) -> StepWork | None:
         """Half a step: scheduled and launched, not settled."""
         self.clock.now += self.step_seconds
+        self._decoding = {s for s in self.scheduler._running if not s.is_prompt}
         self.work = self.scheduler.schedule()
         self._check_order()
         if self.work is not None:
@@ -333,12 +335,16 @@ class Harness:
         self.run()
 
     def alone(self, prompt: list[int], rev: str | None, num_tokens: int) -> list[int]:
-        """What the fake model answers, computed from its definition."""
-        tokens = list(prompt)
+        """What the fake model answers, computed from its definition, one token after another."""
         writer = None if rev in self.shares_base_kv else rev
+        answer: list[int] = []
+        history = 0
+        for token in prompt:
+            history = _after(history, _row(history, token, writer))
         for _ in range(num_tokens):
-            tokens.append(_draw(tokens, [writer] * len(tokens), rev))
-        return tokens[len(prompt) :]
+            answer.append(_draw(history, rev))
+            history = _after(history, _row(history, answer[-1], writer))
+        return answer
 
     # ------------------------------------------------------------- the fake runner
     def _run(self, work: StepWork) -> dict[str, Sampled]:
@@ -348,19 +354,20 @@ class Harness:
             seq = chunk.seq
             weights = self._weights(seq.slot)
             writer = None if weights in self.shares_base_kv else weights
-            for i in range(chunk.start, chunk.start + chunk.length):
-                block = self.arena.setdefault(seq.blocks[i // self.block_size], {})
-                if not isinstance(block, dict):
-                    block = self.arena[seq.blocks[i // self.block_size]] = {}
-                token = seq.tokens[i] if i < len(seq.tokens) else self._drawing[seq]
-                block[i % self.block_size] = (token, writer, i)
-            seen = [
-                self.arena[seq.blocks[i // self.block_size]][i % self.block_size]  # type: ignore[index]
-                for i in range(chunk.start + chunk.length)
-            ]
-            assert [s[2] for s in seen] == list(range(len(seen))), "KV of other positions"
+            history = 0
+            for i in range(chunk.start + chunk.length):
+                number, offset = seq.blocks[i // self.block_size], i % self.block_size
+                if i >= chunk.start:
+                    token = seq.tokens[i] if i < len(seq.tokens) else self._drawing[seq]
+                    block = self.arena.setdefault(number, {})
+                    if not isinstance(block, dict):
+                        block = self.arena[number] = {}
+                    block[offset] = (_row(history, token, writer), i)
+                value, position = self.arena[number][offset]  # type: ignore[index]
+                assert position == i, "KV of another position"
+                history = _after(history, value)
             if chunk.samples:
-                drawing[seq] = _draw([s[0] for s in seen], [s[1] for s in seen], weights)
+                drawing[seq] = _draw(history, weights)
                 drawn[seq.request_id] = Sampled(drawing[seq])
         self._drawing = drawing
         return drawn
@@ -377,7 +384,7 @@ class Harness:
         chunks = self.work.chunks if self.work else ()
         slots = [c.seq.slot for c in chunks]
         assert slots == sorted(slots)
-        decoding = sum(c.length == 1 and c.samples and c.start >= c.seq.num_prompt for c in chunks)
+        decoding = sum(c.seq in self._decoding for c in chunks)
         assert sum(c.length for c in chunks) <= self.scheduler.limits.rows(decoding)
         assert len({c.seq.request_id for c in chunks}) == len(chunks)
         for c in chunks:
@@ -393,13 +400,25 @@ class Harness:
             self.answers[answer.command_id] = answer
 
 
-def _draw(tokens: list[int], writers: list[str | None], weights: str | None) -> int:
-    salt = sum(map(ord, weights or ""))
-    history = sum((i + 1) * t for i, t in enumerate(tokens))
-    kv = sum(sum(map(ord, w or "")) for w in writers)
-    return (history + kv + 31 * salt) % 9973
+def _number(rev: str | None) -> int:
+    """Of a revision's weights; `hash` of a text differs between runs."""
+    return crc32((rev or "").encode())
 
 
-@pytest.fixture
+def _row(history: int, token: int, writer: str | None) -> int:
+    """The KV of a token after `history`, under the weights of `writer`."""
+    return hash((history, token, _number(writer)))
+
+
+def _after(history: int, row: int) -> int:
+    """All rows so far, as one number."""
+    return hash((history, row))
+
+
+def _draw(history: int, weights: str | None) -> int:
+    return hash((history, _number(weights), 1)) % 9973
+
+
+@pytest.fixture(scope="session")
 def make() -> type[Harness]:
     return Harness

@@ -1,0 +1,36 @@
+"""Random schedules: every owner's invariants after every step, nothing lost, no wrong token.
+
+Admissions, aborts, preemptions, evictions, drains, replacements, loads that are late or fail, pools
+that are too small: see conftest.py for what is played and what is asked of it.
+"""
+
+from collections import Counter
+
+import pytest
+
+FAST, ALL = 45, 2000  # schedules on each device
+DEVICES = ("now", "ahead", "late")
+
+#: What may happen to the engine.
+HAPPENINGS = (
+    *("length", "stop", "abort", "load_failed", "no_room", "model_not_found", "deadline_exceeded"),
+    *("draining", "preemptions", "evictions", "aborts in mid-step", "replaced in use"),
+    *("drained for others", "prefix hits", "prefixes lost"),
+)
+
+
+def assert_nothing_was_left_out(census: Counter[str], device: str) -> None:
+    waits = ("copies that waited for a step",) if device == "late" else ()
+    rare = {name: census[name] for name in (*HAPPENINGS, *waits) if census[name] < 3}
+    assert not rare, f"too seldom to prove a thing: {rare}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_random_schedules_lose_or_confuse_nothing(live_through, device):
+    assert_nothing_was_left_out(live_through(device, range(FAST)), device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_thousand_random_schedules_lose_or_confuse_nothing(live_through, device):
+    assert_nothing_was_left_out(live_through(device, range(ALL)), device)
