@@ -56,14 +56,14 @@ class Bench:
 
     def __init__(self, rig: Rig) -> None:
         self.rig, self.core = rig, rig.core
-        self.decode = rig.core.runner.decode
+        self.graphs = rig.core.runner.graphs
         self._ids = count(1)
         self._random = np.random.default_rng(0)
         self._forward: float | None = None
         self._armed = False
-        if self.decode is not None:
-            self._run = self.decode.run
-            self.decode.run = self._timed  # type: ignore[method-assign,assignment]
+        if self.graphs is not None:
+            self._run = self.graphs.run
+            self.graphs.run = self._timed  # type: ignore[method-assign,assignment]
 
     def submit(self, batch: int, adapters: int, prompt: int, tokens: int) -> None:
         for n in range(batch):
@@ -110,7 +110,7 @@ class Bench:
             tokens += self.step()[0]
         for _ in range(SETTLING - 1):
             left -= self.step()[1]
-        self._armed = self.decode is not None
+        self._armed = self.graphs is not None
         left -= self.step()[1]
         self._armed = False
         kernels, ended = self._profiled()
@@ -136,8 +136,8 @@ class Bench:
         ]
         return kernels, ended
 
-    def _timed(self, *arguments: Any) -> torch.Tensor:
-        """A decode step's forward pass; when armed, REPLAYS times, which writes the same again."""
+    def _timed(self, *arguments: Any) -> torch.Tensor | None:
+        """A padded step's forward pass; when armed, REPLAYS times, which writes the same again."""
         logits = self._run(*arguments)
         if self._armed:
             self._armed = False
@@ -169,15 +169,15 @@ def measure(
 ) -> tuple[dict[str, Any], Table | None]:
     """The figures of one case, and the table of its kernels."""
     bench.run(batch, adapters, prompt, min(WARM_TOKENS, tokens))
-    decode = bench.decode
-    before = decode.num_replays if decode else 0
+    graphs = bench.graphs
+    before = graphs.num_replays if graphs else 0
     gaps = step_seconds(bench.run(batch, adapters, prompt, tokens), batch)
     ordered = sorted(gaps)
     case: dict[str, Any] = {
         "step_ms": round(1e3 * statistics.median(gaps), 3),
         "step_p99_ms": round(1e3 * ordered[int(0.99 * (len(gaps) - 1))], 3),
         "steps": len(gaps),
-        "graph_steps": (decode.num_replays if decode else 0) - before,
+        "graph_steps": (graphs.num_replays if graphs else 0) - before,
         "tokens_per_s": round(batch / statistics.median(gaps), 1),
     }
     forward, kernels = bench.middle(batch, adapters, prompt + tokens // 2)
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "tokens": options.tokens,
         }
         ready = round(time.perf_counter() - started, 1)
-        graphs = bench.decode.num_graphs if bench.decode else 0
+        graphs = bench.graphs.num_graphs if bench.graphs else 0
         print(json.dumps(machine | {"ready_s": ready, "graphs": graphs}), flush=True)
         for batch, adapters in cases:
             case: dict[str, Any] = {"batch": batch, "adapters": adapters}

@@ -2,11 +2,11 @@
 
 Goes in: the scheduler's chunks, in row order.  Comes out: a `Batch` of tensors on the device, all
 views of one buffer that is filled by one upload and never moves: a CUDA graph reads the same
-addresses in every step.  Knows nothing of adapters (`adapters/plan.py`, which gets a region of the
-upload) or of how chunks were chosen.
+addresses in every step.  On a card a step is padded to a rung of `ladder.py`, with rows that write
+nothing and sequences of no keys.  Knows nothing of adapters (`adapters/plan.py`, which gets a part
+of the upload) or of how chunks were chosen.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -18,29 +18,23 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention_meta import AttentionMeta
+from engine.ladder import Ladder, Rung
 from engine.sequence import Chunk, Sequence, StepWork
 from engine.upload import UploadRing, Words
-
-#: Rows that a decode-only step is padded to on a card; a graph is captured for each.
-RUNGS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-
-
-def ladder(max_seqs: int) -> tuple[int, ...]:
-    """The rungs below `max_seqs`, and `max_seqs` itself."""
-    return (*(rung for rung in RUNGS if rung < max_seqs), max_seqs)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T rows, S sequences, N of which are sampled; T counts padding, S and N do not."""
+    """T rows, S sequences, N of which are sampled; T and S count padding, N does not."""
 
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) int64
     attn: AttentionMeta
-    sample_rows: Tensor  # (N,) int64: the last row of each sampled sequence
+    #: (N or more,) int64: the last row of each sampled sequence, then row 0 if steps are padded.
+    sample_rows: Tensor
     sampled: tuple[Sequence, ...]  # N
-    #: Decode only: row i is sequence i, and the step is padded to a rung.
-    single_rows: bool
+    #: What the step is padded to; None = to nothing.
+    rung: Rung | None
     #: Sampled row i is row i.
     samples_every_row: bool
 
@@ -49,12 +43,12 @@ class Batch:
 class _Fields:
     """Views of one buffer of words, the host's or the device's."""
 
+    plan: Words
     given: Words
     origins: Words
     positions: Words
     mapping: Words
     picks: Words
-    plan: Words
     lens: npt.NDArray[np.int32]
     starts: npt.NDArray[np.int32]
     tables: npt.NDArray[np.int32]
@@ -63,9 +57,9 @@ class _Fields:
 class Batcher:
     """Packs steps of at most `max_rows` rows and `max_seqs` sequences of `max_blocks` blocks.
 
-    `pad`: decode-only steps are padded to a rung.  `lookahead`: a row may stand for a token that
-    the step before is still drawing; the device finds it in `ids`.  `plan_words` int64 of the
-    upload are the step plan's.
+    `ladder`: what steps are padded to; None: they are not.  `lookahead`: a row may stand for a
+    token that the step before is still drawing; the device finds it in `ids`.  `plan_words` int64
+    of the upload are the step plan's.
     """
 
     def __init__(
@@ -76,34 +70,35 @@ class Batcher:
         max_blocks: int,
         block_size: int,
         device: torch.device,
-        pad: bool = False,
+        ladder: Ladder | None = None,
         lookahead: bool = False,
         plan_words: int = 0,
     ) -> None:
         self._block_size = block_size
-        self.rungs = ladder(max_seqs) if pad else ()
-        self._pad = pad
+        self.ladder = ladder
         self._lookahead = lookahead
         self._shape = max_seqs, max_blocks
+        # A step fills the plan from its end and the tables from their start: one copy brings both.
         sizes = [
+            plan_words,
             *(max_rows, max_rows * lookahead, max_rows, max_rows),  # given .. mapping
             max_seqs,
             *(-(-max_seqs // 2), max_seqs // 2 + 1),  # two int32 to a word
             -(-max_seqs * max_blocks // 2),
-            plan_words,
             max_seqs,  # ids: behind what is uploaded
         ]
         self._cuts = [0, *accumulate(sizes)]
         self._ring = UploadRing(self._cuts[-1], device)
         self._words = self._ring.device_words
         parts = [self._words[a:b] for a, b in pairwise(self._cuts)]
-        self._given, self._origins, self._positions, self._mapping, self._picks = parts[:5]
-        self._lens, self._starts = (part.view(torch.int32) for part in parts[5:7])
-        self._tables = parts[7].view(torch.int32)[: max_seqs * max_blocks].view(self._shape)
         #: (plan_words,) int64: the step plan's region on the device.
-        self.plan = parts[8]
+        self.plan = parts[0]
+        self._given, self._origins, self._positions, self._mapping, self._picks = parts[1:6]
+        self._lens, self._starts = (part.view(torch.int32) for part in parts[6:8])
+        self._tables = parts[8].view(torch.int32)[: max_seqs * max_blocks].view(self._shape)
         #: (max_seqs,) int64: where the sampler leaves what it draws, for the next step.
         self.ids = parts[9]
+        self._own_words = np.arange(max_rows) + self._cuts[1]  # where the given tokens lie
         self._tokens = torch.zeros_like(self._given) if lookahead else self._given
         self._blocks = _BlockLists(max_seqs, max_blocks)
 
@@ -111,45 +106,42 @@ class Batcher:
         self,
         work: StepWork,
         drawing: Mapping[Sequence, int] = MappingProxyType({}),
-        plan: Callable[[Words], int] = lambda words: 0,
+        plan: Callable[[Words, Rung | None], int] = lambda words, rung: 0,
     ) -> Batch:
         """Lay `work` out in row order and start its one upload.
 
         `drawing`: sequence -> place in `ids` of the token that follows its known ones.  `plan` is
-        called with the step plan's region of the upload, and says how much of it is used.
+        called with the step plan's region of the upload and with what the step is padded to, and
+        says how many words it has filled, up to the region's end.
         """
         chunks = work.chunks
         host = self._host()
         ends = list(accumulate(c.length for c in chunks))
-        rows, seqs = ends[-1], len(chunks)
-        single = rows == seqs
-        padded = self._rung(rows) if single else rows
-        more = padded - rows if single else 0
-        if single:
+        rung = self.ladder.find(ends[-1], len(chunks)) if self.ladder else None
+        if ends[-1] == len(chunks):
             self._fill_single(host, chunks)
         else:
             self._fill_mixed(host, chunks, ends)
-        host.lens[seqs : seqs + more] = 0
         host.starts[0] = 0
-        host.starts[1 : seqs + 1] = ends
-        for region, value in ((host.given, 0), (host.positions, 0), (host.mapping, -1)):
-            region[rows:padded] = value
-        host.starts[seqs + 1 : seqs + more + 1] = np.arange(seqs + 1, seqs + more + 1)
+        host.starts[1 : len(chunks) + 1] = ends
+        if rung is not None:
+            self._fill_padding(host, ends[-1], len(chunks), rung)
         if self._lookahead:
-            self._fill_origins(host, chunks, ends, padded, drawing)
-        self._fill_tables(host, chunks, rows)
+            self._fill_origins(host, chunks, ends, rung.rows if rung else ends[-1], drawing)
+        self._fill_tables(host, chunks, ends[-1])
         sampled = [i for i, c in enumerate(chunks) if c.samples]
         host.picks[: len(sampled)] = [ends[i] - 1 for i in sampled]
-        self._send(seqs, plan(host.plan))
-        return self._batch(chunks, ends, more, padded, sampled)
+        host.picks[len(sampled) : self._num_picks(len(sampled))] = 0
+        self._send(len(chunks), plan(host.plan, rung))
+        return self._batch(chunks, ends, rung, sampled)
 
-    def blank(self, rows: int) -> Batch:
-        """A decode-only batch of `rows` rows that are all padding, for a capture."""
-        self._mapping[:rows].fill_(-1)
-        self._lens[:rows].zero_()
-        starts = tuple(range(rows + 1))
-        self._starts[: rows + 1].copy_(torch.tensor(starts))
-        return self._view((0,) * rows, starts, rows, sampled=())
+    def blank(self, rung: Rung) -> Batch:
+        """A batch of `rung` that is all padding, for a capture."""
+        self._mapping[: rung.rows].fill_(-1)
+        self._lens[: rung.seqs].zero_()
+        starts = tuple(range(rung.seqs + 1)) if rung.single else (0,) * (rung.seqs + 1)
+        self._starts[: rung.seqs + 1].copy_(torch.tensor(starts))
+        return self._view((0,) * rung.seqs, starts, rung.rows, rung, sampled=())
 
     def forget(self) -> None:
         """Keep nothing of the sequences so far."""
@@ -158,25 +150,34 @@ class Batcher:
     # ------------------------------------------------------------- filling
     def _host(self) -> _Fields:
         words = self._ring.next()
-        given, origins, positions, mapping, picks, lens, starts, tables, plan, _ = (
+        plan, given, origins, positions, mapping, picks, lens, starts, tables, _ = (
             words[a:b] for a, b in pairwise(self._cuts)
         )
         seqs, blocks = self._shape
         return _Fields(
+            plan=plan,
             given=given,
             origins=origins,
             positions=positions,
             mapping=mapping,
             picks=picks,
-            plan=plan,
             lens=lens.view(np.int32),
             starts=starts.view(np.int32),
             tables=tables.view(np.int32)[: seqs * blocks].reshape(seqs, blocks),
         )
 
-    def _rung(self, rows: int) -> int:
-        place = bisect_left(self.rungs, rows)
-        return self.rungs[place] if place < len(self.rungs) else rows
+    def _num_picks(self, sampled: int) -> int:
+        """Rows whose logits are computed; as many as there are sequences to draw for, or a rung."""
+        return self.ladder.samples(sampled) if self.ladder and sampled else sampled
+
+    def _fill_padding(self, host: _Fields, rows: int, seqs: int, rung: Rung) -> None:
+        """Rows that write nothing; sequences of no keys, with a row each in a step of single rows
+        and else with none."""
+        for region, value in ((host.given, 0), (host.positions, 0), (host.mapping, -1)):
+            region[rows : rung.rows] = value
+        host.lens[seqs : rung.seqs] = 0
+        more = np.arange(1, rung.seqs - seqs + 1) if rung.single else 0
+        host.starts[seqs + 1 : rung.seqs + 1] = rows + more
 
     def _fill_single(self, host: _Fields, chunks: tuple[Chunk, ...]) -> None:
         """One row a sequence: whole columns at once."""
@@ -205,7 +206,7 @@ class Batcher:
         drawing: Mapping[Sequence, int],
     ) -> None:
         """Where in the words each row's token lies: among the given ones, or in `ids`."""
-        host.origins[:padded] = np.arange(padded)  # `given` is the first region
+        host.origins[:padded] = self._own_words[:padded]
         for chunk, end in zip(chunks, ends, strict=True):
             missing = chunk.start + chunk.length - len(chunk.seq.tokens)
             if missing > 0:
@@ -224,44 +225,42 @@ class Batcher:
         host.mapping[:rows] = host.tables[owner, block].astype(np.int64) * size + offset
 
     def _send(self, seqs: int, plan_words: int) -> None:
-        """What is in use, from the front to the last table; a plan, if there is one, beside it."""
-        tables, plan = self._cuts[7:9]
-        used = tables + -(-seqs * self._shape[1] // 2)
-        self._ring.send(used, slice(plan, plan + plan_words))
+        """What is in use, from the plan's first item to the last table."""
+        plan_end, tables = self._cuts[1], self._cuts[8]
+        self._ring.send(tables + -(-seqs * self._shape[1] // 2), first=plan_end - plan_words)
 
     # ------------------------------------------------------------- showing
     def _batch(
-        self,
-        chunks: tuple[Chunk, ...],
-        ends: list[int],
-        more: int,
-        padded: int,
-        sampled: list[int],
+        self, chunks: tuple[Chunk, ...], ends: list[int], rung: Rung | None, sampled: list[int]
     ) -> Batch:
+        rows = rung.rows if rung else ends[-1]
         if self._lookahead:
-            origins = self._origins[:padded]
-            torch.index_select(self._words, 0, origins, out=self._tokens[:padded])
+            origins = self._origins[:rows]
+            torch.index_select(self._words, 0, origins, out=self._tokens[:rows])
+        more = rung.seqs - len(chunks) if rung else 0
         lens = (*(c.start + c.length for c in chunks), *[0] * more)
-        starts = (0, *ends, *range(ends[-1] + 1, ends[-1] + more + 1))
-        return self._view(lens, starts, padded, tuple(chunks[i].seq for i in sampled))
+        starts = (0, *ends, *range(ends[-1] + 1, ends[-1] + more + 1))  # of single rows
+        return self._view(lens, starts, rows, rung, tuple(chunks[i].seq for i in sampled))
 
     def _view(
         self,
         lens: tuple[int, ...],
         starts: tuple[int, ...],
         rows: int,
+        rung: Rung | None,
         sampled: tuple[Sequence, ...],
     ) -> Batch:
         seqs = len(lens)
         single = rows == seqs
+        known = rung is None or single  # a graph of mixed steps finds lengths and ranges by itself
         # A graph wants one shape; torch's own attention wants no more columns than it needs.
-        width = self._shape[1] if self._pad else -(-max(lens) // self._block_size)
+        width = self._shape[1] if self.ladder else -(-max(lens) // self._block_size)
         return Batch(
             tokens=self._tokens[:rows],
             positions=self._positions[:rows],
             attn=AttentionMeta(
-                query_starts=starts,
-                seq_lens=lens,
+                query_starts=starts if known else (),
+                seq_lens=lens if known else (),
                 slot_mapping=self._mapping[:rows],
                 block_tables=self._tables[:seqs, :width],
                 block_size=self._block_size,
@@ -269,9 +268,9 @@ class Batcher:
                 query_starts_device=self._starts[: seqs + 1],
                 single_rows=single,
             ),
-            sample_rows=self._picks[: len(sampled)],
+            sample_rows=self._picks[: self._num_picks(len(sampled))],
             sampled=sampled,
-            single_rows=single,
+            rung=rung,
             samples_every_row=single and len(sampled) == sum(length > 0 for length in lens),
         )
 

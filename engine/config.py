@@ -28,6 +28,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_num_seqs: int = 64
     max_batch_tokens: int = 0  # rows a step; 0 = 512 on CPU, 2048 on CUDA
     mixed_tokens: int = 0  # of these, while somebody decodes; 0 = 64 on CPU, 192 on CUDA
+    graph_tokens: int = 512  # rows of the largest mixed step that replays a graph; 0 = none does
     gpu_memory_utilization: float = 0.9
     cpu_pool: int = 2 * GIB  # arena bytes on CPU
     num_blocks: int = 0  # overrides both of the above (tests, exact plans)
@@ -55,6 +56,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         need(self.max_num_seqs >= 1, "max_num_seqs", "1 or more")
         need(self.max_batch_tokens >= 0, "max_batch_tokens", "0 (auto) or more")
         need(self.mixed_tokens >= 0, "mixed_tokens", "0 (auto) or more")
+        need(0 <= self.graph_tokens <= 1024, "graph_tokens", "0 (no mixed graphs) to 1024")
         need(0.05 <= self.gpu_memory_utilization <= 0.98, "gpu_memory_utilization", "0.05 to 0.98")
         need(self.cpu_pool >= MIB, "cpu_pool", "1 MiB or more")
         need(self.num_blocks >= 0, "num_blocks", "0 (auto) or more")

@@ -32,6 +32,7 @@ from engine.messages import (
     StepFrame,
     Submit,
 )
+from engine.prefill_clock import PrefillClock
 from engine.runner import Flight
 from engine.scheduler import Scheduler
 from engine.sequence import StepWork
@@ -99,7 +100,7 @@ class EngineCore:
         self.runner = make_runner(
             config, machine.model, machine.arena, planner, machine.vocab_size, lookahead=lookahead
         )
-        warm_up(self.runner, config, progress)
+        warm_up(self.runner, config, machine.layout, progress)
         self.stats = Stats()
         self._painter = Painter(
             pool=self.pool,
@@ -115,7 +116,7 @@ class EngineCore:
         self._answers: list[Answer] = []
         self._refused: list[SequenceDelta] = []
         self._flight: Flight | None = None  # launched, and not settled
-        self._collected = 0.0  # when the last step's tokens were there
+        self._prefill = PrefillClock(self.reclaimer.costs.observe_prefill)
         self._ran = False
         progress("ready", 1.0)
 
@@ -216,7 +217,9 @@ class EngineCore:
         before, self._flight = self._flight, self._launch(work) if work else None
         if before is not None:
             deltas += self._settle(before)
-        if self._flight is not None:
+        if self._flight is None:
+            self._prefill.forget()
+        else:
             self.runner.sample(self._flight)  # every token before the one to draw is known now
         if self._flight is not None and not self.lookahead:
             deltas += self._settle(self._flight)
@@ -231,20 +234,11 @@ class EngineCore:
         return flight
 
     def _settle(self, flight: Flight) -> list[SequenceDelta]:
+        waited = flight.drawn is not None or self.machine.device.type == "cpu"
         sampled = self.runner.collect(flight)
-        now = time.monotonic()
-        # A step launched ahead began when the one before it ended.
-        self._learn_prefill_cost(flight.work, now - max(flight.launched, self._collected))
-        self._collected = now
+        self._prefill.settled(flight.work, flight.launched, time.monotonic(), waited=waited)
         self.stats.note(flight.work)
         return self.scheduler.settle(flight.work, sampled)
-
-    def _learn_prefill_cost(self, work: StepWork, seconds: float) -> None:
-        """Steps that are mostly prompt teach the reclaimer what a cached token is worth."""
-        rows = sum(chunk.length for chunk in work.chunks)
-        prompt = sum(chunk.length for chunk in work.chunks if chunk.length > 1)
-        if 2 * prompt > rows:
-            self.reclaimer.costs.observe_prefill(seconds, rows)
 
     def _publish(self, deltas: list[SequenceDelta]) -> StepFrame:
         self.runner.forget(d.request_id for d in deltas if d.finish_reason is not None)

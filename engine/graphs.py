@@ -1,46 +1,63 @@
-"""Decode-only steps: one forward pass into one static buffer of logits, from a CUDA graph.
+"""Padded steps from CUDA graphs: a forward pass into static buffers, replayed with other numbers.
 
-Goes in: padded batches of single rows, whose tensors never move, and a step plan.  Comes out: their
-logits, in a buffer that never moves either.  The base model's graphs and the usual plans' are
-captured at start, a rarer plan's when it comes back, as long as there is room for more.  A step
-without a graph runs eagerly and computes the same bits, only later.  All graphs share one memory
-pool: they run one after the other.  Knows no sequences.
+Goes in: batches that are padded to a rung, whose tensors never move, and a step plan.  Comes out:
+logits of the sampled rows, in a buffer that never moves either.  A decode-only graph ends with the
+logits of all its rows, a mixed one with its hidden states: few of its rows are sampled, and a head
+of 512 rows would cost as much as a few layers.  The usual plans' graphs are captured at start, a
+plan that none of them holds when it comes back, as long as there is room for more.  A step without
+a graph runs eagerly and computes the same bits, only later.  All graphs share one memory pool: they
+run one after the other.  Knows no sequences.
 """
 
-from collections.abc import Hashable
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.kernels.lora_meta import LoraMeta
+from engine.kernels.lora_meta import LoraClass, LoraMeta
+from engine.ladder import Ladder, Rung
 from engine.memory.arena import Arena
 from engine.models.decoder import Decoder
 
-#: Padded rows, and what else a graph bakes in: None = base rows only, or the plan's class.
-Key = tuple[int, Hashable]
+#: What a graph bakes in: the padded sizes, and the plan's class; None = base rows only.
+Key = tuple[Rung, LoraClass | None]
 
+#: Graphs captured at start, if a coarser choice of them keeps to it (177 at 64 sequences).
+START_GRAPHS = 256
 #: Graphs that may be captured after the start; the memory plan counts them.
 LATE_GRAPHS = 32
 #: How often a class has to come before it is worth the pause of a capture.
 WORTH_IT = 3
 
 
-class DecodeSteps:
-    """The model over one arena, for steps of at most `max_rows` single rows."""
+class Replayable(Protocol):
+    """A forward pass that reads its numbers from where they lay when it was recorded."""
 
-    def __init__(self, model: Decoder, arena: Arena, max_rows: int) -> None:
+    def replay(self) -> None: ...
+
+
+class StepGraphs:
+    """The model over one arena, for steps padded to a rung of `ladder`."""
+
+    def __init__(self, model: Decoder, arena: Arena, ladder: Ladder) -> None:
         self._model = model
         self._kv = [arena.kv(layer) for layer in range(model.spec.num_layers)]
-        vocab = model.spec.vocab_size
-        self._logits = torch.zeros(max_rows, vocab, dtype=torch.float32, device=arena.device)
-        self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
+        device, table = arena.device, model.embedding
+        seqs = ladder.decode[-1].seqs
+        rows = max((rung.rows for rung in ladder.mixed), default=0)
+        self._logits = torch.zeros(seqs, table.shape[0], dtype=torch.float32, device=device)
+        self._hidden = torch.zeros(rows, table.shape[1], dtype=table.dtype, device=device)
+        self._graphs: dict[Key, Replayable] = {}
+        self._kinds: dict[Rung, list[LoraClass]] = {}
+        self._has_run: set[object] = set()
         self._seen: dict[Key, int] = {}
         self._late = LATE_GRAPHS
         #: False: every step runs eagerly, for comparison.
-        self.use_graphs = arena.device.type == "cuda"
+        self.use_graphs = device.type == "cuda"
         if self.use_graphs:
-            self._stream = torch.cuda.Stream(arena.device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
         self.num_replays = 0
 
@@ -48,54 +65,102 @@ class DecodeSteps:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def capture(self, batch: Batch, lora: LoraMeta | None = None) -> Tensor:
-        """Compute `batch` once, eagerly, and capture the graph of its rows and `lora`'s class.
+    def kinds(self, rung: Rung) -> Sequence[LoraClass]:
+        """Classes that steps of `rung` have graphs for: a plan that fits into one takes it."""
+        return self._kinds.get(rung, ())
+
+    def capture(self, batch: Batch, lora: LoraMeta | None = None) -> None:
+        """Capture the graph of `batch`'s rung and `lora`'s class.
 
         Start with the most rows: the others then live in the memory of the first.
         """
-        current = torch.cuda.current_stream(self._stream.device)
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            # Outside of the graph first: kernels are compiled and workspaces made there.
-            logits = self._forward(batch, lora)
-            self._stream.synchronize()
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            self._forward(batch, lora)
-            graph.capture_end()
-        current.wait_stream(self._stream)
-        self._graphs[_key(batch, lora)] = graph
-        return logits
+        rung, kind = key = _key(batch, lora)
+        self._graphs[key] = self._record(batch, lora)
+        if kind is not None:
+            self._kinds.setdefault(rung, []).append(kind)
 
-    def run(self, batch: Batch, lora: LoraMeta | None) -> Tensor:
-        """Logits (rows, vocab) in fp32, padding included; the next step overwrites them."""
-        key = _key(batch, lora)
-        graph = self._graphs.get(key)
-        if graph is not None and self.use_graphs:
+    def run(self, batch: Batch, lora: LoraMeta | None) -> Tensor | None:
+        """Logits (N, vocab) of the sampled rows in fp32, None if there are none.
+
+        The next step overwrites them.
+        """
+        rung = batch.rung
+        assert rung is not None, "a step that is not padded has no graph"
+        graph = self._find(batch, lora) if self.use_graphs else None
+        if graph is None:
+            self._compute(batch, lora)
+        else:
             graph.replay()
             self.num_replays += 1
-            return self._logits[: len(batch.tokens)]
-        if self.use_graphs and self._is_worth_it(key, lora):
-            return self.capture(batch, lora)
-        return self._forward(batch, lora)
+        if not rung.single:
+            return self.head(self._hidden[: rung.rows], batch)
+        logits = self._logits[: rung.rows]
+        if batch.samples_every_row:
+            return logits[: len(batch.sampled)]
+        count = len(batch.sampled)
+        return logits.index_select(0, batch.sample_rows[:count]) if count else None
 
-    def _is_worth_it(self, key: Key, lora: LoraMeta | None) -> bool:
-        if not self._late or (lora is not None and lora.device is None):
-            return False  # torch's own LoRA takes its sizes from the host: it cannot be replayed
+    def head(self, hidden: Tensor, batch: Batch) -> Tensor | None:
+        """The same from normed hidden states (T, width) of all rows."""
+        if not batch.sampled:
+            return None
+        picked = hidden.index_select(0, batch.sample_rows)
+        return self._model.logits(picked, out=self._logits[: len(picked)])[: len(batch.sampled)]
+
+    def _find(self, batch: Batch, lora: LoraMeta | None) -> Replayable | None:
+        if lora is not None and lora.device is None:
+            return None  # torch's own LoRA takes its sizes from the host: it cannot be replayed
+        key = _key(batch, lora)
+        if key not in self._graphs and self._is_worth_it(key):
+            self.capture(batch, lora)
+        return self._graphs.get(key)
+
+    def _is_worth_it(self, key: Key) -> bool:
+        if not self._late:
+            return False
         self._seen[key] = self._seen.get(key, 0) + 1
         if self._seen[key] < WORTH_IT:
             return False
         self._late -= 1
         return True
 
-    def _forward(self, batch: Batch, lora: LoraMeta | None) -> Tensor:
+    def _record(self, batch: Batch, lora: LoraMeta | None) -> Replayable:
+        current = torch.cuda.current_stream(self._stream.device)
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            if self._is_new(batch, lora):
+                self._compute(batch, lora)
+                self._stream.synchronize()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            self._compute(batch, lora)
+            graph.capture_end()
+        current.wait_stream(self._stream)
+        return graph
+
+    def _is_new(self, batch: Batch, lora: LoraMeta | None) -> bool:
+        """Whether a first run is due outside of a capture: there kernels are compiled and loaded.
+
+        What is loaded hangs on the sizes and on the tiles, and not on how many items there are.
+        """
+        rung, kind = _key(batch, lora)
+        parts = {rung, kind.tiles} if kind else {rung}
+        is_new = not parts <= self._has_run
+        self._has_run |= parts
+        return is_new
+
+    def _compute(self, batch: Batch, lora: LoraMeta | None) -> None:
+        assert batch.rung is not None
         batch.attn.derived.clear()  # what attention derives has to be derived within the graph
         hidden = self._model(batch.tokens, batch.positions, self._kv, batch.attn, lora)
         batch.attn.derived.clear()
-        return self._model.logits(hidden, out=self._logits[: len(batch.tokens)])
+        rows = batch.rung.rows
+        if batch.rung.single:
+            self._model.logits(hidden, out=self._logits[:rows])
+        else:
+            self._hidden[:rows].copy_(hidden)
 
 
 def _key(batch: Batch, lora: LoraMeta | None) -> Key:
-    if lora is None:
-        return len(batch.tokens), None
-    return len(batch.tokens), "torch" if lora.device is None else lora.device.kind
+    assert batch.rung is not None, "a step that is not padded has no graph"
+    return batch.rung, lora.device.kind if lora is not None and lora.device is not None else None

@@ -1,14 +1,19 @@
 """A rehearsal: the largest steps that can come, run once before the engine is ready.
 
 Goes in: a runner and the sizes that bound its steps.  Comes out: nothing, but the device allocator
-then holds all that a step will ever ask it for, and every kernel has been compiled.  Writes rubbish
-into the arena, which nobody has used yet.
+then holds all that a step will ever ask it for, and every kernel has been compiled: those of each
+kind of step, of each draw, and of adapters of low and of high ranks.  Writes rubbish into the
+arena, which nobody has used yet, and takes rubbish from it for an adapter.
 """
 
+from collections.abc import Iterator
 from itertools import count
 
+from engine.adapters.slots import SlotTable
 from engine.config import EngineConfig
-from engine.messages import SamplingParams
+from engine.kernels.tiles import FEW_ROWS, NARROW, PREFILL_ROWS, SOLO_ROWS
+from engine.layout import MODULES, BlockLayout, place
+from engine.messages import PackedManifest, PackedModule, SamplingParams
 from engine.runner import Runner
 from engine.sequence import Chunk, Sequence, StepWork
 
@@ -25,14 +30,17 @@ OTHER_WAYS = (
 CHUNKS = (16, 128, 512)
 
 
-def rehearse(runner: Runner, config: EngineConfig, *, max_len: int, num_blocks: int) -> None:
+def rehearse(
+    runner: Runner, config: EngineConfig, layout: BlockLayout, *, max_len: int, num_blocks: int
+) -> None:
     """Run the largest prefill, the most demanding draw, and steps of every kind.  Waits.
 
-    `max_len` is the longest sequence; `num_blocks` is the arena's.
+    `max_len` is the longest sequence; `num_blocks` is the arena's, `layout` its blocks'.
     """
     cast = _Cast(config.block_size, max_len, num_blocks)
     decoders = [Chunk(seq, 1, 1, True) for seq in cast.sequences(config.max_num_seqs, 2)]
-    steps = [_prompts(cast, config), decoders, decoders[:1]]
+    largest = cast.prompts(config.max_batch_tokens, config.max_num_seqs)
+    steps = [largest, decoders, decoders[:1]]
     for params in OTHER_WAYS:
         steps.append([Chunk(seq, 1, 1, True) for seq in cast.sequences(1, 2, params)])
     for length in CHUNKS:
@@ -45,7 +53,60 @@ def rehearse(runner: Runner, config: EngineConfig, *, max_len: int, num_blocks: 
             steps += [[chunk], [*beside, chunk]]
     for chunks in steps:
         runner.run(StepWork(tuple(chunks)))
+    for rank in sorted({min(NARROW, config.max_rank), config.max_rank}):
+        _with_adapter(runner, cast, config, layout, rank, num_blocks)
     runner.start_over()
+
+
+def _with_adapter(
+    runner: Runner,
+    cast: "_Cast",
+    config: EngineConfig,
+    layout: BlockLayout,
+    rank: int,
+    num_blocks: int,
+) -> None:
+    """Steps of every shape that the LoRA kernels know, on a slot full of rubbish."""
+    table = SlotTable(config.slots)
+    manifest = _manifest(layout, rank)
+    blocks = [num_blocks - 1 - i % num_blocks for i in range(manifest.num_blocks)]
+    table.claim(manifest.rev, blocks, pinned=False, priority=0, now=0.0).ready = True
+    with runner.pretending(table.rows, lambda rev: manifest):
+        for chunks in _shapes(cast, config):
+            runner.run(StepWork(tuple(chunks)))
+
+
+def _manifest(layout: BlockLayout, rank: int) -> PackedManifest:
+    """An adapter of `rank` on everything."""
+    modules = tuple(
+        PackedModule(layer, module, rank, 1.0)
+        for layer in range(layout.shapes.num_layers)
+        for module in MODULES
+    )
+    placement = place(modules, layout)
+    return PackedManifest(
+        rev="rehearsal",
+        path="",
+        layout=layout.id,
+        num_blocks=placement.num_blocks,
+        true_bytes=placement.true_bytes,
+        max_rank=rank,
+        changes_kv=True,
+        modules=modules,
+    )
+
+
+def _shapes(cast: "_Cast", config: EngineConfig) -> Iterator[list[Chunk]]:
+    """Runs of one row, of a few and of many, alone and beside others; prompts that are tiled in one
+    way or another.  What cannot come is left out."""
+    few, many = 2, FEW_ROWS + 1
+    for runs in ((1,), (few,), (many,), (many, 1)):
+        if sum(runs) + len(runs) - 1 <= config.max_num_seqs:
+            yield cast.runs(runs)
+    borders = (config.graph_tokens, PREFILL_ROWS, config.max_batch_tokens)
+    for rows in sorted({few, many, SOLO_ROWS + 1, *borders}):
+        if few <= rows <= config.max_batch_tokens:
+            yield cast.prompts(rows, config.max_num_seqs, slot=0)
 
 
 class _Cast:
@@ -59,12 +120,30 @@ class _Cast:
         self._names = count()
 
     def sequences(
-        self, number: int, length: int, params: SamplingParams = EVERYTHING
+        self, number: int, length: int, params: SamplingParams = EVERYTHING, slot: int = -1
     ) -> list[Sequence]:
         """`number` of them, of `length` tokens or the most that there may be."""
-        return [self._sequence(min(length, self._max_len), params) for _ in range(number)]
+        length = min(length, self._max_len)
+        return [self._sequence(length, params, slot) for _ in range(number)]
 
-    def _sequence(self, length: int, params: SamplingParams) -> Sequence:
+    def prompts(self, rows: int, most: int, slot: int = -1) -> list[Chunk]:
+        """Whole prompts of `rows` rows together: as few as they fit in, and `most` at the most."""
+        chunks: list[Chunk] = []
+        while rows and len(chunks) < most:
+            [seq] = self.sequences(1, rows, slot=slot)
+            chunks.append(Chunk(seq, 0, len(seq.tokens), True))
+            rows -= len(seq.tokens)
+        return chunks
+
+    def runs(self, lengths: tuple[int, ...]) -> list[Chunk]:
+        """Decode rows of slot 0, so many at a time, with a row of the base model between."""
+        seqs: list[Sequence] = []
+        for length in lengths:
+            seqs += self.sequences(1 if seqs else 0, 2)
+            seqs += self.sequences(length, 2, slot=0)
+        return [Chunk(seq, 1, 1, True) for seq in seqs]
+
+    def _sequence(self, length: int, params: SamplingParams, slot: int) -> Sequence:
         blocks = -(-length // self._block_size)
         first, self._block = self._block, self._block + blocks
         return Sequence(
@@ -78,15 +157,5 @@ class _Cast:
             priority=0,
             order=0,
             blocks=[(first + i) % self._num_blocks for i in range(blocks)],
+            slot=slot,
         )
-
-
-def _prompts(cast: _Cast, config: EngineConfig) -> list[Chunk]:
-    """As many rows of whole prompts as a step may have, in as few prompts as they fit in."""
-    chunks: list[Chunk] = []
-    left = config.max_batch_tokens
-    while left and len(chunks) < config.max_num_seqs:
-        [seq] = cast.sequences(1, left)
-        chunks.append(Chunk(seq, 0, len(seq.tokens), True))
-        left -= len(seq.tokens)
-    return chunks

@@ -6,18 +6,21 @@ waits for the device.  Whatever the mix of adapters, there is one forward pass a
 `forward_passes` counts them.  Knows nothing of queues, tiers or stop rules.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.adapters.plan import StepPlanner
+from engine.adapters.slots import SlotRow
 from engine.batch import Batch, Batcher
-from engine.graphs import DecodeSteps
+from engine.graphs import START_GRAPHS, StepGraphs
 from engine.kernels.lora_meta import LoraMeta
+from engine.ladder import Rung
 from engine.memory.arena import Arena
-from engine.messages import TokenLogprobs
+from engine.messages import PackedManifest, TokenLogprobs
 from engine.models.decoder import Decoder
 from engine.sampler import Drawn, Sampler
 from engine.sequence import Chunk, Sampled, Sequence, StepWork
@@ -51,8 +54,8 @@ class Runner:
         self._planner = planner
         planner.bind(batcher.plan)
         self._sampler = sampler
-        #: Padded decode-only steps; None where steps are not padded.
-        self.decode = DecodeSteps(model, arena, batcher.rungs[-1]) if batcher.rungs else None
+        #: Padded steps; None where steps are not padded.
+        self.graphs = StepGraphs(model, arena, batcher.ladder) if batcher.ladder else None
         #: What the last draw is for: sequence -> its place in the batcher's `ids`.
         self._drawing: dict[Sequence, int] = {}
         #: request id -> position -> log-probability of that prompt token, until the first sample.
@@ -61,27 +64,40 @@ class Runner:
         #: What the next owner of a block that this step has used waits for; None on the CPU.
         self.fence: torch.cuda.Event | None = None
 
-    @property
-    def rungs(self) -> tuple[int, ...]:
-        """Numbers of rows that decode-only steps are padded to; none where they are not."""
-        return self._batcher.rungs
+    def usual(self) -> list[tuple[Rung, LoraMeta | None]]:
+        """What graphs are captured for at start, the most rows first; None = base rows only.
 
-    def plans(self, rows: int) -> list[LoraMeta | None]:
-        """Plans whose graphs are captured at start for `rows` rows; None is the base model's."""
-        return [None, *self._planner.classes(rows)]
+        As fine a choice as START_GRAPHS graphs allow, or the coarsest.  Nothing where steps are not
+        padded.
+        """
+        rungs = self._batcher.ladder.all if self._batcher.ladder else ()
+        for coarse in (1, 2, 4, 8):
+            plans: list[tuple[Rung, LoraMeta | None]] = []
+            for rung in rungs:
+                plans.append((rung, None))
+                plans += [(rung, plan) for plan in self._planner.classes(rung, coarse)]
+            if len(plans) <= START_GRAPHS:
+                break
+        return plans
 
     def capture(self, progress: Callable[[float], None] = lambda fraction: None) -> None:
-        """Capture a graph for every rung and usual plan, the largest first."""
-        for done, rows in enumerate(reversed(self.rungs)):
-            for plan in self.plans(rows):
-                self.capture_one(rows, plan)
-            progress((done + 1) / len(self.rungs))
+        """Capture the usual graphs."""
+        usual = self.usual()
+        for done, (rung, plan) in enumerate(usual, start=1):
+            self.capture_one(rung, plan)
+            progress(done / len(usual))
 
     @torch.inference_mode()
-    def capture_one(self, rows: int, plan: LoraMeta | None) -> None:
+    def capture_one(self, rung: Rung, plan: LoraMeta | None) -> None:
         """Capture the graph of one rung and plan."""
-        assert self.decode is not None, "nothing is captured where steps are not padded"
-        self.decode.capture(self._batcher.blank(rows), plan)
+        assert self.graphs is not None, "nothing is captured where steps are not padded"
+        self.graphs.capture(self._batcher.blank(rung), plan)
+
+    def pretending(
+        self, rows: Mapping[int, SlotRow], manifest_of: Callable[[str], PackedManifest]
+    ) -> AbstractContextManager[None]:
+        """Run steps on other slots than the table's for a while; see `StepPlanner`."""
+        return self._planner.pretending(rows, manifest_of)
 
     def run(self, work: StepWork) -> dict[str, Sampled]:
         """Request id -> what was drawn, for the chunks that sample."""
@@ -97,8 +113,9 @@ class Runner:
         """
         plans: list[LoraMeta | None] = []
 
-        def plan(words: Words) -> int:
-            plans.append(self._planner.meta(work, words))
+        def plan(words: Words, rung: Rung | None) -> int:
+            known = self.graphs.kinds(rung) if self.graphs and rung else ()
+            plans.append(self._planner.meta(work, words, rung, known))
             return self._planner.words_of(plans[0])
 
         batch = self._batcher.pack(work, self._drawing, plan)
@@ -145,13 +162,12 @@ class Runner:
     def _forward(self, work: StepWork, batch: Batch, lora: LoraMeta | None) -> Tensor | None:
         """Logits of the sampled rows; None if there are none."""
         owed = any(_owes_prompt(chunk.seq) for chunk in work.chunks)
-        if self.decode is not None and batch.single_rows and not owed:
-            logits = self.decode.run(batch, lora)
-            if batch.samples_every_row:
-                return logits[: len(batch.sampled)]
-            return logits.index_select(0, batch.sample_rows) if batch.sampled else None
+        if self.graphs is not None and batch.rung is not None and not owed:
+            return self.graphs.run(batch, lora)
         hidden = self._model(batch.tokens, batch.positions, self._kv, batch.attn, lora)
         self._note_prompts(work.chunks, hidden)
+        if self.graphs is not None:
+            return self.graphs.head(hidden, batch)
         if not batch.sampled:
             return None
         return self._model.logits(hidden.index_select(0, batch.sample_rows))

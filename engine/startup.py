@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -27,6 +26,7 @@ from engine.batch import Batcher
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelUnsupported, NoDevice
 from engine.graphs import LATE_GRAPHS
+from engine.ladder import Ladder
 from engine.layout import BlockLayout
 from engine.memory.arena import DTYPES, Arena, plan_blocks
 from engine.memory.budget import MemoryPlan, usual_adapter_blocks
@@ -172,7 +172,7 @@ def make_runner(
         max_blocks=-(-(config.max_model_len or model.spec.default_length) // config.block_size),
         block_size=config.block_size,
         device=arena.device,
-        pad=_is_card(arena.device) and not config.deterministic,
+        ladder=_ladder(config) if _is_card(arena.device) and not config.deterministic else None,
         lookahead=lookahead,
         plan_words=planner.plan_words,
     )
@@ -181,7 +181,15 @@ def make_runner(
     return Runner(model, arena, batcher, planner, sampler)
 
 
-def warm_up(runner: Runner, config: EngineConfig, progress: Progress) -> None:
+def _ladder(config: EngineConfig) -> Ladder:
+    return Ladder(
+        max_seqs=config.max_num_seqs,
+        mixed_rows=min(config.graph_tokens, config.max_batch_tokens),
+        often=config.mixed_tokens,
+    )
+
+
+def warm_up(runner: Runner, config: EngineConfig, layout: BlockLayout, progress: Progress) -> None:
     """Capture the graphs, then run the largest steps once: nothing is allocated after it.
 
     Only a card has any of this to do.
@@ -190,7 +198,8 @@ def warm_up(runner: Runner, config: EngineConfig, progress: Progress) -> None:
         return
     runner.capture(lambda fraction: progress("graphs", 0.85 + 0.1 * fraction))
     progress("warming up", 0.95)
-    rehearse(runner, config, max_len=config.max_model_len, num_blocks=config.num_blocks)
+    blocks, longest = config.num_blocks, config.max_model_len
+    rehearse(runner, config, layout, max_len=longest, num_blocks=blocks)
 
 
 def resolve(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
@@ -274,8 +283,7 @@ class _Use:
 def _measure(
     config: EngineConfig, spec: ModelSpec, layout: BlockLayout, model: Decoder, vocab_size: int
 ) -> _Use:
-    """Run the largest steps over a small arena, and capture two graphs: the first tells what they
-    share, the second what each costs by itself.
+    """Run the largest steps over a small arena, and capture a few graphs, for what all will take.
 
     What the steps needed goes back to the card, and is asked for again by `warm_up`.
     """
@@ -290,7 +298,9 @@ def _measure(
     graphs, num_graphs = _measure_graphs(runner, device)
     captured = _used(device)
     longest = config.max_model_len or spec.default_length
-    rehearse(runner, config, max_len=longest, num_blocks=blocks)
+    if runner.graphs is not None:
+        runner.graphs.use_graphs = False  # eager steps need the most
+    rehearse(runner, config, layout, max_len=longest, num_blocks=blocks)
     free, _ = torch.cuda.mem_get_info(device)
     peak = total - free - (captured - made) - arena.bytes.numel()
     del planner, runner, arena
@@ -310,20 +320,22 @@ def _measure(
 def _measure_graphs(runner: Runner, device: torch.device) -> tuple[int, int]:
     """Bytes of all graphs, and how many there may be.
 
-    Two are captured: the first tells what all of them share, the second what each has of its own.
+    Three are captured, of the most rows: the first two tell what all of them share and what their
+    kernels take when they are loaded, the third what each has of its own.  Where there are some
+    with adapters, it is one of those: no others have more kernels.
     """
-    rungs = runner.rungs
-    if not rungs:
+    usual = runner.usual()
+    if not usual:
         return 0, 0
-    plans = [(rows, plan) for rows in reversed(rungs) for plan in runner.plans(rows)]
+    largest = [n for n, (rung, _) in enumerate(usual) if rung == usual[0][0]]
+    picked = list(dict.fromkeys((0, *largest[:0:-1], *range(1, len(usual)))))[:3]
     steps = [_used(device)]
-    for rows, plan in (plans[0], plans[len(runner.plans(rungs[-1])) - 1 or -1]):
-        runner.capture_one(rows, plan)
+    for rung, plan in (usual[n] for n in picked):
+        runner.capture_one(rung, plan)
         steps.append(_used(device))
-    first, second = (b - a for a, b in pairwise(steps))
-    each = max(second, LEAST_GRAPH_BYTES)
-    count = len(plans) + LATE_GRAPHS
-    return first + each * (count - 1), count
+    each = max(steps[-1] - steps[-2], LEAST_GRAPH_BYTES)
+    count = len(usual) + LATE_GRAPHS
+    return steps[-1] - steps[0] + each * (count - len(picked)), count
 
 
 def _used(device: torch.device) -> int:

@@ -44,14 +44,12 @@ class UploadRing:
         array: Words = self._hosts[self._turn].numpy()
         return array
 
-    def send(self, words: int, more: slice = slice(0)) -> None:
-        """Start the copy of the first `words` of the buffer that was filled, and of `more`."""
+    def send(self, end: int, first: int = 0) -> None:
+        """Start the copy of the words [first, end) of the buffer that was filled."""
         if not self._cuda:
             return
-        for part in (slice(words), more):
-            if part.stop > (part.start or 0):
-                host = self._hosts[self._turn][part]
-                self.device_words[part].copy_(host, non_blocking=True)
+        part = slice(first, end)
+        self.device_words[part].copy_(self._hosts[self._turn][part], non_blocking=True)
         self._events[self._turn].record(torch.cuda.current_stream(self.device_words.device))
 
 

@@ -49,6 +49,7 @@ class Model(_Section, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_batch_tokens: int = 0
     mixed_tokens: int = 0
+    graph_tokens: int = 512
     gpu_memory_utilization: float = 0.9
     cpu_pool: Size = 2 * GIB
     num_blocks: int = 0
@@ -189,6 +190,7 @@ class Settings(Struct, frozen=True, kw_only=True):
                 max_num_seqs=m.max_num_seqs,
                 max_batch_tokens=m.max_batch_tokens,
                 mixed_tokens=m.mixed_tokens,
+                graph_tokens=m.graph_tokens,
                 gpu_memory_utilization=m.gpu_memory_utilization,
                 cpu_pool=m.cpu_pool,
                 num_blocks=m.num_blocks,

@@ -1,12 +1,15 @@
 """The step plan for the kernels: a step's runs of rows, cut into work items on the host.
 
 Goes in: runs (first row, rows, slot), and the highest rank in each slot.  Comes out: int32 items in
-a region of the step's one upload, and the class of CUDA graph that reads them there.  A few dozen
-numpy calls, whatever the number of requests.  Knows nothing of who asked for what.
+a region of the step's one upload, and the class of CUDA graph that reads them there.  A padded step
+takes the least class that it has a graph for and that holds its items; the rest of the class's grid
+is items of no rows.  A few dozen numpy calls, whatever the number of requests.  Knows not who asked
+for what.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +19,31 @@ from torch import Tensor
 from engine.adapters.device_slots import DeviceSlots
 from engine.kernels import backend
 from engine.kernels.lora_meta import LoraClass, LoraDevicePlan, LoraMeta, LoraStore, group_shapes
-from engine.kernels.tiles import ALL, DETERMINISTIC, GRAPHED, PREFILL_ROWS, Shape, Tiles, pick
+from engine.kernels.tiles import (
+    ALL,
+    DETERMINISTIC,
+    GRAPHED,
+    GRAPHED_MIXED,
+    NARROW,
+    PREFILL_ROWS,
+    Graphed,
+    Shape,
+    Tiles,
+    pick,
+)
+from engine.ladder import Rung
 from engine.memory.arena import DTYPES, Arena
 from engine.sequence import Chunk
 from engine.upload import UploadRing, Words
 
 Ints = npt.NDArray[np.int64]
+Part = TypeVar("Part", npt.NDArray[np.int32], Tensor)
 #: As in engine/kernels/lora_place.py: first row, rows, slot, first rank.
 ITEM_WORDS = 4
+#: Items of the smallest grid: as many programs of the widest group still run at once.
+LEAST_GRID = 4
+#: Plans of that many classes are kept: steps that are not padded bring new ones without end.
+KEPT = 256
 
 
 class DevicePlanner:
@@ -62,30 +82,37 @@ class DevicePlanner:
         elements = max(store.h_elements(tiles) for tiles in choices)
         # NaN: whoever reads what nobody wrote is found out.
         self.store = replace(store, h=torch.full((elements,), torch.nan, device=device))
-        limits = max_rows, max_seqs, max_rank
-        self._most_expand = max(_most_items(t, *limits)[1] for t in choices)
-        self._most_shrink = max(_most_items(t, *limits)[0] for t in choices)
+        self._max_rank = max_rank
+        most = [_most_items(tiles, max_rows, max_seqs, max_rank) for tiles in choices]
+        self._most_shrink, self._most_expand = map(max, zip(*most, strict=True))
         #: int64 of the step's upload that the items take.
         self.words = (self._most_expand + self._most_shrink) * ITEM_WORDS // 2
         self._items = torch.empty(0, dtype=torch.int32, device=device)
         self._metas: dict[LoraClass, LoraMeta] = {}
         self._ring: UploadRing | None = None
 
-    def write(self, runs: Ints, total_rows: int, words: Words) -> LoraClass:
+    def write(
+        self,
+        runs: Ints,
+        total_rows: int,
+        words: Words,
+        rung: Rung | None = None,
+        known: Sequence[LoraClass] = (),
+    ) -> LoraClass:
         """Put the items of `runs` (3, n > 0: first rows, rows, slots) into `words` of the upload.
 
-        The slots' rows of the table must be up to date.
+        The slots' rows of the table must be up to date.  `rung` and `known` as in `StepPlanner`.
         """
         starts, rows, slots = runs
         ranks = self.slots.max_rank[slots].astype(np.int64)
-        shape = Shape(total_rows, rows.size, int(rows.max()), int(ranks.max()))
+        mixed = rung is not None and not rung.single
+        height = rung.rows if rung else total_rows
+        shape = Shape(height, rows.size, int(rows.max()), int(ranks.max()), mixed)
         tiles = self._choose(shape)
         assert total_rows <= min(self.store.max_rows, tiles.most_rows), "more rows than planned"
         assert tiles.expand.all_ranks or shape.max_rank <= tiles.expand.ranks, "a rank is too high"
         order = np.argsort(-ranks, kind="stable")  # the longest work first
         starts, rows, slots, ranks = starts[order], rows[order], slots[order], ranks[order]
-        items = words.view(np.int32)
-        border = self._most_expand * ITEM_WORDS
         expand = _cut(starts, rows, slots, tiles.expand.rows)
         if tiles.shrink.rows == tiles.expand.rows:
             shrink, shrink_ranks = expand, np.repeat(ranks, -(-rows // tiles.expand.rows))
@@ -93,11 +120,13 @@ class DevicePlanner:
             shrink = _cut(starts, rows, slots, tiles.shrink.rows)
             shrink_ranks = np.repeat(ranks, -(-rows // tiles.shrink.rows))
         shrink = _cut_ranks(shrink, shrink_ranks, tiles.shrink.ranks)
-        return LoraClass(
-            tiles,
-            shrink_items=_fill(items[border:], shrink, tiles),
-            expand_items=_fill(items[:border], expand, tiles),
-        )
+        kind = LoraClass(tiles, len(shrink), len(expand))
+        if rung is not None:
+            kind = _padded(kind, rung.rows, known)
+        shrink_words, expand_words = self._parts(kind, words.view(np.int32))
+        _fill(shrink_words, shrink)
+        _fill(expand_words, expand)
+        return kind
 
     def bind(self, words: Tensor) -> None:
         """From now on plans lie in `words`: (self.words,) int64 on the device, never moved."""
@@ -109,9 +138,9 @@ class DevicePlanner:
         """The plan that the next upload brings, for a step of `kind`; the same object each time."""
         meta = self._metas.get(kind)
         if meta is None:
-            border = self._most_expand * ITEM_WORDS
-            expand = self._items[: kind.expand_items * ITEM_WORDS]
-            shrink = self._items[border : border + kind.shrink_items * ITEM_WORDS]
+            if len(self._metas) >= KEPT:
+                self._metas.clear()
+            shrink, expand = self._parts(kind, self._items)
             plan = LoraDevicePlan(
                 store=self.store,
                 kind=kind,
@@ -123,21 +152,26 @@ class DevicePlanner:
         return meta
 
     def words_of(self, kind: LoraClass) -> int:
-        """How much of `words` a step of `kind` has written, from the front."""
-        return (self._most_expand + kind.shrink_items) * ITEM_WORDS // 2
+        """How much of `words` a step of `kind` has written, up to the end."""
+        return (kind.shrink_items + kind.expand_items) * ITEM_WORDS // 2
 
-    def classes(self, rows: int) -> list[LoraMeta]:
-        """Plans of the classes that a decode step of `rows` rows meets while ranks are low.
-
-        Others are as right, and are met by fleets of higher ranks.
-        """
-        metas = []
-        for tiles, share in GRAPHED:
-            items = 1
-            while items * share <= rows:
-                metas.append(self.view(LoraClass(tiles, items, items)))
-                items *= 2
+    def classes(self, rung: Rung, coarse: int = 1) -> list[LoraMeta]:
+        """Plans of the classes that steps of `rung` usually meet; fewer if `coarse` is above 1."""
+        metas: list[LoraMeta] = []
+        for usual in GRAPHED if rung.single else GRAPHED_MIXED:
+            if usual.tiles.expand.all_ranks and self._max_rank <= NARROW:
+                continue  # no step is ever wide
+            tiles = -(-min(usual.rank, self._max_rank) // usual.tiles.shrink.ranks)
+            for items in _grids(usual, rung, coarse):
+                metas.append(self.view(LoraClass(usual.tiles, items * tiles, items)))
         return metas
+
+    def _parts(self, kind: LoraClass, items: Part) -> tuple[Part, Part]:
+        """Where a plan of `kind` lies among `items`: at their end, so that it is in one piece."""
+        expand, shrink = kind.expand_items * ITEM_WORDS, kind.shrink_items * ITEM_WORDS
+        end = len(items) - expand
+        assert end >= shrink, "more items than the upload has room for"
+        return items[end - shrink : end], items[end:]
 
     def send(self, runs: Ints, total_rows: int) -> LoraMeta:
         """`write` and `view` by an upload of its own, for steps that are packed without a plan."""
@@ -166,8 +200,37 @@ def cut_runs(chunks: Sequence[Chunk]) -> tuple[Ints, int]:
 
 
 def rung(count: int) -> int:
-    """The power of two that holds `count` items: what a graph's grid is padded to."""
+    """The power of two that holds `count` items."""
     return 1 << (count - 1).bit_length()
+
+
+def _grids(usual: Graphed, rung: Rung, coarse: int) -> list[int]:
+    """Numbers of items that graphs of `rung` are captured for; the last is the most there are."""
+    rows, seqs = rung
+    if not usual.least <= rows <= usual.tiles.most_rows:
+        return []
+    most = -(-rows // usual.share) if rung.single else min(rows, rows // usual.share + seqs)
+    size = LEAST_GRID if rung.single else 2 * LEAST_GRID
+    grids = []
+    while size < most:
+        grids.append(size)
+        size *= usual.growth * coarse
+    return [*grids, most]
+
+
+def _padded(kind: LoraClass, rows: int, known: Sequence[LoraClass]) -> LoraClass:
+    """The least class of `known` that holds `kind`'s items, or one that holds steps like it."""
+    fitting = [
+        other
+        for other in known
+        if other.tiles is kind.tiles
+        and other.shrink_items >= kind.shrink_items
+        and other.expand_items >= kind.expand_items
+    ]
+    if fitting:
+        return min(fitting, key=lambda other: other.shrink_items + other.expand_items)
+    expand = min(max(rung(kind.expand_items), LEAST_GRID), rows)
+    return LoraClass(kind.tiles, max(rung(kind.shrink_items), expand), expand)
 
 
 def _cut(starts: Ints, rows: Ints, slots: Ints, height: int) -> npt.NDArray[np.int32]:
@@ -194,24 +257,19 @@ def _cut_ranks(items: npt.NDArray[np.int32], ranks: Ints, size: int) -> npt.NDAr
     return cut
 
 
-def _fill(region: npt.NDArray[np.int32], items: npt.NDArray[np.int32], tiles: Tiles) -> int:
-    """Write items and their padding; returns the grid."""
-    count, used = len(items), items.size
-    grid = rung(count) if tiles.most_rows <= PREFILL_ROWS else count  # prompts are in no graph
-    assert grid * ITEM_WORDS <= region.size, "more items than the upload has room for"
-    region[:used] = items.ravel()
-    region[used : grid * ITEM_WORDS] = 0
-    return grid
+def _fill(region: npt.NDArray[np.int32], items: npt.NDArray[np.int32]) -> None:
+    """Write the items, and then items of no rows."""
+    region[: items.size] = items.ravel()
+    region[items.size :] = 0
 
 
 def _most_items(tiles: Tiles, max_rows: int, max_seqs: int, max_rank: int) -> tuple[int, int]:
     """Most items (shrink, expand), padding included, that a step of `tiles` has."""
     rows = min(max_rows, tiles.most_rows)
-
     alone = tiles.shrink.form == "vec" and tiles.most_rows <= PREFILL_ROWS  # an item a segment
 
     def most(height: int) -> int:
-        return min(rows, max_seqs if alone else rows // height + max_seqs)
+        return max(min(rows, max_seqs if alone else rows // height + max_seqs), LEAST_GRID)
 
     rank_tiles = -(-max_rank // tiles.shrink.ranks)
     return rung(most(tiles.shrink.rows) * rank_tiles), rung(most(tiles.expand.rows))

@@ -7,14 +7,16 @@ was made for alone: a slot that changed hands under an unchanged set of requests
 Knows nothing of tiers and of who is evicted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from torch import Tensor
 
 from engine.adapters.device_plan import DevicePlanner, cut_runs
 from engine.adapters.slots import SlotRow
-from engine.kernels.lora_meta import LoraMeta, LoraRows, Segment
+from engine.kernels.lora_meta import LoraClass, LoraMeta, LoraRows, Segment
+from engine.ladder import Rung
 from engine.layout import place
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest
@@ -52,32 +54,62 @@ class StepPlanner:
         if self._device is not None:
             self._device.bind(words)
 
-    def meta(self, work: StepWork, words: Words | None = None) -> LoraMeta | None:
+    def meta(
+        self,
+        work: StepWork,
+        words: Words | None = None,
+        rung: Rung | None = None,
+        known: Sequence[LoraClass] = (),
+    ) -> LoraMeta | None:
         """The plan of one step; None when no row of it uses an adapter.
 
         `words` is the plan's region of the upload that is being filled; without one, a plan for the
-        kernels takes an upload of its own.  Changed rows of the slot table are copied on the
+        kernels takes an upload of its own.  `rung` is what the step is padded to, and `known` are
+        the classes that it has graphs for.  Changed rows of the slot table are copied on the
         current stream, so that this step's kernels find them and no earlier step's do.
         """
         if self._device is not None:
-            return self._on_device(self._device, work, words)
+            return self._on_device(self._device, work, words, rung, known)
         segments = cut_segments(work.chunks)
         if not segments:
             return None
         return LoraMeta(segments, {s.slot: self._current(s.slot) for s in segments})
 
     def words_of(self, meta: LoraMeta | None) -> int:
-        """How many of the `plan_words` have to be uploaded for a plan of this step."""
+        """How many of the `plan_words`, up to the last, a plan of this step has filled."""
         if self._device is None or meta is None or meta.device is None:
             return 0
         return self._device.words_of(meta.device.kind)
 
-    def classes(self, rows: int) -> list[LoraMeta]:
-        """Plans to capture graphs of decode steps of `rows` rows for."""
-        return [] if self._device is None else self._device.classes(rows)
+    def classes(self, rung: Rung, coarse: int = 1) -> list[LoraMeta]:
+        """Plans to capture graphs of steps of `rung` for; fewer if `coarse` is above 1."""
+        return [] if self._device is None else self._device.classes(rung, coarse)
+
+    @contextmanager
+    def pretending(
+        self, rows: Mapping[int, SlotRow], manifest_of: Callable[[str], PackedManifest]
+    ) -> Iterator[None]:
+        """Plan for other slots than the table's for a while, and know nothing of them afterwards.
+
+        No slot of the table may have been planned for yet.
+        """
+        assert not self._generations and not self._views, "a slot has been planned for"
+        kept = self._rows, self._manifest_of
+        self._rows, self._manifest_of = rows, manifest_of
+        try:
+            yield
+        finally:
+            self._rows, self._manifest_of = kept
+            self._generations.clear()
+            self._views.clear()
 
     def _on_device(
-        self, device: DevicePlanner, work: StepWork, words: Words | None
+        self,
+        device: DevicePlanner,
+        work: StepWork,
+        words: Words | None,
+        rung: Rung | None,
+        known: Sequence[LoraClass],
     ) -> LoraMeta | None:
         runs, total = cut_runs(work.chunks)
         if not runs.size:
@@ -90,7 +122,7 @@ class StepPlanner:
                 self._generations[slot] = row.generation
         if words is None:
             return device.send(runs, total)
-        return device.view(device.write(runs, total, words))
+        return device.view(device.write(runs, total, words, rung, known))
 
     def _current(self, slot: int) -> Pairs:
         """Views for what is in `slot` now; made at its first use, as long as it stays there."""

@@ -81,13 +81,19 @@ class Shape(NamedTuple):
     segments: int
     longest: int  # rows of the longest segment
     max_rank: int
+    mixed: bool = False  # prompt chunks beside decode rows, padded for a graph
 
 
 def pick(shape: Shape) -> Tiles:
-    """The tiles of a step."""
+    """The tiles of a step.
+
+    Padded mixed steps have one choice, which takes runs of any length: fewer graphs hold them all.
+    """
     wide = shape.max_rank > NARROW
     if shape.rows > PREFILL_ROWS:
         return PREFILL_WIDE if wide else PREFILL
+    if shape.mixed:
+        return MIXED_WIDE if wide else MIXED
     if shape.longest == 1:
         return ALONE_WIDE if wide else ALONE
     if shape.longest <= FEW_ROWS:
@@ -145,8 +151,30 @@ PREFILL_WIDE = Tiles(
 #: Same bits for a row in any batch: one row an item, one choice for every step.
 DETERMINISTIC = _vec("deterministic", 1, 2048, 32, 4)._replace(most_rows=_ANY_ROWS)
 
-#: What decode steps of low ranks take, and the rows that each item stands for at least.
-GRAPHED = ((ALONE, 1), (FEW, 2), (MIXED, 4), (SOLO, 8))
+
+class Graphed(NamedTuple):
+    """Steps that graphs are captured for at start.  Others are as right, and are met later."""
+
+    tiles: Tiles
+    rank: int  # items have ranks up to this, on average
+    share: int  # rows that an item stands for at least; 1 where each may be a row of its own
+    least: int  # rows of the smallest step that takes these tiles
+    growth: int  # from one number of items to the next: a step takes the graph that holds it
+
+
+#: Of decode steps: adapters of rank 16, and fleets of ranks up to 64.
+GRAPHED = (
+    Graphed(ALONE, 16, 1, 1, 2),
+    Graphed(FEW, 16, 1, 2, 2),
+    Graphed(MIXED, 16, 1, FEW_ROWS + 2, 2),
+    Graphed(SOLO, 16, DOT_ROWS, FEW_ROWS + 1, 2),
+    Graphed(ALONE_WIDE, 64, 1, 1, 4),
+    Graphed(FEW_WIDE, 64, 1, 2, 4),
+    Graphed(MIXED_WIDE, 64, 1, FEW_ROWS + 2, 4),
+    Graphed(SOLO_WIDE, 64, DOT_ROWS, FEW_ROWS + 1, 4),
+)
+#: Of mixed steps.  Their items are those of full tiles of rows, and one more for every sequence.
+GRAPHED_MIXED = (Graphed(MIXED, 16, DOT_ROWS, 2, 2), Graphed(MIXED_WIDE, 64, DOT_ROWS, 2, 4))
 
 #: Every choice that `pick` makes.
 ALL = (

@@ -4,8 +4,8 @@ Only pinned memory, streams and graphs are missing, which `test_cuda_graphs.py` 
 """
 
 import os
-from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,30 +13,45 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
 from engine import startup
-from engine.graphs import DecodeSteps
+from engine.graphs import StepGraphs
 from engine.kernels import backend
 from engine.messages import Abort, Evict, Load
+
+ROWS = (20, 16, 8, 4, 2, 1)  # of decode steps of up to 20 sequences
+
+
+class Tape:
+    """Stands in for a CUDA graph: tensors and sizes of the capture, and no number of the step."""
+
+    def __init__(self, graphs: StepGraphs, batch, lora) -> None:
+        self.parts = graphs, batch, lora
+
+    def replay(self) -> None:
+        graphs, batch, lora = self.parts
+        with np.errstate(all="ignore"):  # rows of nobody hold anything
+            graphs._compute(batch, lora)
+
+
+def poisoned(*shape, **options) -> torch.Tensor:
+    """Where torch gives memory as it finds it: NaN, so that whoever reads it is found out."""
+    memory = torch.zeros(*shape, **options)
+    return memory.fill_(torch.nan) if memory.is_floating_point() else memory
 
 
 @pytest.fixture
 def on_card_path(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "empty", poisoned)
     monkeypatch.setattr(backend, "use_kernels", lambda x, deterministic: not deterministic)
     monkeypatch.setattr(startup, "_is_card", lambda device: True)
-    forward = DecodeSteps._forward
-
-    def as_a_graph(self, batch, lora):
-        """What a graph knows when it is captured: tensors, and nothing of this step's numbers."""
-        rows = len(batch.tokens)
-        starts = tuple(range(rows + 1))
-        attn = replace(batch.attn, seq_lens=(0,) * rows, query_starts=starts, derived={})
-        return forward(self, replace(batch, attn=attn), lora)
-
-    monkeypatch.setattr(DecodeSteps, "_forward", as_a_graph)
+    monkeypatch.setattr(StepGraphs, "_record", lambda *capture: Tape(*capture))
 
 
 def start(start_core, **settings):
     sizes = {"max_num_seqs": 3, "max_rank": 16, "slots": 2, "max_batch_tokens": 40}
-    return start_core(lookahead=True, deterministic=False, **{**sizes, **settings})
+    driver = start_core(lookahead=True, deterministic=False, **{**sizes, **settings})
+    driver.core.runner.graphs.use_graphs = True
+    driver.core.runner.capture()
+    return driver
 
 
 def values(story) -> list[float]:
@@ -84,8 +99,8 @@ def test_a_mixed_and_padded_batch_answers_as_plain_torch(
     for story, want in zip(stories, right, strict=True):
         assert story.tokens == want.tokens
         assert values(story) == pytest.approx(values(want), abs=2e-3)
-    decode = driver.core.runner.decode
-    assert decode is not None and driver.core.runner.rungs == (1, 2, 3)
+    runner = driver.core.runner
+    assert runner.graphs.num_replays == runner.forward_passes, "a step ran eagerly"
 
 
 def test_padding_writes_into_no_block_and_a_slot_given_anew_is_seen(
@@ -112,6 +127,87 @@ def test_padding_writes_into_no_block_and_a_slot_given_anew_is_seen(
         used = arena.bytes.view(torch.float32)[free].isnan().all(-1).logical_not()
         assert used.sum() <= 2 * 3, "blocks that the three used, and no others"
         driver.call(lambda i, a=adapter: Evict(command_id=i, rev=a.rev))
+
+
+def test_chunks_of_every_size_answer_as_plain_torch_with_a_graph_and_without(
+    start_core, adapters, prompt, expected, request
+) -> None:
+    """Few and many sequences in graphs of one size; steps of more than 24 rows are eager."""
+    asked = [(0, 23, adapters[1], 3), (1, 2, None, 5), (2, 49, None, 2), (3, 9, adapters[1], 2)]
+    right = expected(asked)
+    request.getfixturevalue("on_card_path")
+    driver = start(start_core, graph_tokens=24, max_num_seqs=4)
+    driver.add(adapters[1])
+    driver.call(lambda i: Load(command_id=i, rev=adapters[1].rev))
+    stories = []
+    for n, length, a, tokens in asked:
+        rev = a.rev if a else None
+        ids = prompt(length, n)
+        stories.append(driver.submit(f"r{n}", ids, rev, max_tokens=tokens, logprobs=0))
+        driver.step()
+    driver.finish()
+    for story, want in zip(stories, right, strict=True):
+        assert story.tokens == want.tokens
+        assert values(story) == pytest.approx(values(want), abs=2e-3)
+    runner = driver.core.runner
+    assert 0 < runner.forward_passes - runner.graphs.num_replays <= 2
+
+
+def test_a_prompts_log_probabilities_come_from_padded_steps_too(
+    start_core, prompt, expected, request
+) -> None:
+    ids = prompt(19)
+    driver = start_core()
+    want = driver.submit("r", ids, prompt_logprobs=1, max_tokens=2)
+    driver.finish()
+    request.getfixturevalue("on_card_path")
+    driver = start(start_core)
+    story = driver.submit("r", ids, prompt_logprobs=1, max_tokens=2)
+    driver.finish()
+    assert story.tokens == want.tokens
+    assert [p.token for p in story.prompt_logprobs[1:]] == ids[1:]
+    for one, other in zip(story.prompt_logprobs[1:], want.prompt_logprobs[1:], strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=2e-3)
+
+
+def test_a_plan_that_no_graph_holds_gets_one_when_it_comes_back(
+    start_core, make_adapter, prompt, request
+) -> None:
+    """Two rows of rank 70 are more work than any graph of two rows that is captured at start."""
+    request.getfixturevalue("on_card_path")
+    high = [
+        make_adapter(f"high {n}", rank=70, modules=("q_proj",), layers=(0,), seed=n)
+        for n in range(2)
+    ]
+    driver = start(start_core, max_num_seqs=2, max_rank=80, max_batch_tokens=6)
+    driver.add(*high)
+    for adapter in high:
+        driver.call(lambda i, a=adapter: Load(command_id=i, rev=a.rev))
+    graphs, runner = driver.core.runner.graphs, driver.core.runner
+    usual, eager = graphs.num_graphs, []
+    for n, adapter in enumerate(high):
+        driver.submit(str(n), prompt(3, n), adapter.rev, max_tokens=5, ignore_eos=True)
+    while not all(story.finish for story in driver.stories.values()):
+        before = runner.forward_passes - graphs.num_replays
+        driver.step()
+        eager.append(runner.forward_passes - graphs.num_replays - before)
+    assert graphs.num_graphs == usual + 1
+    assert eager[1:5] == [1, 1, 0, 0], "the third time it is captured, and replayed at once"
+
+
+def test_the_choice_of_graphs_is_coarser_where_there_would_be_too_many(
+    start_core, request, monkeypatch
+) -> None:
+    request.getfixturevalue("on_card_path")
+    runner = start(start_core, max_num_seqs=20, max_rank=64).core.runner
+    fine = runner.usual()
+    assert [rung for rung, plan in fine if plan is None] == [(40, 20), *((n, n) for n in ROWS)]
+    monkeypatch.setattr("engine.runner.START_GRAPHS", len(fine) - 1)
+    coarse = runner.usual()
+    assert len(coarse) < len(fine)
+    assert [rung for rung, plan in coarse if plan is None] == [
+        rung for rung, plan in fine if plan is None
+    ]
 
 
 def test_an_abort_with_a_row_under_way_harms_nobody(start_core, prompt, expected, request) -> None:

@@ -136,7 +136,8 @@ def test_a_rehearsal_leaves_no_trace_in_what_is_answered(start_core, prompt, siz
         core = driver.core
         if rehearsed:
             longest, blocks = core.config.max_model_len, core.config.num_blocks
-            rehearse(core.runner, core.config, max_len=longest, num_blocks=blocks)
+            layout = core.machine.layout
+            rehearse(core.runner, core.config, layout, max_len=longest, num_blocks=blocks)
             assert core.runner.forward_passes == 0
         stories = [driver.submit(f"r{n}", prompt(20, n), logprobs=1) for n in range(3)]
         driver.finish()

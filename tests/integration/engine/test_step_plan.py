@@ -9,6 +9,7 @@ from engine.adapters.plan import StepPlanner, cut_segments
 from engine.adapters.slots import SlotTable
 from engine.batch import Batcher
 from engine.kernels.lora_meta import Segment
+from engine.ladder import Ladder, Rung
 from engine.memory.arena import Arena
 from engine.messages import SamplingParams
 from engine.models.spec import read_spec
@@ -62,11 +63,11 @@ def padding() -> Batcher:
     """Sizes of a card, on the CPU."""
     cpu = torch.device("cpu")
     sizes = {"max_rows": 32, "max_seqs": 6, "max_blocks": 4, "block_size": 16}
-    return Batcher(**sizes, device=cpu, pad=True, lookahead=True, plan_words=3)
+    ladder = Ladder(max_seqs=6, mixed_rows=12)
+    return Batcher(**sizes, device=cpu, ladder=ladder, lookahead=True, plan_words=4)
 
 
 def test_decode_steps_are_padded_to_a_rung_with_rows_of_nobody(padding) -> None:
-    assert padding.rungs == (1, 2, 4, 6)
     full = [Chunk(sequence(str(n), [n] * 9, blocks=[n]), 8, 1, True) for n in range(1, 7)]
     padding.pack(StepWork(tuple(full)))  # leaves numbers where padding will be
     chunks = [full[0], Chunk(sequence("x", [5] * 20, blocks=[8, 9]), 19, 1, False), full[2]]
@@ -80,18 +81,68 @@ def test_decode_steps_are_padded_to_a_rung_with_rows_of_nobody(padding) -> None:
     assert batch.attn.query_starts_device.tolist() == [0, 1, 2, 3, 4]
     assert batch.attn.block_tables.shape == (4, 4)
     assert batch.attn.block_tables[:3, :2].tolist() == [[1, 0], [8, 9], [3, 0]]
-    assert batch.single_rows and batch.attn.single_rows and not batch.samples_every_row
+    assert batch.rung == (4, 4) and batch.attn.single_rows and not batch.samples_every_row
     assert batch.sample_rows.tolist() == [0, 2]
     assert padding.pack(StepWork(tuple(full))).samples_every_row
 
 
-def test_mixed_steps_are_not_padded(padding) -> None:
+def test_mixed_steps_are_padded_with_rows_and_sequences_of_nobody(padding) -> None:
+    full = [Chunk(sequence(str(n), [9] * 2, blocks=[n]), 0, 2, True) for n in range(1, 7)]
+    padding.pack(StepWork(tuple(full)))  # leaves numbers where padding will be
     decode = sequence("d", [7] * 3, blocks=[1])
     prefill = sequence("p", [8] * 5, blocks=[2])
-    batch = padding.pack(StepWork((Chunk(decode, 2, 1, True), Chunk(prefill, 0, 5, True))))
-    assert len(batch.tokens) == 6 and not batch.single_rows
-    assert batch.attn.query_starts_device.tolist() == [0, 1, 6]
-    assert batch.attn.seq_lens_device.tolist() == [3, 5]
+    begun = sequence("b", [6] * 9, blocks=[3])
+    chunks = (Chunk(decode, 2, 1, True), Chunk(prefill, 0, 5, True), Chunk(begun, 0, 2, False))
+    batch = padding.pack(StepWork(chunks))
+    assert batch.rung == (12, 6) and not batch.attn.single_rows
+    assert batch.tokens.tolist() == [7, *[8] * 5, 6, 6, 0, 0, 0, 0]
+    assert batch.positions.tolist() == [2, *range(5), 0, 1, 0, 0, 0, 0]
+    assert batch.attn.slot_mapping.tolist() == [18, *range(32, 37), 48, 49, -1, -1, -1, -1]
+    assert batch.attn.query_starts == batch.attn.seq_lens == (), "a graph knows none of them"
+    assert batch.attn.query_starts_device.tolist() == [0, 1, 6, 8, 8, 8, 8]
+    assert batch.attn.seq_lens_device.tolist() == [3, 5, 2, 0, 0, 0]
+    assert batch.attn.block_tables.shape == (6, 4)
+    assert batch.sampled == (decode, prefill) and not batch.samples_every_row
+    assert batch.sample_rows.tolist() == [0, 5]
+
+
+def test_sampled_rows_are_padded_with_the_first_row(padding) -> None:
+    seqs = [sequence(str(n), [n] * 2, blocks=[n]) for n in range(6)]
+    padding.pack(StepWork(tuple(Chunk(seq, 0, 2, True) for seq in seqs)))  # leaves a row
+    batch = padding.pack(StepWork(tuple(Chunk(seq, 0, 2, True) for seq in seqs[:5])))
+    assert batch.sample_rows.tolist() == [1, 3, 5, 7, 9, 0] and len(batch.sampled) == 5
+
+
+def test_steps_beyond_the_ladder_are_not_padded(padding) -> None:
+    prefill = sequence("p", [8] * 13, blocks=[2])
+    batch = padding.pack(StepWork((Chunk(prefill, 0, 13, True),)))
+    assert batch.rung is None and len(batch.tokens) == 13
+    assert batch.attn.query_starts == (0, 13) and batch.attn.seq_lens == (13,)
+
+
+def test_rungs_hold_every_step_up_to_their_sizes() -> None:
+    for max_seqs, mixed_rows, often in (
+        *((1, 64, 0), (6, 12, 192), (64, 512, 192), (300, 512, 200)),
+        *((700, 300, 8), (5, 0, 0), (5, 1, 1)),
+    ):
+        ladder = Ladder(max_seqs=max_seqs, mixed_rows=mixed_rows, often=often)
+        if max_seqs < often <= mixed_rows:
+            assert ladder.find(often, 2).rows == often
+        assert len(set(ladder.all)) == len(ladder.all) and ladder.all[0].rows == max(
+            max_seqs, mixed_rows
+        )
+        for rows in range(1, mixed_rows + 2):
+            for seqs in {1, 2, 63, 64, 65, rows // 2, rows - 1} & set(range(1, max_seqs + 1)):
+                if seqs >= rows:
+                    continue
+                rung = ladder.find(rows, seqs)
+                assert (rung is None) == (rows > mixed_rows)
+                assert rung is None or (rung >= (rows, seqs) and rung.seqs >= seqs)
+                assert rung is None or not rung.single
+        for rows in range(1, max_seqs + 1):
+            rung = ladder.find(rows, rows)
+            assert rung.single and rows <= rung.rows < max(2 * rows, 2)
+            assert rows <= ladder.samples(rows) <= max_seqs
 
 
 def test_every_steps_tensors_lie_at_the_same_addresses(padding) -> None:
@@ -101,11 +152,14 @@ def test_every_steps_tensors_lie_at_the_same_addresses(padding) -> None:
         lengths = (attn.seq_lens_device, attn.query_starts_device)
         return [t.data_ptr() for t in (*tensors, *lengths)]
 
-    blank = addresses(padding.blank(2))
-    for n in (1, 4):
+    blank = addresses(padding.blank(Rung(2, 2)))
+    for n, rows in ((1, 1), (4, 1), (2, 3)):
         seqs = [sequence(str(i), [i] * 30, blocks=[i, 9]) for i in range(n)]
-        chunks = tuple(Chunk(seq, 29, 1, True) for seq in seqs)
+        chunks = tuple(Chunk(seq, 30 - rows, rows, True) for seq in seqs)
         assert addresses(padding.pack(StepWork(chunks))) == blank
+    mixed = padding.blank(Rung(12, 6))
+    assert addresses(mixed) == blank and mixed.attn.query_starts == ()
+    assert mixed.attn.query_starts_device.tolist() == [0] * 7
 
 
 def test_a_row_may_stand_on_a_token_that_is_still_being_drawn(padding) -> None:
@@ -118,13 +172,24 @@ def test_a_row_may_stand_on_a_token_that_is_still_being_drawn(padding) -> None:
     assert batch.tokens.tolist() == [6, 71]
 
 
-def test_the_plan_fills_its_share_of_the_upload(padding) -> None:
-    def fill(words) -> int:
-        words[:] = [3, 1, 4]
+def test_one_copy_brings_the_plan_and_all_else_that_is_in_use(padding, monkeypatch) -> None:
+    told, sent = [], []
+
+    def fill(words, rung) -> int:
+        told.append(rung)
+        words[-3:] = [3, 1, 4]
         return 3
 
-    padding.pack(StepWork((Chunk(sequence("r", [1], blocks=[0]), 0, 1, True),)), plan=fill)
-    assert padding.plan.tolist() == [3, 1, 4]
+    send = lambda end, first=0: sent.append((first, end))  # noqa: E731
+    monkeypatch.setattr(padding._ring, "send", send)
+    work = StepWork(tuple(Chunk(sequence("r", [1] * 9, blocks=[5]), 8, 1, True) for _ in range(3)))
+    batch = padding.pack(work, plan=fill)
+    assert padding.plan.tolist()[1:] == [3, 1, 4] and told == [(4, 4)]
+    [(first, end)] = sent
+    words = padding._words
+    assert words[first:].data_ptr() == padding.plan[1:].data_ptr()
+    last = batch.attn.block_tables[2:3]
+    assert words[end:].data_ptr() == last.data_ptr() + last.numel() * last.element_size()
 
 
 def test_a_block_list_is_read_anew_when_a_sequence_runs_again(padding) -> None:

@@ -42,6 +42,16 @@ def test_a_prompt_in_chunks_is_the_prompt_in_one_piece(start_core, adapters, pro
     assert told(adapted) == cold(prompt(75, 1), adapters[0])
 
 
+def test_the_cost_of_a_prompt_is_learned_from_all_its_chunks(start_core, prompt) -> None:
+    driver = start_core(max_batch_tokens=16)
+    told = []
+    driver.core._prefill._observe = lambda *learned: told.append(learned)
+    driver.submit("r", prompt(90))
+    driver.finish()
+    assert [rows for _, rows in told] == [16] * 5 + [10]
+    assert all(0 < seconds < 10 for seconds, _ in told)
+
+
 def test_no_step_is_larger_than_the_budget(start_core, prompt) -> None:
     driver = start_core(max_batch_tokens=24)
     rows = []

@@ -1,5 +1,6 @@
 """Work items and the slot table: what the kernels are told, before anything is computed."""
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from engine.adapters.plan import StepPlanner
 from engine.adapters.slots import SlotTable
 from engine.errors import AdapterInvalid
 from engine.kernels import lora_place, tiles
+from engine.ladder import Rung
 from engine.layout import MODULE_ID, MODULES, BlockLayout, Shapes, place
 from engine.messages import PackedModule, SamplingParams
 from engine.sequence import Chunk, Sequence, StepWork
@@ -134,10 +136,9 @@ def test_items_cover_each_row_and_rank_once(make_pool: Make, tiles_: tiles.Tiles
             row += length
             pool.slots.max_rank[slot] = rng.randint(1, 128 if tiles_.expand.all_ranks else 16)
         kind = planner.write(np.array(runs).T, row, words)
-        items = words.view(np.int32)
-        border = planner._most_expand * 4
-        expand = items[: kind.expand_items * 4].reshape(-1, 4)
-        shrink = items[border : border + kind.shrink_items * 4].reshape(-1, 4)
+        used = words[-planner.words_of(kind) :].view(np.int32).reshape(-1, 4)
+        shrink, expand = used[: kind.shrink_items], used[kind.shrink_items :]
+        assert len(expand) == kind.expand_items
         covered = [
             (start + i, slot) for start, rows, slot, _ in expand.tolist() for i in range(rows)
         ]
@@ -157,18 +158,59 @@ def test_items_cover_each_row_and_rank_once(make_pool: Make, tiles_: tiles.Tiles
         assert shrink[:, 1].max() <= tiles_.shrink.rows
 
 
-def test_a_class_has_one_plan_whatever_the_items(make_pool: Make, whole: Any) -> None:
+def test_a_step_takes_the_least_graph_that_holds_its_items(make_pool: Make, whole: Any) -> None:
     pool = make_pool("odd", torch.float32)
-    for slot in range(4):
+    for slot in range(8):
         pool.add(slot, whole(8))
     planner = pool.planner()
     planner.bind(torch.zeros(planner.words, dtype=torch.int64))
+    words = np.full(planner.words, 7, dtype=np.int64)
+    rung_ = Rung(8, 8)
+    known = [plan.device.kind for plan in planner.classes(rung_)]
+    assert len(set(known)) == len(known)
+
+    def written(count: int, length: int = 1) -> Any:
+        runs = [[length * n for n in range(count)], [length] * count, range(count)]
+        return planner.write(np.array(runs), count * length, words, rung_, known)
+
+    assert written(1) == written(4) != written(5) == written(8)
+    assert {written(n) for n in (1, 5)} < set(known)
+    assert planner.view(written(3)) is planner.view(written(4))
+    kind = written(3)
+    used = words[-planner.words_of(kind) :].view(np.int32).reshape(-1, 4)
+    shrink, expand = used[: kind.shrink_items], used[kind.shrink_items :]
+    assert expand[3:].tolist() == [[0] * 4] and not shrink[3:].any(), "the rest has no rows"
+    assert expand[:3, 1].tolist() == shrink[:3, 1].tolist() == [1] * 3
+    pool.slots.max_rank[:] = 120
+    assert written(4) in known, "the graph of twice as many of half the rank"
+    rare = written(8)
+    assert rare not in known and rare.shrink_items == rung(8 * 15), "a graph of its own, later"
+
+
+@pytest.mark.parametrize("rung_", [Rung(1, 1), Rung(6, 6), Rung(64, 64), Rung(64, 20)], ids=str)
+@pytest.mark.parametrize("max_rank", [8, 16, 40, 128])
+def test_usual_steps_find_a_graph(make_pool: Make, max_rank: int, rung_: Rung) -> None:
+    """Ranks up to 16, and up to 64, in runs of any lengths; no class is captured twice."""
+    rng = random.Random(3)
+    pool = make_pool("odd", torch.float32, num_slots=64, max_rank=max_rank)
+    planner = pool.planner()
+    planner.bind(torch.zeros(planner.words, dtype=torch.int64))
     words = np.zeros(planner.words, dtype=np.int64)
-    three = planner.write(np.array([[0, 1, 2], [1, 1, 1], [0, 1, 2]]), 4, words)
-    four = planner.write(np.array([[0, 1, 2, 3], [1, 1, 1, 1], [0, 1, 2, 3]]), 4, words)
-    assert three == four and planner.view(three) is planner.view(four)
-    assert planner.view(three) in planner.classes(4)
-    assert len({plan.device.kind for plan in planner.classes(64)}) == len(planner.classes(64))
+    for coarse in (1, 4):
+        known = [plan.device.kind for plan in planner.classes(rung_, coarse)]
+        assert len(set(known)) == len(known)
+        wide = any(kind.tiles.expand.all_ranks for kind in known)
+        assert wide == (max_rank > tiles.NARROW)
+        for _ in range(200):
+            total = rng.randint(1 if rung_.single else 2, rung_.rows)
+            most = total if rung_.single else min(rung_.seqs, total - 1)
+            edges = sorted(rng.sample(range(1, total), min(rng.randint(1, most), total) - 1))
+            starts = [0, *edges]
+            lengths = [b - a for a, b in itertools.pairwise([*starts, total])]
+            slots = rng.sample(range(64), len(starts))
+            pool.slots.max_rank[slots] = rng.randint(1, min(max_rank, 64))
+            runs = np.array([starts, lengths, slots])
+            assert planner.write(runs, total, words, rung_, known) in known
 
 
 def test_the_step_planner_brings_a_slots_row_up_to_date_in_the_step_that_uses_it(

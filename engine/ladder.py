@@ -1,0 +1,64 @@
+"""Sizes that steps are padded to on a card, so that few CUDA graphs serve all of them.
+
+Goes in: how many rows and sequences a step has.  Comes out: the rung that holds it, or none.
+Decode-only steps (one row a sequence) and mixed ones have ladders of their own.  Knows no sequences
+and no device.
+"""
+
+from typing import NamedTuple
+
+#: Rows of decode-only steps.
+DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+#: Rows of mixed steps.  Below 64 a step of a large model takes the time of reading its weights,
+#: padded or not; above, a step is a third larger than the one before at most, but for the first.
+MIXED = (64, 128, 192, 256, 384, 512, 768, 1024)
+#: Sequences of mixed steps: attention launches a few programs for each, used or not.
+SEQS = (64, 256)
+
+
+class Rung(NamedTuple):
+    """Sizes of a padded step.  As many sequences as rows: one row each; else fewer."""
+
+    rows: int
+    seqs: int
+
+    @property
+    def single(self) -> bool:
+        """Decode only: row i is sequence i's."""
+        return self.rows == self.seqs
+
+
+class Ladder:
+    """Rungs of decode-only steps of up to `max_seqs` rows and of mixed ones of up to `mixed_rows`.
+
+    `often`: rows that mixed steps are filled up to, which get a rung of their own.  A mixed step
+    has a sequence of two rows, and so at most `rows - 1` sequences.
+    """
+
+    def __init__(self, *, max_seqs: int, mixed_rows: int, often: int = 0) -> None:
+        self.decode = tuple(Rung(rows, rows) for rows in _up_to(max_seqs, DECODE))
+        heights = _up_to(mixed_rows, (*MIXED, often) if often > 1 else MIXED)
+        widths = _up_to(max_seqs, SEQS)
+        pairs = {Rung(rows, min(seqs, rows - 1)) for rows in heights for seqs in widths if rows > 1}
+        self.mixed = tuple(sorted(pairs))
+
+    @property
+    def all(self) -> tuple[Rung, ...]:
+        """Every rung, the most rows first."""
+        return tuple(sorted((*self.decode, *self.mixed), reverse=True))
+
+    def find(self, rows: int, seqs: int) -> Rung | None:
+        """The least rung for a step of `rows` rows of `seqs` sequences; None: it is too large."""
+        for rung in self.decode if rows == seqs else self.mixed:
+            if rung.rows >= rows and rung.seqs >= seqs:
+                return rung
+        return None
+
+    def samples(self, count: int) -> int:
+        """What `count` sampled rows are padded to, so that one product serves several counts."""
+        return next(rung.rows for rung in self.decode if rung.rows >= count)
+
+
+def _up_to(most: int, steps: tuple[int, ...]) -> tuple[int, ...]:
+    """The steps below `most`, and `most` itself."""
+    return (*(step for step in steps if step < most), most)
