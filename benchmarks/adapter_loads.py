@@ -36,8 +36,9 @@ def loads(work: Workloads, streams: int) -> Iterator[Line]:
 def _beside_pinned(work: Workloads, streams: int, fleet: range) -> Iterator[Line]:
     seconds = work.sizes.seconds
     work.driver.settle(fleet, "disk")
-    work.warm(streams, RESIDENT, work.arrivals(PROMPT, fleet))
-    quiet = work.gaps(work.beside(streams, RESIDENT, [], seconds)) if streams else []
+    behind = work.bystanders(streams, RESIDENT)
+    work.warm(behind, work.arrivals(PROMPT, fleet))
+    quiet = work.gaps(work.beside(behind, [], seconds)) if streams else []
     if quiet:
         told = spread(quiet, "itl", most=True)
         yield {"case": "loads", "streams": streams, "newcomers": "none", **told}
@@ -49,7 +50,7 @@ def _beside_pinned(work: Workloads, streams: int, fleet: range) -> Iterator[Line
     resident = math.nan
     for kind, (tier, adapters) in kinds.items():
         work.driver.settle(adapters, tier)
-        run = work.beside(streams, RESIDENT, work.arrivals(PROMPT, adapters), seconds)
+        run = work.beside(behind, work.arrivals(PROMPT, adapters), seconds)
         first = [1e3 * s.ttft for s in run.arrivals if s.times]
         ttft = median(first) if first else math.nan
         resident = ttft if kind == "resident" else resident

@@ -5,8 +5,9 @@
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  A case is batch:adapters; adapters are of rank 16 on all projections, random,
-and all rows use one in turn.  Every stream has a prompt of --prompt random tokens and makes
---tokens new ones, so that a step has about prompt + tokens / 2 tokens of context a stream.
+and all rows use one in turn.  Every stream has a prompt of --prompt + 1 random tokens and makes
+--tokens new ones, so that a step has about prompt + tokens / 2 tokens of context a stream.  Prompts
+are computed before, and found in the prefix cache: all streams begin together.
 
 One JSON line a case on stdout:
   step_ms             median over the steps in which all streams make a token (wall clock)
@@ -40,6 +41,9 @@ from rig import RANK, Rig, random_prompt
 
 from engine.config import EngineConfig
 
+#: Token ids, and the number of an adapter.
+Prompt = tuple[list[int], int | None]
+
 CASES = "1:0,16:0,64:0,1:1,64:1,16:8,64:8,64:64"
 #: Tokens of a first run, enough for all streams to decode together for a while: kernels are
 #: compiled, and a rare plan's graph is captured when it comes back.
@@ -47,7 +51,7 @@ WARM_TOKENS = 40
 #: Steps before the middle is measured, and steps that are profiled.
 SETTLING, PROFILED = 6, 16
 #: Tokens of the streams that the middle is measured on: they outlive both.
-MIDDLE_TOKENS = SETTLING + PROFILED + 6
+MIDDLE_TOKENS = SETTLING + PROFILED + 20
 REPLAYS = 30
 
 
@@ -65,10 +69,18 @@ class Bench:
             self._run = self.graphs.run
             self.graphs.run = self._timed  # type: ignore[method-assign,assignment]
 
-    def submit(self, batch: int, adapters: int, prompt: int, tokens: int) -> None:
-        for n in range(batch):
-            ids = random_prompt(self._random, prompt, self.core.machine.vocab_size)
-            adapter = n % adapters if adapters else None
+    def prompts(self, batch: int, adapters: int, length: int) -> list[Prompt]:
+        """Prompts that are in the prefix cache but for their last token."""
+        vocab = self.core.machine.vocab_size
+        made: list[Prompt] = [
+            (random_prompt(self._random, length + 1, vocab), n % adapters if adapters else None)
+            for n in range(batch)
+        ]
+        self.run(made, 1)
+        return made
+
+    def submit(self, prompts: Sequence[Prompt], tokens: int) -> None:
+        for ids, adapter in prompts:
             self.core.take(self.rig.submit(ids, tokens, adapter, f"r{next(self._ids)}"))
 
     def step(self) -> tuple[int, int]:
@@ -83,10 +95,10 @@ class Bench:
             self.core.wait()
         return made, ended
 
-    def run(self, batch: int, adapters: int, prompt: int, tokens: int) -> list[tuple[float, int]]:
+    def run(self, prompts: Sequence[Prompt], tokens: int) -> list[tuple[float, int]]:
         """(when, tokens made) of every step that made some."""
-        self.submit(batch, adapters, prompt, tokens)
-        left, steps = batch, []
+        self.submit(prompts, tokens)
+        left, steps = len(prompts), []
         while left:
             made, ended = self.step()
             left -= ended
@@ -95,26 +107,27 @@ class Bench:
         self._come_to_rest()
         return steps
 
-    def middle(
-        self, batch: int, adapters: int, context: int
-    ) -> tuple[float | None, list[Kernel] | None]:
+    def middle(self, prompts: Sequence[Prompt]) -> tuple[float | None, list[Kernel]]:
         """Seconds of a step's forward pass alone, and the kernels of PROFILED whole steps.
 
-        Both at `context` tokens a stream and a few more.  None where there is no card.
+        Both of steps in which all streams make a token.  None where steps are not padded, no
+        kernels where there is no card.
         """
-        if self.core.machine.device.type != "cuda":
-            return None, None
-        self.submit(batch, adapters, context, MIDDLE_TOKENS)
-        left, tokens = batch, 0
-        while tokens < batch:  # until the last prompt has been taken in
-            tokens += self.step()[0]
-        for _ in range(SETTLING - 1):
+        self.submit(prompts, MIDDLE_TOKENS)
+        left = len(prompts)
+        made = 0
+        while made < len(prompts) == left:
+            made, ended = self.step()
+            left -= ended
+        for _ in range(SETTLING):
             left -= self.step()[1]
         self._armed = self.graphs is not None
         left -= self.step()[1]
         self._armed = False
         kernels, ended = self._profiled()
         left -= ended
+        if left < len(prompts):
+            raise RuntimeError("a stream ended before all others were measured beside it")
         while left:
             left -= self.step()[1]
         self._come_to_rest()
@@ -123,6 +136,8 @@ class Bench:
     def _profiled(self) -> tuple[list[Kernel], int]:
         """The kernels of exactly PROFILED steps: what was launched before has ended by then."""
         ended = 0
+        if self.core.machine.device.type != "cuda":
+            return [], ended
         torch.cuda.synchronize()
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
@@ -141,13 +156,10 @@ class Bench:
         logits = self._run(*arguments)
         if self._armed:
             self._armed = False
-            start, end = _event(), _event()
-            start.record()
+            clock = _Clock(self.core.machine.device)
             for _ in range(REPLAYS):
                 logits = self._run(*arguments)
-            end.record()
-            end.synchronize()
-            self._forward = start.elapsed_time(end) / REPLAYS / 1e3
+            self._forward = clock.seconds() / REPLAYS
         return logits
 
     def _come_to_rest(self) -> None:
@@ -155,8 +167,27 @@ class Bench:
             self.core.step()
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+class _Clock:
+    """Starts when what was launched before has ended; the device's own time where it is a card."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[torch.cuda.Event] = []
+        if device.type == "cuda":
+            self._mark()
+        self._started = time.perf_counter()
+
+    def seconds(self) -> float:
+        if not self._events:
+            return time.perf_counter() - self._started
+        self._mark()
+        start, end = self._events
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def _mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._events.append(event)
 
 
 def step_seconds(steps: list[tuple[float, int]], batch: int) -> list[float]:
@@ -168,10 +199,11 @@ def measure(
     bench: Bench, batch: int, adapters: int, prompt: int, tokens: int
 ) -> tuple[dict[str, Any], Table | None]:
     """The figures of one case, and the table of its kernels."""
-    bench.run(batch, adapters, prompt, min(WARM_TOKENS, tokens))
+    prompts = bench.prompts(batch, adapters, prompt)
+    bench.run(prompts, min(WARM_TOKENS, tokens))
     graphs = bench.graphs
     before = graphs.num_replays if graphs else 0
-    gaps = step_seconds(bench.run(batch, adapters, prompt, tokens), batch)
+    gaps = step_seconds(bench.run(prompts, tokens), batch)
     ordered = sorted(gaps)
     case: dict[str, Any] = {
         "step_ms": round(1e3 * statistics.median(gaps), 3),
@@ -180,7 +212,7 @@ def measure(
         "graph_steps": (graphs.num_replays if graphs else 0) - before,
         "tokens_per_s": round(batch / statistics.median(gaps), 1),
     }
-    forward, kernels = bench.middle(batch, adapters, prompt + tokens // 2)
+    forward, kernels = bench.middle(bench.prompts(batch, adapters, prompt + tokens // 2))
     if forward is not None:
         case["forward_ms"] = round(1e3 * forward, 3)
     table = tabulate(kernels) if kernels else None
@@ -212,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model=str(options.model),
         device=options.device,
         max_num_seqs=max(batch for batch, _ in cases),
-        max_model_len=options.prompt + max(options.tokens, options.tokens // 2 + MIDDLE_TOKENS),
+        max_model_len=1 + options.prompt + max(options.tokens, options.tokens // 2 + MIDDLE_TOKENS),
         slots=max(1, *(adapters for _, adapters in cases)),
         max_rank=RANK,
         ram_cache=1 << 30,

@@ -25,7 +25,7 @@ SHAPES = {
         "head_dim": 128,
         "intermediate_size": 14336,
         "vocab_size": 128256,
-        "max_position_embeddings": 32768,
+        "max_position_embeddings": 65536,  # room to decode at 32k
         "rope_theta": 500000.0,
         "bos_token_id": 128000,
         "eos_token_id": 128001,

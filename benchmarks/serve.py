@@ -6,6 +6,7 @@ DIR is a model folder; if it holds no config.json, random weights of the shape o
 written there first, with a tokenizer.  Cases, each with an optional list of its own:
 
     --throughput BATCH:ADAPTERS,..   waves of requests, prompt and answer of fixed length (default)
+    --steady BATCH:ADAPTERS,..       streams decode on and on
     --mixed ADAPTERS,..              streams decode while prompts arrive
     --loads STREAMS,..               streams decode while others ask for adapters that are not there
     --prefill LENGTH,..              prompts alone, base and one adapter
@@ -13,8 +14,8 @@ written there first, with a tokenizer.  Cases, each with an optional list of its
     --mix KIND:ADAPTERS,..           Poisson arrivals; KIND is skew90, zipf, uniform or distinct
 
 One engine, or one daemon, serves all cases of a mode; `both` runs `offline` in a process of its own
-and then `socket`, and gives every throughput line of the second its ratio to the first
-(`of_offline`).  One JSON line a case on stdout, a table on stderr at the end.  Times are
+and then `socket`, and gives the second's lines of throughput and steady decode their ratio to the
+first (`of_offline`).  One JSON line a case on stdout, a table on stderr at the end.  Times are
 milliseconds; `itl` is the time between two tokens of a stream.  `bars` holds figures against their
 limits.  A case that fails prints its error, the others go on, and the exit status is 1.
 """
@@ -39,8 +40,8 @@ from adapter_loads import loads
 from random_model import ensure_model
 from report import table
 from starting import DEFAULTS, Case, cases, settings, start
-from streams import Driver, Failed
-from workloads import Line, Sizes, Workloads, at_least
+from streams import Driver, Failed, Line, at_least
+from workloads import Sizes, Workloads
 
 from engine.models.spec import read_spec
 
@@ -61,6 +62,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--every", type=float, default=0.05, help="seconds between newcomers [.05]")
     parser.add_argument("--streams", type=int, default=64, help="bystanders of --mixed [64]")
+    parser.add_argument("--mixed-tokens", type=int, default=0, help="the engine's setting [auto]")
     parser.add_argument("--rate", type=float, default=16.0, help="requests a second of --mix [16]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--workers", type=int, default=4, help="load generators [4]")
@@ -148,8 +150,8 @@ class Output:
     def __call__(self, line: Line) -> None:
         if line.get("mode") == "offline":
             self._offline[_key(line)] = line
-        elif line.get("case") == "throughput" and (twin := self._offline.get(_key(line))):
-            line = line | _ratios(line, twin)
+        elif line.get("case") in ("throughput", "steady") and _key(line) in self._offline:
+            line = line | _ratios(line, self._offline[_key(line)])
         self.lines.append(line)
         print(json.dumps(line), flush=True)
 
@@ -165,7 +167,7 @@ def _ratios(line: Line, twin: Line) -> Line:
         ("tokens_per_s", "of_offline"),
         ("decode_tokens_per_s", "decode_of_offline"),
     ):
-        ours, theirs = line[name], twin[name]
+        ours, theirs = line.get(name), twin.get(name)
         if isinstance(ours, float) and isinstance(theirs, float):
             told[ratio] = round(ours / theirs, 4)
     share = told["of_offline"]

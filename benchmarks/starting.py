@@ -25,12 +25,15 @@ TOKENS_A_SECOND = 1000
 SPARE_SEQUENCES = 16
 DEFAULTS = {
     "throughput": "1:0,16:0,64:0,64:8,64:64",
+    "steady": "64:0,64:64",
     "mixed": "0,8,64",
     "loads": "0,16,64",
     "prefill": "512,2048,8192",
     "long": "1:32000,8:32000",
     "mix": "skew90:64,zipf:64,uniform:64,distinct:64",
 }
+#: Cases of two numbers.
+PAIRS = ("throughput", "steady", "long")
 Case = tuple[str, tuple[Any, ...]]
 
 
@@ -47,7 +50,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
                 if kind not in ("skew90", "zipf", "uniform", "distinct"):
                     raise ValueError(f"--mix {kind}: skew90, zipf, uniform or distinct")
                 found.append((name, (kind, int(adapters))))
-            elif len(parts) != (2 if name in ("throughput", "long") else 1):
+            elif len(parts) != (2 if name in PAIRS else 1):
                 raise ValueError(f"--{name} {item}: as in --{name} {DEFAULTS[name]}")
             else:
                 found.append((name, tuple(map(int, parts))))
@@ -63,6 +66,10 @@ def settings(options: argparse.Namespace, spec: ModelSpec, wanted: list[Case]) -
             case "throughput":
                 batches.append(given[0])
                 adapters.append(given[1])
+            case "steady":
+                batches.append(given[0])
+                adapters.append(given[1])
+                lengths.append(prompt + beside)
             case "mixed":
                 batches.append(options.streams)
                 adapters.append(given[0])
@@ -85,6 +92,7 @@ def settings(options: argparse.Namespace, spec: ModelSpec, wanted: list[Case]) -
         "device": device,
         "max_model_len": min(max(lengths), spec.max_position),
         "max_num_seqs": max(batches) + SPARE_SEQUENCES,
+        "mixed_tokens": getattr(options, "mixed_tokens", 0),
         "cpu_pool": 512 << 20,
         "slots": max(adapters),
         "ram_cache": RAM_ADAPTERS * adapter_bytes(spec, device),

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
+Line = dict[str, object]
+
 
 @dataclass(slots=True)
 class Request:
@@ -130,3 +132,18 @@ def decode_rate(streams: Sequence[Stream]) -> float | None:
 
 def median(values: Iterable[float]) -> float:
     return statistics.median(values)
+
+
+def bars_of(**bars: tuple[float, float]) -> Line:
+    """name=(value, limit) -> both, and whether the value stays within the limit."""
+    return {name: _bar(value, limit, value <= limit) for name, (value, limit) in bars.items()}
+
+
+def at_least(**bars: tuple[float, float]) -> Line:
+    """The same where more is better."""
+    return {name: _bar(value, limit, value >= limit) for name, (value, limit) in bars.items()}
+
+
+def _bar(value: float, limit: float, met: bool) -> Line:
+    shown = None if math.isnan(value) else round(value, 3)
+    return {"value": shown, "limit": round(limit, 3), "met": met}

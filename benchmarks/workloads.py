@@ -3,19 +3,30 @@
 Goes in: a driver (the engine in this process, or a daemon behind its socket) and the sizes of the
 run.  Comes out: lines of figures, with the bars that they can be held against.  Every case runs
 once unmeasured first, so that kernels are compiled.  Prompts are random, so that nothing comes from
-the prefix cache; adapters are of rank 16 on all projections.
+the prefix cache; only bystanders' prompts are computed before and found there, so that all begin to
+decode together.  Adapters are of rank 16 on all projections.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Literal
 
 import numpy as np
-from streams import Driver, Failed, Request, Run, decode_rate, median, spread, token_gaps
+from streams import (
+    Driver,
+    Failed,
+    Line,
+    Request,
+    Run,
+    bars_of,
+    decode_rate,
+    median,
+    spread,
+    token_gaps,
+)
 
-Line = dict[str, object]
 Mix = Literal["skew90", "zipf", "uniform", "distinct"]
 
 #: Of what runs unmeasured first, at the most.
@@ -78,14 +89,34 @@ class Workloads:
     def _wave(self, batch: int, adapters: int, tokens: int) -> Run:
         return self.driver.run([], self._requests(batch, adapters, tokens), None)
 
+    # ------------------------------------------------------------- steady decode
+    def steady(self, batch: int, adapters: int) -> Iterator[Line]:
+        """`batch` streams decode on and on: tokens of the measured seconds."""
+        behind = self.bystanders(batch, adapters)
+        self.warm(behind, [])
+        run = self.beside(behind, [], self.sizes.seconds)
+        made = sum(run.start < t <= run.end for stream in run.background for t in stream.times)
+        rate = made / (run.end - run.start)
+        yield {
+            "case": "steady",
+            "batch": batch,
+            "adapters": adapters,
+            "prompt": self.sizes.prompt,
+            "context": round(self.sizes.prompt + _made_by_middle(run) / batch),
+            "tokens_per_s": round(rate, 1),
+            "step_ms": round(1e3 * batch / rate, 3),
+            **spread(self.gaps(run), "itl", most=True),
+            "cpu": run.cpu,
+        }
+
     # ------------------------------------------------------------- mixed steps
     def mixed(self, adapters: int) -> Iterator[Line]:
         """Streams decode while prompts arrive, each for one token; first without, then with."""
         sizes = self.sizes
-        self.driver.settle(range(adapters), "gpu")
-        self.warm(sizes.streams, adapters, self._prompts(adapters))
-        quiet = self.beside(sizes.streams, adapters, [], sizes.seconds)
-        busy = self.beside(sizes.streams, adapters, self._prompts(adapters), sizes.seconds)
+        behind = self.bystanders(sizes.streams, adapters)
+        self.warm(behind, self._prompts(adapters))
+        quiet = self.beside(behind, [], sizes.seconds)
+        busy = self.beside(behind, self._prompts(adapters), sizes.seconds)
         without, among = self.gaps(quiet), self.gaps(busy)
         told = spread(among, "itl", most=True)
         ratio = told["itl_p99_ms"] / told["itl_p50_ms"]
@@ -142,13 +173,12 @@ class Workloads:
     # ------------------------------------------------------------- long contexts
     def long(self, batch: int, length: int) -> Iterator[Line]:
         """Decode far into a context; bytes are the weights' and all keys and values, once."""
-        seconds = self.sizes.seconds
-        background = [self._ask(length, self.sizes.room - length, None) for _ in range(batch)]
-        run = self.driver.run(background, [], seconds)
+        behind = [self._ask(length, self.sizes.room - length, None) for _ in range(batch)]
+        self._compute(behind)
+        run = self.beside(behind, [], self.sizes.seconds)
         among = self.gaps(run)
         step = median(among)
-        middle = run.start + seconds / 2
-        tokens = sum(length + sum(t < middle for t in s.times) for s in run.background)
+        tokens = batch * length + _made_by_middle(run)
         line: Line = {
             "case": "long",
             "batch": batch,
@@ -224,15 +254,25 @@ class Workloads:
         turns = islice(cycle(adapters), count)
         return [self._ask(length, 1, a, at=n * self.sizes.every) for n, a in enumerate(turns)]
 
-    def beside(
-        self, streams: int, adapters: int, arrivals: Sequence[Request], seconds: float
-    ) -> Run:
-        tokens = self.sizes.room - self.sizes.prompt
-        return self.driver.run(self._requests(streams, adapters, tokens), arrivals, seconds)
+    # ------------------------------------------------------------- bystanders
+    def bystanders(self, streams: int, adapters: int) -> list[Request]:
+        """Requests that do not end by themselves; adapters and prompts are where they belong."""
+        self.driver.settle(range(adapters), "gpu")
+        behind = self._requests(streams, adapters, self.sizes.room - self.sizes.prompt)
+        self._compute(behind)
+        return behind
 
-    def warm(self, streams: int, adapters: int, arrivals: Sequence[Request]) -> None:
-        """The same as `beside`, for a while and for nobody."""
-        self.beside(streams, adapters, arrivals, min(WARM_SECONDS, self.sizes.seconds))
+    def _compute(self, requests: Sequence[Request]) -> None:
+        """Bring the prompts into the prefix cache."""
+        if requests:
+            self.driver.run([], [replace(request, max_tokens=1) for request in requests], None)
+
+    def beside(self, behind: Sequence[Request], arrivals: Sequence[Request], seconds: float) -> Run:
+        return self.driver.run(behind, arrivals, seconds)
+
+    def warm(self, behind: Sequence[Request], arrivals: Sequence[Request]) -> None:
+        """The same for a while and for nobody."""
+        self.beside(behind, arrivals, min(WARM_SECONDS, self.sizes.seconds))
 
     def gaps(self, run: Run) -> list[float]:
         """Of the bystanders, in the measured seconds; Failed if some had ended by then."""
@@ -244,27 +284,18 @@ class Workloads:
         return among
 
 
+def _made_by_middle(run: Run) -> int:
+    """Tokens of all bystanders up to the middle of the measured seconds."""
+    middle = (run.start + run.end) / 2
+    return sum(t < middle for stream in run.background for t in stream.times)
+
+
 def newcomers(run: Run) -> Line:
     """First tokens of those that had one by the end."""
     served = [s.ttft for s in run.arrivals if s.times]
     late = max((s.sent - s.due for s in run.arrivals if s.times), default=0.0)
     told: Line = {"arrivals": len(run.arrivals), "served": len(served)}
     return told | spread(served, "ttft", most=True) | {"late_ms": round(1e3 * late, 3)}
-
-
-def bars_of(**bars: tuple[float, float]) -> Line:
-    """name=(value, limit) -> both, and whether the value stays within the limit."""
-    return {name: _bar(value, limit, value <= limit) for name, (value, limit) in bars.items()}
-
-
-def at_least(**bars: tuple[float, float]) -> Line:
-    """The same where more is better."""
-    return {name: _bar(value, limit, value >= limit) for name, (value, limit) in bars.items()}
-
-
-def _bar(value: float, limit: float, met: bool) -> Line:
-    shown = None if math.isnan(value) else round(value, 3)
-    return {"value": shown, "limit": round(limit, 3), "met": met}
 
 
 def _seconds(run: Run) -> float:

@@ -37,17 +37,32 @@ def check_loads(lines, streams):
 def test_every_case_runs_on_the_engine_alone(tiny, capsys):
     from serve import main
 
-    cases = ["--throughput", "1:0,3:2", "--mixed", "0,2", "--loads", "0,2", "--prefill", "48"]
+    cases = [
+        "--throughput",
+        "1:0,3:2",
+        "--steady",
+        "3:2",
+        "--mixed",
+        "0,2",
+        "--loads",
+        "0,2",
+        "--prefill",
+        "48",
+    ]
     cases += ["--long", "2:100", "--mix", "skew90:3,zipf:3,uniform:3,distinct:3"]
     status = main(["--model", str(tiny), "--mode", "offline", *DECK, *cases])
     lines = lines_of(capsys)
     assert not [line["error"] for line in lines if "error" in line]
     assert status == 0
     found = by_case(lines)
-    assert list(found) == ["start", "throughput", "mixed", "loads", "prefill", "long", "mix"]
+    named = ["start", "throughput", "steady", "mixed", "loads", "prefill", "long", "mix"]
+    assert list(found) == named
     for line in found["throughput"]:
         assert line["tokens_per_s"] > 0
         assert 0 < line["itl_p50_ms"] <= line["itl_p99_ms"] <= line["itl_max_ms"]
+    [steady] = found["steady"]
+    assert steady["context"] > 32
+    assert steady["step_ms"] == pytest.approx(3e3 / steady["tokens_per_s"], rel=0.01)
     assert [line["adapters"] for line in found["mixed"]] == [0, 2]
     assert all(line["served"] for line in found["mixed"])
     check_loads(found["loads"], 0)
@@ -67,7 +82,7 @@ def test_the_daemon_is_held_against_the_engine(tiny, tmp_path, capsys, monkeypat
 
     for name, fewer in {"RESIDENT": 1, "SHARED": 7, "IN_RAM": 4, "FLEET": 4}.items():
         monkeypatch.setattr(adapter_loads, name, fewer)  # each has to be registered
-    asked = ["--model", str(tiny), *DECK, "--throughput", "2:1"]
+    asked = ["--model", str(tiny), *DECK, "--throughput", "2:1", "--steady", "2:1"]
     assert main([*asked, "--mode", "offline"]) == 0
     earlier = tmp_path / "offline.jsonl"
     earlier.write_text(capsys.readouterr().out)
@@ -75,7 +90,9 @@ def test_the_daemon_is_held_against_the_engine(tiny, tmp_path, capsys, monkeypat
     found = by_case(lines_of(capsys))
     check_loads(found["loads"], 2)
     [served] = found["throughput"]
-    check_ratio(served, by_case(map(json.loads, earlier.read_text().splitlines())))
+    offline = by_case(map(json.loads, earlier.read_text().splitlines()))
+    check_ratio(served, offline["throughput"])
+    check_ratio(*found["steady"], offline["steady"])
     assert set(served["cpu"]) == {"daemon", "engine", "generator"}
 
 
@@ -86,11 +103,11 @@ def test_both_modes_run_one_after_the_other(tiny, capsys):
     assert main(["--model", str(tiny), *DECK, "--throughput", "2:0"]) == 0
     lines = lines_of(capsys)
     assert [line["mode"] for line in lines] == ["offline"] * 2 + ["socket"] * 2
-    check_ratio(lines[-1], by_case(lines[:2]))
+    check_ratio(lines[-1], lines[1:2])
 
 
 def check_ratio(served, offline):
-    [alone] = offline["throughput"]
+    [alone] = offline
     ratio = served["tokens_per_s"] / alone["tokens_per_s"]
     assert served["of_offline"] == pytest.approx(ratio, abs=1e-3)
 
@@ -123,6 +140,18 @@ def test_decode_steps_are_timed(tiny, capsys):
     assert start["ready_s"] >= 0
     assert [(line["batch"], line["adapters"]) for line in cases] == [(1, 0), (3, 2)]
     assert all(line["step_ms"] > 0 and line["steps"] == 10 for line in cases)
+
+
+def test_budgets_of_mixed_steps_are_swept(tiny, capsys, monkeypatch):
+    import mixed
+
+    asked = ["--budgets", "0,40", "--adapters", "2", "--streams", "2", "--prompt", "32"]
+    asked += ["--seconds", "0.2", "--every", "0.05", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["mixed.py", "--model", str(tiny), *asked])
+    mixed.main()
+    lines = lines_of(capsys)
+    assert [line["mixed_tokens"] for line in lines] == [64, 40]
+    assert all(line["p99_over_median"] >= 1 for line in lines)
 
 
 def test_engine_steps_are_timed(tiny, capsys):
