@@ -1,8 +1,11 @@
 """Matrix products of activations with weights.
 
 Goes in: rows and a weight.  Comes out: rows.  With `deterministic`, a row's bits do not depend on
-how many rows stand beside it: a BLAS picks its kernel by the number of rows, so every product is
-made in tiles of TILE rows, the last one padded with zeros.  Knows nothing of layers.
+how many rows stand beside it.  A BLAS picks its kernel by the number of rows, so on a card one tile
+of our own is taken for every number of rows, and elsewhere every product is made in tiles of TILE
+rows, the last one padded with zeros.  Knows nothing of layers.
+
+The Triton kernels (`gemm_device.py`) are imported only when `gemm_tiles.py` chooses them.
 """
 
 from collections.abc import Callable
@@ -11,16 +14,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels import gemm_tiles
+
 #: Rows of a fixed tile.  At 16 the weights are read once for 16 decode rows, and a lone row costs
 #: little more than a matrix-vector product, which is bound by the same reading.
 TILE = 16
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, deterministic: bool) -> Tensor:
-    """x (rows, d_in) @ weight (d_out, d_in) transposed + bias -> (rows, d_out), in x's dtype."""
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    deterministic: bool,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x (rows, d_in) @ weight (d_out, d_in) transposed + bias -> (rows, d_out), in x's dtype.
+
+    With `out` (rows, d_out), written there in its dtype: straight from fp32 by our own kernels.
+    """
+    if x.is_cuda:
+        y = _own_product(x, weight, bias, deterministic, out)
+        if y is not None:
+            return y
     if deterministic:
-        return by_tiles(x, lambda tile: F.linear(tile, weight, bias))
-    return F.linear(x, weight, bias)
+        y = by_tiles(x, lambda tile: F.linear(tile, weight, bias))
+    else:
+        y = F.linear(x, weight, bias)
+    return y if out is None else out.copy_(y)
+
+
+def _own_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, deterministic: bool, out: Tensor | None
+) -> Tensor | None:
+    """The product by the Triton kernels; None where torch's is chosen."""
+    rows, (d_out, d_in), itemsize = x.shape[0], weight.shape, x.element_size()
+    if deterministic:
+        tile = gemm_tiles.fixed(d_out, d_in, itemsize)
+    elif (picked := gemm_tiles.pick(rows, d_out, d_in, itemsize)) is not None:
+        tile = picked
+    else:
+        return None
+    from engine.kernels.gemm_device import product
+
+    serial = deterministic and gemm_tiles.is_serial(tile, rows, d_out)
+    return product(x, weight, bias, tile, out=out, serial=serial)
 
 
 def by_tiles(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:

@@ -168,11 +168,13 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Normed hidden states (N, hidden) -> (N, vocab) in fp32, in `out` if given."""
-        logits = linear(hidden, self.head, None, deterministic=self.deterministic)
-        if self.spec.logit_softcap:
-            cap = self.spec.logit_softcap
+        if cap := self.spec.logit_softcap:
+            logits = linear(hidden, self.head, None, deterministic=self.deterministic)
             return cap_logits(logits, cap, out, deterministic=self.deterministic)
-        return logits.float() if out is None else out.copy_(logits)
+        if out is None:
+            shape = hidden.shape[0], self.head.shape[0]
+            out = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+        return linear(hidden, self.head, None, deterministic=self.deterministic, out=out)
 
     def places(self) -> dict[str, Tensor]:
         """Published name, without what leads to the text model -> tensor to fill."""
