@@ -151,8 +151,9 @@ R16, R8 = (16,) * SLOTS, (8,) * SLOTS
 MIX = tuple((8, 16, 32, 64)[slot % 4] for slot in range(SLOTS))
 
 
-def shared(rows: int, adapters: int) -> tuple[int, ...]:
-    return tuple(sorted(row % adapters for row in range(rows)))
+def shared(rows: int, adapters: int, chunk: int = 0) -> tuple[int, ...]:
+    """Slots of rows that adapters use in turn, and of a prompt's chunk on the first of them."""
+    return tuple(sorted([row % adapters for row in range(rows)] + [0] * chunk))
 
 
 CASES = (
@@ -164,6 +165,9 @@ CASES = (
     Case("T=64 k=64", shared(64, 64), R16, ALONE_S + FEW_S[:1], ALONE_E + FEW_E[:1]),
     Case("T=64 k=64 ranks 8-64", shared(64, 64), MIX, ALONE_S, WIDE_E),
     Case("T=64 k=32 rank 8", shared(64, 32), R8, FEW_S[:3], FEW_E[:3]),
+    Case("mixed T=64+128 k=8", shared(64, 8, 128), R16, MIXED_S + SOLO_S[4:], MIXED_E + SOLO_E[2:]),
+    Case("mixed T=64+128 k=64", shared(64, 64, 128), R16, MIXED_S, MIXED_E),
+    Case("mixed T=512 k=1", shared(512, 1), R16, SOLO_S + PREFILL_S[:1], SOLO_E + PREFILL_E[:2]),
     Case("prefill T=2048 k=1", shared(2048, 1), R16, PREFILL_S, PREFILL_E),
     Case("prefill T=4096 k=8", shared(4096, 8), R16, PREFILL_S[:3], PREFILL_E),
     Case("prefill T=2048 k=1 rank 64", (3,) * 2048, MIX, (), ()),  # as the engine does it

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
 from engine.admission import SchedulerLimits
+from engine.assembly import make_planner, make_runner, warm_up
 from engine.config import EngineConfig
 from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
@@ -37,7 +38,7 @@ from engine.runner import Flight
 from engine.scheduler import Scheduler
 from engine.sequence import StepWork
 from engine.snapshot import Painter, Traffic
-from engine.startup import Machine, build, make_planner, make_runner, warm_up
+from engine.startup import Machine, build
 from engine.stats import Stats
 
 #: How long an idle loop sleeps if nobody rings: never needed, but a lost ring must not hang it.

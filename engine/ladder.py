@@ -12,7 +12,8 @@ DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 #: Rows of mixed steps.  Below 64 a step of a large model takes the time of reading its weights,
 #: padded or not; above, a step is a third larger than the one before at most, but for the first.
 MIXED = (64, 128, 192, 256, 384, 512, 768, 1024)
-#: Sequences of mixed steps: attention launches a few programs for each, used or not.
+#: Sequences of mixed steps, where there may be twice as many: attention launches a few programs for
+#: each, used or not.
 SEQS = (64, 256)
 
 
@@ -38,7 +39,7 @@ class Ladder:
     def __init__(self, *, max_seqs: int, mixed_rows: int, often: int = 0) -> None:
         self.decode = tuple(Rung(rows, rows) for rows in _up_to(max_seqs, DECODE))
         heights = _up_to(mixed_rows, (*MIXED, often) if often > 1 else MIXED)
-        widths = _up_to(max_seqs, SEQS)
+        widths = (*(seqs for seqs in SEQS if 2 * seqs <= max_seqs), max_seqs)
         pairs = {Rung(rows, min(seqs, rows - 1)) for rows in heights for seqs in widths if rows > 1}
         self.mixed = tuple(sorted(pairs))
 

@@ -12,7 +12,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
-from engine import startup
+from engine import assembly
 from engine.graphs import StepGraphs
 from engine.kernels import backend
 from engine.messages import Abort, Evict, Load
@@ -42,7 +42,7 @@ def poisoned(*shape, **options) -> torch.Tensor:
 def on_card_path(monkeypatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned)
     monkeypatch.setattr(backend, "use_kernels", lambda x, deterministic: not deterministic)
-    monkeypatch.setattr(startup, "_is_card", lambda device: True)
+    monkeypatch.setattr(assembly, "is_card", lambda device: True)
     monkeypatch.setattr(StepGraphs, "_record", lambda *capture: Tape(*capture))
 
 
