@@ -31,13 +31,52 @@ def lora_apply(
     meta: LoraMeta,
     deterministic: bool = False,
 ) -> None:
-    """Correct y (T, sum of splits) in place for x (T, d_in).
+    """Correct y (T, sum of splits) in place for x (T, d_in): `lora_shrink`, then `lora_expand`."""
+    lora_shrink(x, layer=layer, modules=modules, meta=meta)
+    lora_expand(
+        y,
+        x,
+        layer=layer,
+        modules=modules,
+        splits=splits,
+        meta=meta,
+        deterministic=deterministic,
+    )
+
+
+def lora_shrink(x: Tensor, *, layer: int, modules: Sequence[str], meta: LoraMeta) -> None:
+    """The first half, which needs no y: put it ahead of the base's product.
+
+    On a card it is one launch that leaves h in the plan's store, until the next one overwrites it,
+    while the product behind it already asks for its weights.  Elsewhere all is done by the second.
+    """
+    if meta.device is not None:
+        from engine.kernels.lora_shrink import shrink
+
+        assert x.dtype == meta.device.store.arena.dtype, "dtypes differ"
+        shrink(x, layer, GROUP_OF[tuple(modules)], meta.device)
+
+
+def lora_expand(
+    y: Tensor,
+    x: Tensor,
+    *,
+    layer: int,
+    modules: Sequence[str],
+    splits: Sequence[int],
+    meta: LoraMeta,
+    deterministic: bool = False,
+) -> None:
+    """The second half: correct y (T, sum of splits) in place for the x (T, d_in) of the first.
 
     `modules` are fused side by side in y, `splits` are their widths.  A segment whose slot is not
     in `meta.slots` is a KeyError: it must never be answered with the base model alone.
     """
     if meta.device is not None:
-        lora_apply_cuda(y, x, layer, GROUP_OF[tuple(modules)], meta.device)
+        from engine.kernels.lora_expand import expand
+
+        assert y.dtype == meta.device.store.arena.dtype, "dtypes differ"
+        expand(y, layer, GROUP_OF[tuple(modules)], meta.device)
         return
     for segment in meta.segments:
         pairs = meta.slots[segment.slot]
@@ -55,12 +94,9 @@ def lora_apply_cuda(y: Tensor, x: Tensor, layer: int, group: str, plan: LoraDevi
 
     y, x and the arena have one dtype.  `plan` is the step's own; its store's h is overwritten.
     """
-    from engine.kernels.lora_expand import expand
-    from engine.kernels.lora_shrink import shrink
-
-    assert x.dtype == y.dtype == plan.store.arena.dtype, "dtypes differ"
-    shrink(x, layer, group, plan)
-    expand(y, layer, group, plan)
+    modules, meta = GROUPS[group], LoraMeta(device=plan)
+    widths = plan.store.groups[group].widths
+    lora_apply(y, x, layer=layer, modules=modules, splits=widths, meta=meta)
 
 
 def _add(y: Tensor, x: Tensor, pair: LoraRows, deterministic: bool) -> None:

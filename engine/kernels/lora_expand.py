@@ -81,6 +81,7 @@ def expand(y: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
         EVEN=all(w % tile.columns == 0 for w in shape.widths),
         LATE=tile.late,
         MORE=tile.all_ranks,
+        DEEP=tile.deep and tile.all_ranks,
         PDL=store.pdl,
         **options,
     )
@@ -120,6 +121,7 @@ def _expand(
     EVEN: tl.constexpr,  # tiles of columns end where the modules do
     LATE: tl.constexpr,
     MORE: tl.constexpr,  # ranks above RANKS occur
+    DEEP: tl.constexpr,  # the next tile of B is on its way while one is used
     PDL: tl.constexpr,
 ):
     let_next_come(PDL)
@@ -172,13 +174,13 @@ def _expand(
             _few_rows(
                 hp, arena, yp, slot_row, begin, block, module, rank, rows, scaling, c0, width,
                 stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-                COLUMNS, EVEN, ROWS > 1, True, MORE, PDL,
+                COLUMNS, EVEN, ROWS > 1, True, MORE, DEEP, PDL,
             )  # fmt: skip
         else:
             _few_rows(
                 hp, arena, yp, slot_row, begin, block, module, rank, rows, scaling, c0, width,
                 stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-                COLUMNS, EVEN, ROWS > 1, False, MORE, PDL,
+                COLUMNS, EVEN, ROWS > 1, False, MORE, DEEP, PDL,
             )  # fmt: skip
 
 
@@ -302,6 +304,7 @@ def _few_rows(
     MANY: tl.constexpr,
     NEAR: tl.constexpr,
     MORE: tl.constexpr,
+    DEEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Up to 4 rows, one after the other, against a tile of B that stays in registers."""
@@ -309,6 +312,11 @@ def _few_rows(
         arena, slot_row, begin, block, module, 0, rank, c0, width, stride, S0, S1, S2,
         BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
     )  # fmt: skip  # (RANKS, COLUMNS), on its way while shrink ends
+    if DEEP:  # and the next one; beyond the rank nothing is loaded
+        later = _load_b(
+            arena, slot_row, begin, block, module, RANKS, rank, c0, width, stride, S0, S1, S2,
+            BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
+        )  # fmt: skip
     c = c0 + tl.arange(0, COLUMNS)
     inside = c < width
     wait_for_earlier(PDL)
@@ -331,10 +339,17 @@ def _few_rows(
         if rows > 2:
             d2, d3 = _product(h2, b, scaling), _product(h3, b, scaling)
     for q in tl.range(RANKS, rank if MORE else RANKS, RANKS):
-        b = _load_b(
-            arena, slot_row, begin, block, module, q, rank, c0, width, stride, S0, S1, S2,
-            BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
-        )  # fmt: skip
+        if DEEP:
+            b = later
+            later = _load_b(
+                arena, slot_row, begin, block, module, q + RANKS, rank, c0, width, stride, S0, S1,
+                S2, BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
+            )  # fmt: skip
+        else:
+            b = _load_b(
+                arena, slot_row, begin, block, module, q, rank, c0, width, stride, S0, S1, S2,
+                BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
+            )  # fmt: skip
         d0 += _product(_sum_row(hp, q, rank, True, H_SPLIT, SPLITS, RANKS), b, scaling)
         if MANY:
             if rows > 1:

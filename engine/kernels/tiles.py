@@ -57,6 +57,7 @@ class ExpandTile(NamedTuple):
     stages: int = 1
     late: bool = False  # y is read after the product: fewer registers
     all_ranks: bool = True  # False: no rank of the step exceeds `ranks`
+    deep: bool = False  # two tiles of B are on their way ("vec")
 
 
 #: Steps of more rows are tiled as prefill, whatever their segments.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.kernels import elementwise
 from engine.kernels.gemm import linear
-from engine.kernels.lora import lora_apply
+from engine.kernels.lora import lora_expand, lora_shrink
 from engine.kernels.lora_meta import LoraMeta
 from engine.layout import FUSED_NAMES, GROUPS
 from engine.models.frequencies import inverse_frequencies
@@ -66,9 +66,11 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor, lora: LoraMeta | None) -> Tensor:
         """x (T, d_in) -> (T, sum of splits)."""
+        if lora is not None:
+            lora_shrink(x, layer=self.layer, modules=self.modules_fused, meta=lora)
         y = linear(x, self.weight, self.bias, deterministic=self.deterministic)
         if lora is not None:
-            lora_apply(
+            lora_expand(
                 y,
                 x,
                 layer=self.layer,
