@@ -1,10 +1,12 @@
 """Where each row of an adapter lies: the packed row stream over whole pool blocks.
 
 An adapter is a stream of rows.  Module by module, in order of layer and then of `MODULES`, come
-its A rows (`rank` rows of d_in) and its B rows, rank-major (`rank` rows of d_out: row j is column
-j of PEFT's lora_B).  A row starts on a 256-byte border and never straddles two blocks; a row that
-does not fit in what is left of a block starts the next one.  The packer writes the stream, the
-engine copies it block by block, and both find rows with `place`; offsets are never stored.
+its A rows (`rank` rows of d_in) and its B rows, rank-major (`rank` rows of d_out: row j is column j
+of PEFT's lora_B).  Behind those lie, where the module has them, a row of bias, and two rows whose
+sum is its gain: one alone would cut it to the arena's dtype.  A row starts on a 256-byte border and
+never straddles two blocks; a row that does not fit in what is left of a block starts the next one.
+The packer writes the stream, the engine copies it block by block, and both find rows with `place`;
+offsets are never stored.
 
 Torch-free.  Sizes in bytes unless a name says otherwise.
 """
@@ -31,7 +33,7 @@ MODULE_ID: dict[str, int] = {name: i for i, name in enumerate(MODULES)}
 #: 256-byte borders keep every row aligned for 16-byte loads and whole 32-byte sectors.
 ROW_ALIGN = 256
 #: Raise it when the meaning of the stream changes: packed files of another version are repacked.
-VERSION = 1
+VERSION = 2
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -85,7 +87,8 @@ class RowRun:
 
 @dataclass(frozen=True, slots=True)
 class PlacedModule:
-    """One LoRA pair with its place.  `a` rows have width d_in, `b` rows width d_out."""
+    """One LoRA pair with its place.  `a` rows have width d_in, `b` rows width d_out: B's own, then
+    the bias, then the halves of the gain."""
 
     layer: int
     module: str
@@ -93,6 +96,8 @@ class PlacedModule:
     scaling: float
     a: RowRun
     b: RowRun
+    bias: bool = False
+    gain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +129,9 @@ def place(modules: Sequence[PackedModule], layout: BlockLayout) -> Placement:
     for m in modules:
         d_in, d_out = layout.shapes.dims[MODULE_ID[m.module]]
         a = cursor.take(m.rank, d_in, layout.itemsize)
-        b = cursor.take(m.rank, d_out, layout.itemsize)
-        placed.append(PlacedModule(m.layer, m.module, m.rank, m.scaling, a, b))
-        true_bytes += m.rank * (d_in + d_out) * layout.itemsize
+        b = cursor.take(m.b_rows, d_out, layout.itemsize)
+        placed.append(PlacedModule(m.layer, m.module, m.rank, m.scaling, a, b, m.bias, m.gain))
+        true_bytes += (m.rank * d_in + m.b_rows * d_out) * layout.itemsize
     return Placement(tuple(placed), cursor.num_blocks, true_bytes)
 
 

@@ -42,12 +42,23 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PackedModule(Struct, frozen=True):
-    """One LoRA pair; `module` is a name such as `q_proj`, scaling is alpha/r or alpha/sqrt(r)."""
+    """One LoRA pair; `module` is a name such as `q_proj`, scaling is alpha/r or alpha/sqrt(r).
+
+    What the module becomes, with b the base's own bias:
+    `gain * (W x + scaling * (B A x + bias)) + b`; without `bias` it is 0, without `gain` 1.
+    """
 
     layer: int
     module: str
     rank: int
     scaling: float
+    bias: bool = False  # lora_bias: one number an output
+    gain: bool = False  # DoRA: magnitude over norm, one number an output
+
+    @property
+    def b_rows(self) -> int:
+        """Rows as wide as the module's output: B's, the bias, the gain in two halves."""
+        return self.rank + self.bias + 2 * self.gain
 
 
 class PackedManifest(Struct, frozen=True, kw_only=True):

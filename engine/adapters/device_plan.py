@@ -120,7 +120,7 @@ class DevicePlanner:
             shrink = _cut(starts, rows, slots, tiles.shrink.rows)
             shrink_ranks = np.repeat(ranks, -(-rows // tiles.shrink.rows))
         shrink = _cut_ranks(shrink, shrink_ranks, tiles.shrink.ranks)
-        kind = LoraClass(tiles, len(shrink), len(expand))
+        kind = LoraClass(tiles, len(shrink), len(expand), bool(self.slots.extras[slots].any()))
         if rung is not None:
             kind = _padded(kind, rung.rows, known)
         shrink_words, expand_words = self._parts(kind, words.view(np.int32))
@@ -224,13 +224,14 @@ def _padded(kind: LoraClass, rows: int, known: Sequence[LoraClass]) -> LoraClass
         other
         for other in known
         if other.tiles is kind.tiles
+        and other.extras == kind.extras
         and other.shrink_items >= kind.shrink_items
         and other.expand_items >= kind.expand_items
     ]
     if fitting:
         return min(fitting, key=lambda other: other.shrink_items + other.expand_items)
     expand = min(max(rung(kind.expand_items), LEAST_GRID), rows)
-    return LoraClass(kind.tiles, max(rung(kind.shrink_items), expand), expand)
+    return LoraClass(kind.tiles, max(rung(kind.shrink_items), expand), expand, kind.extras)
 
 
 def _cut(starts: Ints, rows: Ints, slots: Ints, height: int) -> npt.NDArray[np.int32]:

@@ -20,6 +20,7 @@ Ints = npt.NDArray[np.int32]
 
 #: As in engine/kernels/lora_place.py, which cannot be imported without triton; a test compares.
 ENTRY_WORDS = 8
+HAS_BIAS, HAS_GAIN = 1, 2
 #: Rows on their way to the device; each is written again only after its own copy.
 STAGED = 64
 
@@ -38,6 +39,8 @@ class DeviceSlots:
         self.table = torch.zeros(num_slots, words, dtype=torch.int32, device=device)
         #: The highest rank of any module in the slot; 0 = nothing in it yet.
         self.max_rank: Ints = np.zeros(num_slots, dtype=np.int32)
+        #: Whether any module in the slot has a bias or a gain.
+        self.extras: npt.NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
         self._limit = max_rank
         self._cuda = device.type == "cuda"
         staged = min(STAGED, num_slots)
@@ -65,6 +68,7 @@ class DeviceSlots:
         )
         self.table[slot, :used].copy_(self._staging[index, :used], non_blocking=self._cuda)
         self.max_rank[slot] = highest
+        self.extras[slot] = any(m.bias or m.gain for m in manifest.modules)
         if self._cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self.table.device))
@@ -86,7 +90,7 @@ def fill_row(
     blocks: Sequence[int],
 ) -> None:
     """Write a slot's row: entries (see engine/kernels/lora_place.py), then the block ids."""
-    where = starts(tuple((m.layer, MODULE_ID[m.module], m.rank) for m in modules), layout)
+    where = starts(tuple((m.layer, MODULE_ID[m.module], m.rank, m.b_rows) for m in modules), layout)
     held = np.asarray(blocks, dtype=np.int64)
     units = layout.block_bytes // ROW_ALIGN
     entries = row[:blocks_at].reshape(-1, ENTRY_WORDS)
@@ -99,14 +103,17 @@ def fill_row(
         mine[:, 3] = np.array([m.scaling for m in modules], dtype=np.float32).view(np.int32)
         mine[:, 4] = where[:, 2]
         mine[:, 5] = where[:, 4]
-        mine[:, 6:] = 0
+        mine[:, 6] = [m.bias * HAS_BIAS + m.gain * HAS_GAIN for m in modules]
+        mine[:, 7] = 0
         entries[where[:, 0]] = mine
     row[blocks_at : blocks_at + len(held)] = held
 
 
 @lru_cache(maxsize=256)
-def starts(modules: tuple[tuple[int, int, int], ...], layout: BlockLayout) -> npt.NDArray[np.int64]:
-    """Where `layout.place` puts (layer, module id, rank) in stream order, as numbers.
+def starts(
+    modules: tuple[tuple[int, int, int, int], ...], layout: BlockLayout
+) -> npt.NDArray[np.int64]:
+    """Where `layout.place` puts (layer, module id, rank, B rows) in stream order, as numbers.
 
     A row of the result: entry, rank, A block, A offset, B block, B offset; blocks count in the
     adapter's own list, offsets in units of 256 bytes.  Fleets share few shapes: kept.
@@ -115,18 +122,18 @@ def starts(modules: tuple[tuple[int, int, int], ...], layout: BlockLayout) -> np
     widths = [tuple(_units(d, layout) for d in dims) for dims in layout.shapes.dims]
     block = offset = 0
     found = []
-    for layer, module, rank in modules:
+    for layer, module, rank, b_rows in modules:
         line = [layer * len(MODULES) + module, rank]
-        for width in widths[module]:
+        for rows, width in zip((rank, b_rows), widths[module], strict=True):
             if units - offset < width:
                 block, offset = block + 1, 0
             line += (block, offset)
             fitting = (units - offset) // width
-            if rank <= fitting:
-                offset += rank * width
+            if rows <= fitting:
+                offset += rows * width
             else:
                 per_block = units // width
-                full, last = divmod(rank - fitting - 1, per_block)
+                full, last = divmod(rows - fitting - 1, per_block)
                 block, offset = block + 1 + full, (last + 1) * width
         found.append(line)
     return np.array(found, dtype=np.int64).reshape(-1, 6)
@@ -136,10 +143,11 @@ def most_blocks(layout: BlockLayout, max_rank: int) -> int:
     """Blocks that no adapter of `max_rank` exceeds: as if each run began a block of its own."""
     units = layout.block_bytes // ROW_ALIGN
     total = 0
+    most = PackedModule(0, "", max_rank, 0.0, bias=True, gain=True)
     for dims in layout.shapes.dims:
-        for d in dims:
+        for rows, d in zip((max_rank, most.b_rows), dims, strict=True):
             per_block = units // _units(d, layout)
-            total += -(-max_rank // per_block) if per_block else 0
+            total += -(-rows // per_block) if per_block else 0
     return total * layout.shapes.num_layers
 
 

@@ -146,6 +146,8 @@ class StepPlanner:
                 rank=m.rank,
                 a=self._arena.pieces(m.a, blocks),
                 b=self._arena.pieces(m.b, blocks),
+                bias=m.bias,
+                gain=m.gain,
             )
             for m in place(manifest.modules, self._arena.layout).modules
         }

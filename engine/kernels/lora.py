@@ -29,6 +29,7 @@ def lora_apply(
     modules: Sequence[str],
     splits: Sequence[int],
     meta: LoraMeta,
+    base_bias: Tensor | None = None,
     deterministic: bool = False,
 ) -> None:
     """Correct y (T, sum of splits) in place for x (T, d_in): `lora_shrink`, then `lora_expand`."""
@@ -40,6 +41,7 @@ def lora_apply(
         modules=modules,
         splits=splits,
         meta=meta,
+        base_bias=base_bias,
         deterministic=deterministic,
     )
 
@@ -65,18 +67,20 @@ def lora_expand(
     modules: Sequence[str],
     splits: Sequence[int],
     meta: LoraMeta,
+    base_bias: Tensor | None = None,
     deterministic: bool = False,
 ) -> None:
     """The second half: correct y (T, sum of splits) in place for the x (T, d_in) of the first.
 
-    `modules` are fused side by side in y, `splits` are their widths.  A segment whose slot is not
-    in `meta.slots` is a KeyError: it must never be answered with the base model alone.
+    `modules` are fused side by side in y, `splits` are their widths, `base_bias` (sum of splits,)
+    is what y holds of the base's own bias.  A segment whose slot is not in `meta.slots` is a
+    KeyError: it must never be answered with the base model alone.
     """
     if meta.device is not None:
         from engine.kernels.lora_expand import expand
 
         assert y.dtype == meta.device.store.arena.dtype, "dtypes differ"
-        expand(y, layer, GROUP_OF[tuple(modules)], meta.device)
+        expand(y, layer, GROUP_OF[tuple(modules)], meta.device, base_bias)
         return
     for segment in meta.segments:
         pairs = meta.slots[segment.slot]
@@ -85,7 +89,9 @@ def lora_expand(
         for module, width in zip(modules, splits, strict=True):
             pair = pairs.get((layer, module))
             if pair is not None:
-                _add(y_rows[:, column : column + width], x_rows, pair, deterministic)
+                columns = slice(column, column + width)
+                own = None if base_bias is None else base_bias[columns]
+                _add(y_rows[:, columns], x_rows, pair, own, deterministic)
             column += width
 
 
@@ -99,19 +105,28 @@ def lora_apply_cuda(y: Tensor, x: Tensor, layer: int, group: str, plan: LoraDevi
     lora_apply(y, x, layer=layer, modules=modules, splits=widths, meta=meta)
 
 
-def _add(y: Tensor, x: Tensor, pair: LoraRows, deterministic: bool) -> None:
-    """y (rows, d_out) += scaling * (x Aᵀ) B."""
-    a, b = _whole(pair.a), _whole(pair.b)  # (rank, d_in), (rank, d_out)
+def _add(
+    y: Tensor, x: Tensor, pair: LoraRows, base_bias: Tensor | None, deterministic: bool
+) -> None:
+    """y (rows, d_out) += scaling * (x Aᵀ) B, or with bias and gain as `PackedModule` says."""
+    a, b = _whole(pair.a), _whole(pair.b)  # (rank, d_in), (rank and what is behind, d_out)
+    more = b[pair.rank :]
+    b = b[: pair.rank]
     x = x.float()
+    if not deterministic and y.dtype == torch.float32 and not len(more):
+        y.addmm_((x @ a.t()).mul_(pair.scaling), b)
+        return
     if deterministic:
         delta = by_tiles(x, lambda tile: (tile @ a.t()).mul_(pair.scaling) @ b)
-        y.copy_(y.float() + delta)
-        return
-    h = (x @ a.t()).mul_(pair.scaling)  # (rows, rank)
-    if y.dtype == torch.float32:
-        y.addmm_(h, b)
     else:
-        y.copy_(torch.addmm(y.float(), h, b))
+        delta = (x @ a.t()).mul_(pair.scaling) @ b
+    if pair.bias:
+        delta += pair.scaling * more[0]
+    total = y.float() + delta
+    if pair.gain:
+        own = 0.0 if base_bias is None else base_bias.float()
+        total = more[-2:].sum(0) * (total - own) + own
+    y.copy_(total)
 
 
 def _whole(pieces: tuple[Tensor, ...]) -> Tensor:

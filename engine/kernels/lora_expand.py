@@ -1,9 +1,11 @@
 """Expand: y += scaling h B for the rows of every segment, with B read from the paged arena.
 
 Goes in: shrink's partial sums h, work items, the slot table, y (T, sum of the group's widths).
-Comes out: y, corrected in place.  The partials are added and scaled in fp32 and the sum joins y in
-fp32 before it is rounded.  Read are only the rows and ranks of h that shrink wrote; columns of a
-module that the adapter lacks, and rows of no item, are neither read nor written.
+Comes out: y, corrected in place.  Where the adapter has a bias or a gain (DoRA), y becomes
+`gain (y - b + scaling (h B + bias)) + b`, with b the base's own bias, which y holds already.  The
+partials are added and scaled in fp32 and the sum joins y in fp32 before it is rounded.  Read are
+only the rows and ranks of h that shrink wrote; columns of a module that the adapter lacks, and rows
+of no item, are neither read nor written.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -17,6 +19,8 @@ from torch import Tensor
 
 from engine.kernels.lora_meta import LoraDevicePlan
 from engine.kernels.lora_place import (
+    HAS_BIAS,
+    HAS_GAIN,
     let_next_come,
     load_far,
     load_item,
@@ -32,8 +36,13 @@ from engine.kernels.lora_place import (
 PRECISION = {torch.bfloat16: "bf16x2", torch.float16: "tf32x2", torch.float32: "ieee"}
 
 
-def expand(y: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
-    """Correct y, contiguous, with what `shrink` left for the same layer and group."""
+def expand(
+    y: Tensor, layer: int, group: str, plan: LoraDevicePlan, base_bias: Tensor | None = None
+) -> None:
+    """Correct y, contiguous, with what `shrink` left for the same layer and group.
+
+    `base_bias` (sum of the group's widths,) is what the base's product has added to y.
+    """
     store, tile = plan.store, plan.kind.tiles.expand
     shape = store.groups[group]
     widths = (*shape.widths, 0, 0)[:3]
@@ -54,6 +63,7 @@ def expand(y: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
         store.table,
         plan.expand,
         y,
+        y if base_bias is None else base_bias,
         store.entry(layer, group),
         W0=widths[0],
         W1=widths[1],
@@ -82,6 +92,8 @@ def expand(y: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
         LATE=tile.late,
         MORE=tile.all_ranks,
         DEEP=tile.deep and tile.all_ranks,
+        EXTRAS=plan.kind.extras,
+        BASE_BIAS=base_bias is not None,
         PDL=store.pdl,
         **options,
     )
@@ -94,6 +106,7 @@ def _expand(
     table,
     items,
     y,
+    base_bias,
     entry,  # of the group's first module in the layer
     W0: tl.constexpr,  # widths of up to three modules
     W1: tl.constexpr,
@@ -122,6 +135,8 @@ def _expand(
     LATE: tl.constexpr,
     MORE: tl.constexpr,  # ranks above RANKS occur
     DEEP: tl.constexpr,  # the next tile of B is on its way while one is used
+    EXTRAS: tl.constexpr,  # biases and gains occur
+    BASE_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     let_next_come(PDL)
@@ -151,20 +166,22 @@ def _expand(
         return
     begin, block = load_word(e + 2), load_word(e + 5)
     scaling = load_word(e + 3).to(tl.float32, bitcast=True)
+    flags = load_word(e + 6) if EXTRAS else 0
+    base_bias += left
     hp = h + (module * SPLITS).to(tl.int64) * H_SPLIT + start * RH
     yp = y + start.to(tl.int64) * Y_STRIDE + left
     if FORM == "dot":
         _many_rows(
-            hp, arena, yp, slot_row, begin, block, module, rank, rows, scaling, c0, width,
-            S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS,
-            RUNS, ROWS, PRECISION, LATE, MORE, PDL,
+            hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows, scaling, c0,
+            width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS,
+            RUNS, ROWS, PRECISION, LATE, MORE, EXTRAS, BASE_BIAS, PDL,
         )  # fmt: skip
     if FORM == "both":  # noqa: SIM102  # one is known when compiled, the other when run
         if rows > 4:
             _many_rows(
-                hp, arena, yp, slot_row, begin, block, module, rank, rows, scaling, c0, width,
-                S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS,
-                RUNS, ROWS, PRECISION, LATE, MORE, PDL,
+                hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows, scaling, c0,
+                width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS,
+                RUNS, ROWS, PRECISION, LATE, MORE, EXTRAS, BASE_BIAS, PDL,
             )  # fmt: skip
             return
     if FORM != "dot":
@@ -172,15 +189,15 @@ def _expand(
         stride = tl.multiple_of(stride, UNIT)
         if rank <= rows_in_first_block(begin, stride, BLOCK, UNIT):
             _few_rows(
-                hp, arena, yp, slot_row, begin, block, module, rank, rows, scaling, c0, width,
-                stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-                COLUMNS, EVEN, ROWS > 1, True, MORE, DEEP, PDL,
+                hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows, scaling, c0,
+                width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
+                COLUMNS, EVEN, ROWS > 1, True, MORE, DEEP, EXTRAS, BASE_BIAS, PDL,
             )  # fmt: skip
         else:
             _few_rows(
-                hp, arena, yp, slot_row, begin, block, module, rank, rows, scaling, c0, width,
-                stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-                COLUMNS, EVEN, ROWS > 1, False, MORE, DEEP, PDL,
+                hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows, scaling, c0,
+                width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
+                COLUMNS, EVEN, ROWS > 1, False, MORE, DEEP, EXTRAS, BASE_BIAS, PDL,
             )  # fmt: skip
 
 
@@ -274,10 +291,64 @@ def _load_b(
 
 
 @triton.jit
+def _extras(
+    arena,
+    base_bias,
+    flags,
+    slot_row,
+    begin,
+    block,
+    module,
+    rank,
+    scaling,
+    c,
+    inside,
+    S0: tl.constexpr,
+    S1: tl.constexpr,
+    S2: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCKS_AT: tl.constexpr,
+    EXTRAS: tl.constexpr,
+    BASE_BIAS: tl.constexpr,
+):
+    """For columns c: the adapter's bias, scaled; its gain; the base's own bias."""
+    more, gain, own = 0.0, 1.0, 0.0
+    if EXTRAS:
+        biased, gained = (flags & HAS_BIAS) != 0, (flags & HAS_GAIN) != 0
+        r = rank
+        at = _places(slot_row, begin, block, module, r, biased, S0, S1, S2, BLOCK, UNIT, BLOCKS_AT)
+        more = scaling * tl.load(arena + at + c, mask=inside & biased, other=0.0).to(tl.float32)
+        r = rank + biased.to(tl.int32)
+        at = _places(slot_row, begin, block, module, r, gained, S0, S1, S2, BLOCK, UNIT, BLOCKS_AT)
+        gain = tl.load(arena + at + c, mask=inside & gained, other=0.0).to(tl.float32)
+        at = _places(
+            slot_row, begin, block, module, r + 1, gained, S0, S1, S2, BLOCK, UNIT, BLOCKS_AT
+        )
+        gain += tl.load(arena + at + c, mask=inside & gained, other=0.0).to(tl.float32)
+        own = gain * 0.0
+        if BASE_BIAS:
+            own = tl.load(base_bias + c, mask=inside & gained, other=0.0).to(tl.float32)
+    return more, gain, own
+
+
+@triton.jit
+def _joined(y, delta, more, gain, own, flags, EXTRAS: tl.constexpr):
+    """What is stored.  An adapter without extras gets the bits that it has in any other step."""
+    total = y.to(tl.float32) + delta
+    if EXTRAS:
+        total = y.to(tl.float32) + (delta + more)
+        total = tl.where((flags & HAS_GAIN) != 0, gain * (total - own) + own, total)
+    return total.to(y.dtype)
+
+
+@triton.jit
 def _few_rows(
     hp,
     arena,
     yp,
+    base_bias,
+    flags,
     slot_row,
     begin,
     block,
@@ -305,6 +376,8 @@ def _few_rows(
     NEAR: tl.constexpr,
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
+    EXTRAS: tl.constexpr,
+    BASE_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Up to 4 rows, one after the other, against a tile of B that stays in registers."""
@@ -319,6 +392,10 @@ def _few_rows(
         )  # fmt: skip
     c = c0 + tl.arange(0, COLUMNS)
     inside = c < width
+    more, gain, own = _extras(
+        arena, base_bias, flags, slot_row, begin, block, module, rank, scaling, c, inside,
+        S0, S1, S2, BLOCK, UNIT, BLOCKS_AT, EXTRAS, BASE_BIAS,
+    )  # fmt: skip
     wait_for_earlier(PDL)
     yp += c
     y0 = tl.load(yp, mask=inside)
@@ -360,11 +437,11 @@ def _few_rows(
                 h3 = _sum_row(hp + 3 * RH, q, rank, rows > 3, H_SPLIT, SPLITS, RANKS)
                 d2 += _product(h2, b, scaling)
                 d3 += _product(h3, b, scaling)
-    tl.store(yp, (y0.to(tl.float32) + d0).to(y0.dtype), mask=inside)
+    tl.store(yp, _joined(y0, d0, more, gain, own, flags, EXTRAS), mask=inside)
     if MANY:
-        tl.store(yp + Y_STRIDE, (y1.to(tl.float32) + d1).to(y0.dtype), mask=in1)
-        tl.store(yp + 2 * Y_STRIDE, (y2.to(tl.float32) + d2).to(y0.dtype), mask=in2)
-        tl.store(yp + 3 * Y_STRIDE, (y3.to(tl.float32) + d3).to(y0.dtype), mask=in3)
+        tl.store(yp + Y_STRIDE, _joined(y1, d1, more, gain, own, flags, EXTRAS), mask=in1)
+        tl.store(yp + 2 * Y_STRIDE, _joined(y2, d2, more, gain, own, flags, EXTRAS), mask=in2)
+        tl.store(yp + 3 * Y_STRIDE, _joined(y3, d3, more, gain, own, flags, EXTRAS), mask=in3)
 
 
 @triton.jit
@@ -398,6 +475,8 @@ def _many_rows(
     hp,
     arena,
     yp,
+    base_bias,
+    flags,
     slot_row,
     begin,
     block,
@@ -424,6 +503,8 @@ def _many_rows(
     PRECISION: tl.constexpr,
     LATE: tl.constexpr,
     MORE: tl.constexpr,
+    EXTRAS: tl.constexpr,
+    BASE_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One item through the tensor cores, RUNS tiles of columns one after the other."""
@@ -468,4 +549,11 @@ def _many_rows(
             acc = _add_product(hq, bq, acc, PRECISION)
         if LATE:
             there = tl.load(here, mask=live & inside)
-        tl.store(here, (there.to(tl.float32) + acc).to(there.dtype), mask=live & inside)
+        more, gain, own = _extras(
+            arena, base_bias, flags, slot_row, begin, block, module, rank, scaling, c, c < width,
+            S0, S1, S2, BLOCK, UNIT, BLOCKS_AT, EXTRAS, BASE_BIAS,
+        )  # fmt: skip
+        if EXTRAS:
+            more, gain, own = more[None, :], gain[None, :], own[None, :]
+        y = _joined(there, acc, more, gain, own, flags, EXTRAS)
+        tl.store(here, y, mask=live & inside)

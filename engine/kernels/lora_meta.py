@@ -26,13 +26,16 @@ class LoraRows:
     """One LoRA pair where it lies in the arena: pieces of rows, in rank order.
 
     The `a` pieces are (rows_i, d_in), the `b` pieces (rows_i, d_out), rank-major; either add up to
-    `rank` rows and may be cut at different places.
+    `rank` rows and may be cut at different places.  Behind B's rows come the bias and the gain's two
+    halves, where the pair has them.
     """
 
     scaling: float
     rank: int
     a: tuple[Tensor, ...]
     b: tuple[Tensor, ...]
+    bias: bool = False
+    gain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class LoraClass:
     tiles: Tiles
     shrink_items: int
     expand_items: int
+    extras: bool = False  # some row's adapter has a bias or a gain
 
 
 @dataclass(frozen=True, slots=True)

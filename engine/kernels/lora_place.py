@@ -3,7 +3,7 @@
 A slot's row of the table is entries of ENTRY_WORDS words, one for each (layer, module), then the
 ids of the adapter's blocks.  An entry: rank (0 = the adapter lacks the module), where its A rows
 and its B rows start in the arena (units of 256 bytes), its scaling (the bits of an fp32), and the
-places in the block list of the blocks in which A and B start.
+places in the block list of the blocks in which A and B start, and which rows follow B's own.
 
 Programmatic dependent launch: a kernel may be on the card while the one ahead still runs.  Before
 `wait_for_earlier` it touches only what no kernel of the step writes: work items, the table, adapter
@@ -16,8 +16,11 @@ all that came before it, and that is what the kernel behind it relies on.
 import triton
 import triton.language as tl
 
-#: rank, A start, B start, scaling, A block, B block, and two that are free.
+#: rank, A start, B start, scaling, A block, B block, flags, and one that is free.
 ENTRY_WORDS = 8
+#: Flags: a row of bias, then two rows that add up to the gain.
+HAS_BIAS = tl.constexpr(1)
+HAS_GAIN = tl.constexpr(2)
 RANK, A_START, B_START, SCALING, A_BLOCK, B_BLOCK = range(6)
 #: first row, rows (0 = padding), slot, first rank
 ITEM_WORDS = 4

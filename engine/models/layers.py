@@ -77,6 +77,7 @@ class LoraLinear(nn.Module):
                 modules=self.modules_fused,
                 splits=self.splits,
                 meta=lora,
+                base_bias=self.bias,
                 deterministic=self.deterministic,
             )
         return y

@@ -49,7 +49,9 @@ def test_numbers_are_where_place_puts_the_rows() -> None:
         layout = random_layout(rng)
         modules = random_modules(rng, 3, rng.choice([1, 9, 70]))
         placed = place(modules, layout)
-        found = starts(tuple((m.layer, MODULE_ID[m.module], m.rank) for m in modules), layout)
+        found = starts(
+            tuple((m.layer, MODULE_ID[m.module], m.rank, m.b_rows) for m in modules), layout
+        )
         assert found.tolist() == [
             [
                 m.layer * len(MODULES) + MODULE_ID[m.module],
