@@ -172,16 +172,16 @@ def _expand(
     yp = y + start.to(tl.int64) * Y_STRIDE + left
     if FORM == "dot":
         _many_rows(
-            hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows, scaling, c0,
-            width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS,
-            RUNS, ROWS, PRECISION, LATE, MORE, EXTRAS, BASE_BIAS, PDL,
+            hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows,
+            scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT,
+            SPLITS, RANKS, COLUMNS, RUNS, ROWS, PRECISION, LATE, MORE, EXTRAS, BASE_BIAS, PDL,
         )  # fmt: skip
     if FORM == "both":  # noqa: SIM102  # one is known when compiled, the other when run
         if rows > 4:
             _many_rows(
-                hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows, scaling, c0,
-                width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS,
-                RUNS, ROWS, PRECISION, LATE, MORE, EXTRAS, BASE_BIAS, PDL,
+                hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows,
+                scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT,
+                SPLITS, RANKS, COLUMNS, RUNS, ROWS, PRECISION, LATE, MORE, EXTRAS, BASE_BIAS, PDL,
             )  # fmt: skip
             return
     if FORM != "dot":
@@ -189,15 +189,17 @@ def _expand(
         stride = tl.multiple_of(stride, UNIT)
         if rank <= rows_in_first_block(begin, stride, BLOCK, UNIT):
             _few_rows(
-                hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows, scaling, c0,
-                width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-                COLUMNS, EVEN, ROWS > 1, True, MORE, DEEP, EXTRAS, BASE_BIAS, PDL,
+                hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows,
+                scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
+                H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, True, MORE, DEEP, EXTRAS,
+                BASE_BIAS, PDL,
             )  # fmt: skip
         else:
             _few_rows(
-                hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows, scaling, c0,
-                width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-                COLUMNS, EVEN, ROWS > 1, False, MORE, DEEP, EXTRAS, BASE_BIAS, PDL,
+                hp, arena, yp, base_bias, flags, slot_row, begin, block, module, rank, rows,
+                scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
+                H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, False, MORE, DEEP, EXTRAS,
+                BASE_BIAS, PDL,
             )  # fmt: skip
 
 

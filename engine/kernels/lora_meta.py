@@ -26,8 +26,8 @@ class LoraRows:
     """One LoRA pair where it lies in the arena: pieces of rows, in rank order.
 
     The `a` pieces are (rows_i, d_in), the `b` pieces (rows_i, d_out), rank-major; either add up to
-    `rank` rows and may be cut at different places.  Behind B's rows come the bias and the gain's two
-    halves, where the pair has them.
+    `rank` rows and may be cut at different places.  Behind B's rows come the bias and the two
+    halves of the gain, where the pair has them.
     """
 
     scaling: float

@@ -73,10 +73,18 @@ class Pool:
         self.free = (order + self.first_block).tolist()
         self.planners: dict[object, DevicePlanner] = {}
 
-    def add(self, slot: int, ranks: Mapping[tuple[int, str], int], *, scale: float = 0.05) -> None:
+    def add(
+        self,
+        slot: int,
+        ranks: Mapping[tuple[int, str], int],
+        *,
+        scale: float = 0.05,
+        bias: bool = False,
+        gain: bool = False,
+    ) -> None:
         """Put a random adapter into `slot`; what was in it becomes NaN."""
         modules = tuple(
-            PackedModule(layer, module, rank, 0.3 + 0.01 * rank * (-1) ** layer)
+            PackedModule(layer, module, rank, 0.3 + 0.01 * rank * (-1) ** layer, bias, gain)
             for (layer, module), rank in sorted(
                 ranks.items(), key=lambda item: (item[0][0], MODULE_ID[item[0][1]])
             )
@@ -89,9 +97,21 @@ class Pool:
             for piece in (*a, *b):
                 noise = torch.randn(piece.shape, generator=self.generator) * scale
                 piece.copy_(noise)
-            pairs[m.layer, m.module] = LoraRows(m.scaling, m.rank, a, b)
+            if gain:
+                self.set_gain(b, m.b.rows)
+            pairs[m.layer, m.module] = LoraRows(m.scaling, m.rank, a, b, bias, gain)
         self.pairs[slot] = pairs
         self.slots.put(slot, self.manifest(modules, placed.num_blocks), blocks)
+
+    def set_gain(self, b: tuple[Tensor, ...], rows: int) -> None:
+        """Around 1, in two halves: the last two of B's rows."""
+        gain = 1 + torch.randn(b[0].shape[1], generator=self.generator) * 0.2
+        for row, part in ((rows - 2, gain), (rows - 1, gain - gain.to(self.dtype).float())):
+            for piece in b:
+                if row < len(piece):
+                    piece[row] = part
+                    break
+                row -= len(piece)
 
     def manifest(self, modules: tuple[PackedModule, ...], num_blocks: int) -> PackedManifest:
         return PackedManifest(
@@ -140,7 +160,15 @@ class Pool:
         )
         return y, x
 
-    def apply(self, y: Tensor, x: Tensor, layer: int, group: str, meta: LoraMeta) -> Tensor:
+    def apply(
+        self,
+        y: Tensor,
+        x: Tensor,
+        layer: int,
+        group: str,
+        meta: LoraMeta,
+        base_bias: Tensor | None = None,
+    ) -> Tensor:
         """The corrected y; h is poisoned before."""
         out = y.clone()
         if meta.device is not None:
@@ -152,11 +180,18 @@ class Pool:
             modules=GROUPS[group],
             splits=group_shapes(self.layout)[group].widths,
             meta=meta,
+            base_bias=base_bias,
         )
         return out
 
     def exact(
-        self, y: Tensor, x: Tensor, layer: int, group: str, segments: Sequence[Segment]
+        self,
+        y: Tensor,
+        x: Tensor,
+        layer: int,
+        group: str,
+        segments: Sequence[Segment],
+        base_bias: Tensor | None = None,
     ) -> Tensor:
         """What `apply` should give, in fp64, on the CPU."""
         widths = group_shapes(self.layout)[group].widths
@@ -169,7 +204,14 @@ class Pool:
                 if pair is not None:
                     a, b = (torch.cat(p).double().cpu() for p in (pair.a, pair.b))
                     part = out[s.start : s.end, columns[i] : columns[i + 1]]
-                    part += pair.scaling * (rows @ a.T) @ b
+                    own = 0.0
+                    if base_bias is not None:
+                        own = base_bias[columns[i] : columns[i + 1]].double().cpu()
+                    part += pair.scaling * (rows @ a.T) @ b[: pair.rank]
+                    if pair.bias:
+                        part += pair.scaling * b[pair.rank]
+                    if pair.gain:
+                        part.sub_(own).mul_(b[-2:].sum(0)).add_(own)
         return out
 
     def check(
@@ -181,13 +223,15 @@ class Pool:
         groups: Sequence[str] = tuple(GROUPS),
         tiles: Tiles | None = None,
         deterministic: bool = False,
+        biased: bool = False,
     ) -> None:
         """Kernels against fp64: values where an adapter is, bits where none is."""
         meta = self.plan(segments, total, tiles, deterministic=deterministic)
         for group in groups:
             y, x = self.operands(group, total)
-            got = self.apply(y, x, layer, group, meta).cpu()
-            exact = self.exact(y, x, layer, group, segments)
+            own = self.operands(group, 1)[0][0] if biased else None
+            got = self.apply(y, x, layer, group, meta, own).cpu()
+            exact = self.exact(y, x, layer, group, segments, own)
             touched = torch.zeros(exact.shape, dtype=torch.bool)
             widths = group_shapes(self.layout)[group].widths
             columns = [0, *itertools.accumulate(widths)]

@@ -165,6 +165,42 @@ def test_h_in_two_halves_keeps_twice_the_bits(
         filled("odd", torch.float16, "mixed").check(segments, total, groups=["qkv"], tiles=tiles)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True], ids=["plain base", "biased base"])
+@pytest.mark.parametrize("tiles", [None, choices.ALONE, choices.MIXED_WIDE, choices.PREFILL_WIDE])
+def test_biases_and_gains_touch_the_rows_of_their_adapter_alone(
+    make_pool: Make,
+    whole: Whole,
+    rows_of: Rows,
+    dtype: torch.dtype,
+    biased: bool,
+    tiles: choices.Tiles | None,
+) -> None:
+    """Blocks of 12 rows: runs of B, and what lies behind them, cross their borders."""
+    pool = make_pool("odd", dtype, num_blocks=400)
+    pool.add(0, whole(4), bias=True)
+    pool.add(1, whole(11), gain=True)
+    pool.add(2, whole(16), bias=True, gain=True)
+    pool.add(3, whole(6))
+    length = 1 if tiles is choices.ALONE else 5
+    segments, total = rows_of([(0, 1), (-1, 2), (1, length), (2, 1), (3, length), (2, 1), (1, 1)])
+    pool.check(segments, total, tiles=tiles, biased=biased)
+
+
+def test_a_plain_adapter_has_the_same_bits_beside_one_with_a_gain(
+    make_pool: Make, whole: Whole, rows_of: Rows
+) -> None:
+    pool = make_pool("odd", torch.float16)
+    pool.add(0, whole(8))
+    pool.add(1, whole(8))
+    y, x = pool.operands("qkv", 4)
+    before = pool.apply(y, x, 0, "qkv", pool.plan(*rows_of([(0, 2), (1, 2)])))
+    pool.add(1, whole(8), gain=True, bias=True)
+    after = pool.apply(y, x, 0, "qkv", pool.plan(*rows_of([(0, 2), (1, 2)])))
+    assert torch.equal(before[:2], after[:2])
+    assert not torch.equal(before[2:], after[2:])
+
+
 def test_a_slot_that_was_given_anew_is_followed_under_the_same_rows(
     make_pool: Make, whole: Whole, rows_of: Rows
 ) -> None:
