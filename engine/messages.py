@@ -37,6 +37,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: int | None = None  # alternatives beside the chosen token; 0 = the chosen one alone
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo); disables cached prefix
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None  # no others are drawn, end tokens included
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end tokens
     ignore_eos: bool = False
 
