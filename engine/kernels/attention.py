@@ -4,9 +4,9 @@ Goes in: q, k and v of a step's rows, the layer's strided view of the arena, and
 Comes out: K and V in their slots, and attention per row.  A step may mix prefill chunks with
 decode rows.  Knows no sequences, only rows, lengths and block tables.
 
-On a card the Triton kernels of `attention_device.py` take it.  Elsewhere, and in deterministic
-mode, torch is the backend.  What either derives from the meta (masks, index lists, items) is made
-once a step, kept in the meta and gone with it.
+On a card the Triton kernels of `attention_device.py` take it, elsewhere torch does.  What either
+derives from the meta (masks, index lists, plans) is made once a step, kept in the meta and gone
+with it.
 """
 
 from collections.abc import Iterable
@@ -75,11 +75,18 @@ def paged_attention(
     `softcap`: scores are softcap * tanh(scale * q·k / softcap); 0 = as they are.
     `fresh`: the rows' own k and v, which spare a card the way through the arena for long prompts.
     """
-    if backend.use_kernels(q, deterministic):
+    if backend.use_kernels(q):
         from engine.kernels.attention_device import device_attention
 
         return device_attention(
-            q, kv, meta, scale=scale, window=window, softcap=softcap, fresh=fresh
+            q,
+            kv,
+            meta,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            deterministic=deterministic,
+            fresh=fresh,
         )
     if deterministic:
         return fixed_attention(q, kv, meta, scale=scale, window=window, softcap=softcap)

@@ -4,11 +4,13 @@ Goes in and comes out: as `attention.paged_attention`.  Rows that stand alone in
 to the decode kernel, chunks to the prefill kernel, long prompts with nothing cached to cuDNN.  The
 kernels find their rows on the device; what the host knows of the step only saves launches.  A step
 whose host tuples are empty (a graph's) launches whatever its rows may turn out to need.
+
+In deterministic mode there is one way: every row goes through the prefill kernel in its fixed form.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -17,12 +19,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.kernels.attention_meta import AttentionMeta
-from engine.kernels.attention_tiles import takes_sdpa
-from engine.kernels.paged_decode import DecodePlan, decode_attention, plan_decode
+from engine.kernels.attention_tiles import SDPA_ROWS, fits_sdpa, sdpa_rows
+from engine.kernels.decode_plan import DecodePlan, plan_decode
+from engine.kernels.paged_decode import decode_attention
 from engine.kernels.paged_prefill import prefill_attention
+from engine.kernels.prefill_plan import PrefillPlan, plan_prefill
 
 #: Plainly causal attention of one whole prompt, fastest first.
 _SDPA = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+#: More rows than any prompt has.
+_ANY_ROWS = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +36,10 @@ class _Routes:
     """A step's rows by kernel, for the layers of one window."""
 
     decode: DecodePlan | None
-    seq_lens: Tensor  # (S,) int32
-    query_starts: Tensor | None  # (S + 1,) int32; None: sequence s is row s
-    chunk_lens: Tensor | None  # (S,) int32, 0 where the prefill kernel has nothing to do
+    prefill: PrefillPlan | None
     prompts: tuple[tuple[int, int], ...]  # row ranges for SDPA
+    mixed: bool  # single rows stand among others
+    settled: bool  # a layer has run with these
 
 
 def device_attention(
@@ -44,42 +50,50 @@ def device_attention(
     scale: float,
     window: int,
     softcap: float = 0.0,
+    deterministic: bool = False,
     fresh: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """q (T, heads, head_dim) over the keys in kv -> (T, heads, head_dim).
 
-    `fresh`: k and v (T, kv_heads, head_dim) of this step's rows, for prompts that need no others.
+    `deterministic`: a row's bits depend on its own keys alone.  `fresh`: k and v (T, kv_heads,
+    head_dim) of this step's rows, for prompts that need no others.
     """
     key = ("routes", window)
-    if key not in meta.derived:
-        whole = fresh is not None and not softcap
-        meta.derived[key] = _routes(q, kv, meta, window, whole)
-    routes: _Routes = meta.derived[key]
+    routes: _Routes | None = meta.derived.get(key)
+    if routes is None:
+        if deterministic:
+            routes = _one_way(q, kv, meta, window)
+        else:
+            whole = fresh is not None and not softcap and fits_sdpa(q.shape[2], q.dtype)
+            routes = _routes(q, kv, meta, window, whole)
+        meta.derived[key] = replace(routes, settled=True)
+    if fresh is not None and routes.prompts == ((0, q.shape[0]),):
+        return whole_prompt(q, *fresh, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lens, starts = _on_device(meta, q.device)
     if routes.decode is not None:
         decode_attention(
             q,
             kv,
             meta.block_tables,
-            routes.seq_lens,
-            routes.query_starts,
             routes.decode,
             out,
+            mixed=routes.mixed,
+            settled=routes.settled,
             scale=scale,
             softcap=softcap,
         )
-    if routes.chunk_lens is not None and routes.query_starts is not None:
+    if routes.prefill is not None:
         prefill_attention(
             q,
             kv,
             meta.block_tables,
-            routes.chunk_lens,
-            routes.query_starts,
+            lens,
+            starts,
+            routes.prefill,
             out,
             scale=scale,
-            window=window,
             softcap=softcap,
-            singles=False,
         )
     if fresh is not None:
         for start, end in routes.prompts:
@@ -89,45 +103,73 @@ def device_attention(
 
 
 def whole_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention of q (T, heads, head_dim) over k and v (T, kv_heads, head_dim)."""
+    """Causal attention of q (T, heads, head_dim) over k and v (T, kv_heads, head_dim).
+
+    Rows are padded at their end, where no row that counts sees them, so that cuDNN meets few
+    lengths.  The padding is zeros: what a mask hides is still multiplied by 0, and must be finite.
+    """
+    rows, heads = q.shape[:2]
+    padded = sdpa_rows(rows)
+    if padded > rows:
+        both = q.new_empty(padded, heads + 2 * k.shape[1], q.shape[2])
+        torch.cat((q, k, v), dim=1, out=both[:rows])
+        both[rows:] = 0
+        q, k, v = torch.split(both, [heads, k.shape[1], v.shape[1]], dim=1)
     query, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
     with sdpa_kernel(_SDPA, set_priority=True):
         out = F.scaled_dot_product_attention(
             query, keys, values, is_causal=True, scale=scale, enable_gqa=True
         )
-    return out.squeeze(0).transpose(0, 1)
+    return out.squeeze(0).transpose(0, 1)[:rows]
+
+
+def _one_way(q: Tensor, kv: Tensor, meta: AttentionMeta, window: int) -> _Routes:
+    """Every row, alone in its sequence or not, through one form of one kernel."""
+    lens, starts = _on_device(meta, q.device)
+    counts = [end - start for start, end in pairwise(meta.query_starts)]
+    plan = plan_prefill(
+        lens,
+        starts,
+        num_rows=q.shape[0],
+        heads=q.shape[1],
+        kv=kv,
+        window=window,
+        counts=counts or None,
+        fixed=True,
+    )
+    return _Routes(None, plan, (), mixed=True, settled=False)
 
 
 def _routes(q: Tensor, kv: Tensor, meta: AttentionMeta, window: int, whole: bool) -> _Routes:
-    seq_lens, query_starts = _on_device(meta, q.device)
+    lens, starts = _on_device(meta, q.device)
+    heads = q.shape[1]
     counts = [end - start for start, end in pairwise(meta.query_starts)]
     known = len(counts) > 0
     single = meta.single_rows or (known and max(counts) == 1)
-    prompts = _prompts(q, meta, counts, window) if whole and not single else {}
-    chunk_lens = None
-    if not single and (not known or any(c > 1 and s not in prompts for s, c in enumerate(counts))):
-        chunk_lens = seq_lens
-        if prompts:
-            left = [0 if s in prompts else n for s, n in enumerate(meta.seq_lens)]
-            chunk_lens = torch.tensor(left, dtype=torch.int32, device=q.device)
-    starts = None if single else query_starts
-    plan = None
-    if single or not known or 1 in counts:
-        plan = plan_decode(seq_lens, starts, heads=q.shape[1], kv=kv, window=window)
-    return _Routes(plan, seq_lens, starts, chunk_lens, tuple(prompts.values()))
-
-
-def _prompts(
-    q: Tensor, meta: AttentionMeta, counts: list[int], window: int
-) -> dict[int, tuple[int, int]]:
-    """Sequence -> its rows, where the rows are all its keys and SDPA is the faster way."""
-    return {
-        s: (meta.query_starts[s], meta.query_starts[s + 1])
-        for s, (count, length) in enumerate(zip(counts, meta.seq_lens, strict=True))
-        if count == length
-        and (not window or length <= window)
-        and takes_sdpa(count, q.shape[2], q.dtype)
+    # Host and device leave out the same sequences by the same rule: nothing has to be sent.
+    left_out = (SDPA_ROWS, window or _ANY_ROWS) if whole and known else (1, 0)
+    prompts = {
+        s: rows
+        for s, rows in enumerate(pairwise(meta.query_starts))
+        if counts[s] == meta.seq_lens[s] and left_out[0] <= counts[s] <= left_out[1]
     }
+    chunks = [n for s, n in enumerate(counts) if n > 1 and s not in prompts]
+    decode = prefill = None
+    if single or not known or 1 in counts:
+        decode = plan_decode(lens, None if single else starts, heads=heads, kv=kv, window=window)
+    if not single and (not known or chunks):
+        prefill = plan_prefill(
+            lens,
+            starts,
+            num_rows=q.shape[0],
+            heads=heads,
+            kv=kv,
+            window=window,
+            counts=chunks if known else None,
+            singles=False,
+            left_out=left_out,
+        )
+    return _Routes(decode, prefill, tuple(prompts.values()), mixed=not single, settled=False)
 
 
 def _on_device(meta: AttentionMeta, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,11 @@ class DecodeTiles(NamedTuple):
 
     keys: int = 64  # of one tile; a multiple of every block size up to 64
     warps: int = 4
-    stages: int = 3
-    programs_per_sm: int = 8  # what the keys of a step are cut for
+    stages: int = 3  # tiles in flight and at work; each but one takes its room
+    programs_per_sm: int = 3  # as many as fit: a step's keys are cut into one share for each
+    registers: int = 168  # of a thread at most; 0 = as many as it takes
+    least: int = 2  # tiles of a share, so that short steps are not cut to crumbs
+    ahead: int = 1  # tiles that are asked for while the kernel ahead still runs
 
 
 class PrefillTiles(NamedTuple):
@@ -26,6 +29,7 @@ class PrefillTiles(NamedTuple):
     keys: int = 64
     warps: int = 8
     stages: int = 3
+    programs_per_sm: int = 1  # as many as fit
 
 
 #: Rows of the padded product of a decode: the tensor cores' smallest.
@@ -33,56 +37,98 @@ DECODE_ROWS = 16
 #: Steps of at most this many rows take the smaller prefill tile, so that a graph's mixed step of
 #: 512 rows still fills the card.
 SMALL_PREFILL = 512
-#: A whole prompt of at least this many rows goes through cuDNN, if it is a multiple of the step:
+#: A whole prompt of at least this many rows goes through cuDNN, padded to a multiple of the step:
 #: cuDNN builds a plan for every length that it has not seen, which takes longer than it saves.
-SDPA_ROWS, SDPA_STEP = 2048, 256
+SDPA_ROWS, SDPA_STEP = 512, 256
 
 
 def width_of(head_dim: int) -> int:
     """head_dim as the kernels' tiles have it: a power of two, 16 at least."""
-    return max(16, 1 << (head_dim - 1).bit_length())
+    return max(16, _power_of_two(head_dim))
 
 
-def decode_tiles(head_dim: int, itemsize: int, shared_bytes: int) -> DecodeTiles:
-    """The default, made smaller until two programs fit on a multiprocessor."""
+def decode_tiles(group: int, head_dim: int, itemsize: int, shared_bytes: int) -> DecodeTiles:
+    """The default for `group` heads on a KV head, made smaller until its programs fit."""
     tiles = DecodeTiles()
     if itemsize > 2:  # no tensor cores: the product's operands lie in registers
-        tiles = tiles._replace(keys=16)
-    while tiles.keys > 16 and 2 * _pipeline(tiles, head_dim, itemsize) > shared_bytes:
+        tiles = tiles._replace(keys=16, registers=0, programs_per_sm=2)
+
+    def too_large() -> bool:
+        return tiles.programs_per_sm * decode_bytes(tiles, group, head_dim, itemsize) > shared_bytes
+
+    while tiles.keys > 16 and too_large():
         tiles = tiles._replace(keys=tiles.keys // 2)
-    while tiles.stages > 1 and 2 * _pipeline(tiles, head_dim, itemsize) > shared_bytes:
+    while tiles.stages > 2 and too_large():
         tiles = tiles._replace(stages=tiles.stages - 1)
+    while tiles.programs_per_sm > 1 and too_large():
+        tiles = tiles._replace(programs_per_sm=tiles.programs_per_sm - 1)
     return tiles
+
+
+def decode_rows(group: int) -> int:
+    """Rows of the padded product of `group` heads."""
+    return max(DECODE_ROWS, _power_of_two(group))
+
+
+def decode_bytes(tiles: DecodeTiles, group: int, head_dim: int, itemsize: int) -> int:
+    """Shared memory of a program: tiles in flight, the queries, and what is left for the rest."""
+    queries = decode_rows(group) * width_of(head_dim) * itemsize
+    return (tiles.stages - 1) * _tile_bytes(tiles.keys, head_dim, itemsize) + queries + 3072
 
 
 def prefill_tiles(
-    num_rows: int, group: int, head_dim: int, itemsize: int, shared_bytes: int
+    num_rows: int,
+    group: int,
+    head_dim: int,
+    itemsize: int,
+    shared_bytes: int,
+    *,
+    fixed: bool = False,
 ) -> PrefillTiles:
-    """Tiles for a step of `num_rows` rows, whose `group` heads share a KV head."""
+    """Tiles for a step of `num_rows` rows, whose `group` heads share a KV head.
+
+    `fixed`: the same for any number of rows.
+    """
     width = width_of(head_dim)
     tiles = PrefillTiles()
-    if num_rows <= SMALL_PREFILL or width > 128 or itemsize > 2:
-        tiles = PrefillTiles(rows=64, keys=64 if width <= 128 else 32, warps=4)
+    if fixed or num_rows <= SMALL_PREFILL or width > 128 or itemsize > 2:
+        tiles = PrefillTiles(64, 64 if width <= 128 else 32, 4, 2, 2)
     if itemsize > 2:
         tiles = tiles._replace(rows=16, keys=16, stages=2)
-    tiles = tiles._replace(rows=max(tiles.rows, 1 << (group - 1).bit_length()))
-
-    def needs(t: PrefillTiles) -> int:
-        return t.rows * width * itemsize + _pipeline(t, head_dim, itemsize)
-
-    while tiles.stages > 1 and needs(tiles) > 0.8 * shared_bytes:
+    tiles = tiles._replace(rows=max(tiles.rows, _power_of_two(group)))
+    while tiles.stages > 2 and prefill_bytes(tiles, head_dim, itemsize) > shared_bytes:
         tiles = tiles._replace(stages=tiles.stages - 1)
-    while tiles.keys > 16 and needs(tiles) > 0.8 * shared_bytes:
+    while tiles.keys > 16 and prefill_bytes(tiles, head_dim, itemsize) > shared_bytes:
         tiles = tiles._replace(keys=tiles.keys // 2)
     return tiles
+
+
+def prefill_bytes(tiles: PrefillTiles, head_dim: int, itemsize: int) -> int:
+    """Shared memory of a program: the queries, the tiles in flight, and what is left."""
+    queries = tiles.rows * width_of(head_dim) * itemsize
+    return queries + tiles.stages * _tile_bytes(tiles.keys, head_dim, itemsize) + 3072
 
 
 def takes_sdpa(rows: int, head_dim: int, dtype: torch.dtype) -> bool:
     """Whether a whole prompt of `rows` rows, nothing of it cached, goes through cuDNN."""
-    fits = dtype in (torch.float16, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= 128
-    return fits and rows >= SDPA_ROWS and rows % SDPA_STEP == 0
+    return rows >= SDPA_ROWS and fits_sdpa(head_dim, dtype)
 
 
-def _pipeline(tiles: DecodeTiles | PrefillTiles, head_dim: int, itemsize: int) -> int:
-    """Bytes of the key and value tiles in flight."""
-    return tiles.stages * 2 * tiles.keys * width_of(head_dim) * itemsize
+def fits_sdpa(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether cuDNN takes such heads."""
+    return dtype in (torch.float16, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= 128
+
+
+def sdpa_rows(rows: int) -> int:
+    """What a whole prompt of `rows` rows is padded to."""
+    return -(-rows // SDPA_STEP) * SDPA_STEP
+
+
+def _tile_bytes(keys: int, head_dim: int, itemsize: int) -> int:
+    """Bytes of a tile of keys and one of values."""
+    return 2 * keys * width_of(head_dim) * itemsize
+
+
+def _power_of_two(count: int) -> int:
+    """The least that is not below `count`."""
+    return 1 << (count - 1).bit_length()

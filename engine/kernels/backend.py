@@ -13,9 +13,9 @@ from torch import Tensor
 _PLAIN_SMS, _PLAIN_SHARED_BYTES = 4, 96 << 10
 
 
-def use_kernels(x: Tensor, deterministic: bool) -> bool:
-    """True if x goes through the Triton kernels; `deterministic` keeps to fixed torch ops."""
-    return x.is_cuda and not deterministic
+def use_kernels(x: Tensor) -> bool:
+    """True if x goes through the Triton kernels."""
+    return x.is_cuda
 
 
 @cache

@@ -1,8 +1,8 @@
 """Programmatic dependent launch: a kernel is on the card before the one ahead of it has ended.
 
-Every kernel that is launched with `launch_pdl` calls `follow` before it touches memory that
-another kernel writes, in every program and before any return: it then ends after all that came
-before it, which is what the kernel behind it relies on.
+Every kernel that is launched with `launch_pdl` calls `follow` or `follow_closely`, once in every
+program and before any return: it then ends after all that came before it, which is what the kernel
+behind it relies on.  Before the call it touches nothing that an unfinished kernel may write.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -13,7 +13,38 @@ import triton.language as tl
 
 @triton.jit
 def follow(PDL: tl.constexpr):
-    """Let the next kernel come, then wait until the one ahead has ended and its writes are seen."""
+    """Let the next kernel come, then wait until the one ahead has ended and its writes are seen.
+
+    Kernels that only do this may all be on the card at once, the first of them unfinished.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def follow_closely(PDL: tl.constexpr):
+    """Wait first, then let the next kernel come.
+
+    Whatever comes behind such a kernel may read, ahead of its own wait, what was written ahead of
+    such a kernel.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def fetch_ahead(pointers):
+    """Bring the lines at `pointers` to L2.  Not for the interpreter: only where PDL is on.
+
+    L2 is one for all multiprocessors: a line that somebody writes later is not stale there.
+    """
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [pointers],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -57,7 +57,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def silu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
     """silu(gate) * up of gate_up (T, 2 * ffn), where gate comes first -> (T, ffn)."""
-    if backend.use_kernels(gate_up, deterministic):
+    if backend.use_kernels(gate_up):
         from engine.kernels import fused
 
         return fused.silu_mul(gate_up)
@@ -67,7 +67,7 @@ def silu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
 
 def gelu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
     """The same with gelu in its tanh form."""
-    if backend.use_kernels(gate_up, deterministic):
+    if backend.use_kernels(gate_up):
         from engine.kernels import fused
 
         return fused.gelu_mul(gate_up)
@@ -79,7 +79,7 @@ def cap_logits(
     logits: Tensor, cap: float, out: Tensor | None = None, *, deterministic: bool
 ) -> Tensor:
     """cap * tanh(logits / cap) of logits (N, vocab) in fp32, in `out` if given."""
-    if backend.use_kernels(logits, deterministic):
+    if backend.use_kernels(logits):
         from engine.kernels import fused
 
         return fused.cap_logits(logits, cap, out)
@@ -88,6 +88,6 @@ def cap_logits(
 
 
 def _map(fn: Callable[[Tensor], Tensor], x: Tensor, by_row: bool) -> Tensor:
-    if not by_row:
+    if not by_row or x.is_cuda:  # on a card every value is computed by itself
         return fn(x)
     return torch.stack([fn(row) for row in x.unbind(0)])

@@ -1,8 +1,12 @@
-"""What the two paged attention kernels share: a tile of K or V, scores, one step of softmax.
+"""What the paged attention kernels share: a tile of K or V, scores, one step of softmax.
 
 Keys stand in blocks of BLOCK tokens; a block's place is its id times a stride of about a million
 elements, so every offset is int64.  What lies at or after a sequence's length is never loaded: it
 may be another owner's bits.
+
+Ids of blocks are read one tile ahead and kept in registers.  Read in the same turn as the keys they
+lead to, they took a stage of the pipeline for themselves: with three stages a tile of keys was then
+asked for only when the one before it had been worked off.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -12,13 +16,19 @@ import triton.language as tl
 
 
 @triton.jit
-def places(table, key, live, stride_block, stride_key, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """Offsets of the keys at positions `key`, by the sequence's row of the block table."""
-    if MASKED:
-        block = tl.load(table + key // BLOCK, mask=live, other=0)
-    else:
-        block = tl.load(table + key // BLOCK)
-    return block.to(tl.int64) * stride_block + (key % BLOCK) * stride_key
+def block_ids(table, start, end, BLOCK: tl.constexpr, TILE: tl.constexpr):  # (TILE,)
+    """The block of each key of the tile at `start`, a multiple of TILE; 0 from `end` on."""
+    lane = tl.arange(0, TILE)
+    return tl.load(table + start // BLOCK + lane // BLOCK, mask=start + lane < end, other=0)
+
+
+@triton.jit
+def places(ids, start, stride_block, stride_key, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """Offsets (TILE,) of the keys of the tile at `start`, whose blocks are `ids`."""
+    within = tl.arange(0, TILE) % BLOCK  # the same for every tile
+    if TILE < BLOCK:
+        within += start % BLOCK
+    return ids.to(tl.int64) * stride_block + within * stride_key
 
 
 @triton.jit
@@ -43,26 +53,30 @@ def load_rows(
 
 @triton.jit
 def score(queries, keys, scale, cap, CAPPED: tl.constexpr):  # (rows, keys)
-    """Scores in base 2: `scale` and `cap` bring log2(e) with them (see `score_factors`)."""
-    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    """Scores that `accumulate` takes times its factor, which is in base 2 (`score_factors`)."""
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     if CAPPED:  # tanh, from what every backend has
-        scores = cap * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)
+        scores = cap * (2.0 * tl.sigmoid(2.0 * scale * scores) - 1.0)
     return scores
 
 
 @triton.jit
-def accumulate(acc, best, total, scores, values):
-    """One step of the online softmax; a row that has seen nothing yet has best = -inf."""
-    higher = tl.maximum(best, tl.max(scores, 1))
+def accumulate(acc, best, total, scores, values, factor):
+    """One step of the online softmax; a row that has seen nothing yet has best = -inf.
+
+    `factor` is above 0: it joins the subtraction instead of costing a product for each score.
+    """
+    higher = tl.maximum(best, tl.max(scores, 1) * factor)
     shift = tl.where(higher == float("-inf"), 0.0, higher)
-    weight = tl.exp2(scores - shift[:, None])
+    weight = tl.exp2(scores * factor - shift[:, None])
     keep = tl.exp2(best - shift)
     total = total * keep + tl.sum(weight, 1)
     acc = tl.dot(weight.to(values.dtype), values, acc * keep[:, None], input_precision="ieee")
     return acc, higher, total
 
 
-def score_factors(scale: float, softcap: float) -> tuple[float, float]:
-    """`scale` and `cap` as `score` takes them."""
+def score_factors(scale: float, softcap: float) -> tuple[float, float, float]:
+    """`scale` and `cap` as `score` takes them, and the factor of `accumulate`."""
+    assert scale > 0.0 and softcap >= 0.0, "scores are not turned around"
     log2e = 1.4426950408889634
-    return (scale / softcap, softcap * log2e) if softcap else (scale * log2e, 0.0)
+    return (scale / softcap, softcap * log2e, 1.0) if softcap else (scale, 0.0, scale * log2e)

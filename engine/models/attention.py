@@ -45,7 +45,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (T, hidden) -> (T, hidden)."""
         fused = self.qkv(x, lora)
-        if backend.use_kernels(fused, self.deterministic):
+        if backend.use_kernels(fused):
             q, k, v = self._rotate_on_card(fused, angles, kv, attn)
         else:
             q, k, v = self._rotate(fused, angles)

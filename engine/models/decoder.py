@@ -141,7 +141,7 @@ class Decoder(nn.Module):
             x = x.mul_(self.embedding_scale)
         turns = [rotary(positions) for rotary in self.rotaries]
         angles = [None if which is None else turns[which] for which in self.rotary_of]
-        if backend.use_kernels(x, self.deterministic):
+        if backend.use_kernels(x):
             return self._on_card(x, angles, kv, attn, lora)
         for layer, turn, frame in zip(self.layers, angles, kv, strict=True):
             x = layer(x, turn, frame, attn, lora)

@@ -132,21 +132,34 @@ def test_a_step_far_behind_in_a_large_arena(shape: Shape) -> None:
     "tiles",
     [
         DecodeTiles(64, 4, 3, 1),
-        DecodeTiles(64, 4, 5, 8),
-        DecodeTiles(128, 4, 3, 16),
-        DecodeTiles(128, 8, 3, 8),
-        DecodeTiles(32, 2, 4, 16),
+        DecodeTiles(64, 4, 4, 2, registers=0, ahead=2),
+        DecodeTiles(128, 4, 2, 3, least=1),
+        DecodeTiles(128, 8, 3, 1, registers=0, ahead=0),
+        DecodeTiles(32, 2, 4, 4, least=1, ahead=4),
     ],
 )
-def test_decode_with_other_tiles(tiles: DecodeTiles) -> None:
-    from engine.kernels.paged_decode import decode_attention, plan_decode
+def test_decode_with_other_tiles_gives_the_same_bits_every_time(tiles: DecodeTiles) -> None:
+    """As the layers of a step have it: the first use of a plan, then many, in one graph's order."""
+    from engine.kernels.decode_plan import plan_decode
+    from engine.kernels.paged_decode import decode_attention
 
-    step = step_of(LLAMA3, [(0, 1), (700, 1), (3000, 1)], torch.bfloat16)
+    step = step_of(LLAMA3, [(0, 1), (700, 1), (3000, 1), (900, 1), (64, 1)], torch.bfloat16)
     plan = plan_decode(step.lens, None, heads=32, kv=step.kv, tiles=tiles)
-    out = torch.full_like(step.q, torch.nan)
-    tables = step.meta.block_tables
-    decode_attention(step.q, step.kv, tables, step.lens, None, plan, out, scale=0.1)
-    close(out, step.expected(), torch.bfloat16)
+    outs = [torch.full_like(step.q, torch.nan) for _ in range(40)]
+    for layer, out in enumerate(outs):
+        decode_attention(
+            step.q,
+            step.kv,
+            step.meta.block_tables,
+            plan,
+            out,
+            mixed=False,
+            settled=layer > 0,
+            scale=0.1,
+        )
+    close(outs[0], step.expected(), torch.bfloat16)
+    assert int(plan.arrived.max()) >= 2 * len(outs), "nothing was cut"
+    assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 @pytest.mark.parametrize(
@@ -155,12 +168,49 @@ def test_decode_with_other_tiles(tiles: DecodeTiles) -> None:
 )
 def test_prefill_with_other_tiles(tiles: PrefillTiles) -> None:
     from engine.kernels.paged_prefill import prefill_attention
+    from engine.kernels.prefill_plan import plan_prefill
 
     step = step_of(LLAMA3, [(0, 130), (500, 70), (33, 2)], torch.bfloat16)
     out = torch.full_like(step.q, torch.nan)
+    plan = plan_prefill(
+        step.lens, step.starts, num_rows=len(step.q), heads=32, kv=step.kv, tiles=tiles
+    )
     tables = step.meta.block_tables
-    prefill_attention(step.q, step.kv, tables, step.lens, step.starts, out, scale=0.1, tiles=tiles)
+    prefill_attention(step.q, step.kv, tables, step.lens, step.starts, plan, out, scale=0.1)
     close(out, step.expected(), torch.bfloat16)
+
+
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("dtype", list(ERRORS))
+@pytest.mark.parametrize("shape", [SMOLLM2, LLAMA3, Shape(4, 8, 4, 256)])
+def test_the_fixed_way_gives_a_row_the_same_bits_however_it_comes(
+    shape: Shape, dtype: torch.dtype, window: int
+) -> None:
+    """In a batch, alone, and in chunks that end anywhere, down to rows one by one."""
+    from engine.kernels.attention_device import device_attention
+
+    step = step_of(shape, [(700, 1), (0, 130), (500, 70), (33, 2)], dtype)
+
+    def fixed(q: Tensor, meta: AttentionMeta) -> Tensor:
+        meta = replace(meta, derived={})
+        return device_attention(q, step.kv, meta, scale=0.1, window=window, deterministic=True)
+
+    together = fixed(step.q, step.meta)
+    close(together, step.expected(window), dtype)
+    for s, (start, end) in enumerate(itertools.pairwise(step.meta.query_starts)):
+        length, row = step.meta.seq_lens[s], start
+        for count in itertools.cycle((1, 16, 7, 1, 64)):
+            stop = min(row + count, end)
+            meta = replace(
+                step.meta,
+                query_starts=(0, stop - row),
+                seq_lens=(length - (end - stop),),
+                block_tables=step.meta.block_tables[s : s + 1],
+            )
+            assert torch.equal(fixed(step.q[row:stop], meta), together[row:stop])
+            row = stop
+            if row == end:
+                break
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -198,7 +248,9 @@ def test_a_captured_step_follows_lengths_that_change(mixed: bool) -> None:
 
     def forward() -> Tensor:
         captured.derived.clear()
-        return device_attention(step.q, step.kv, captured, scale=0.1, window=0)
+        for _ in range(3):  # layers: a plan's first use differs from those behind it
+            out = device_attention(step.q, step.kv, captured, scale=0.1, window=0)
+        return out
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -237,16 +289,17 @@ def test_a_captured_step_follows_lengths_that_change(mixed: bool) -> None:
         close(out[live], want, torch.bfloat16)
 
 
-def test_a_whole_prompt_through_sdpa_equals_the_kernel() -> None:
+@pytest.mark.parametrize("rows", [2048, 512, 701])
+def test_a_whole_prompt_through_sdpa_equals_the_kernel(rows: int) -> None:
     from engine.kernels.attention_device import device_attention
 
-    step = step_of(LLAMA3, [(0, 2048), (40, 1)], torch.bfloat16)
-    table = step.meta.block_tables[0, : 2048 // BLOCK].long()
-    k, v = (step.kv[table, side].flatten(0, 1) for side in (0, 1))
+    step = step_of(LLAMA3, [(0, rows), (40, 1)], torch.bfloat16)
+    table = step.meta.block_tables[0, : -(-rows // BLOCK)].long()
+    k, v = (step.kv[table, side].flatten(0, 1)[:rows] for side in (0, 1))
     k, v = (torch.nn.functional.pad(part, (0, 0, 0, 0, 0, 1)) for part in (k, v))
     meta = replace(step.meta, derived={})
     got = device_attention(step.q, step.kv, meta, scale=0.1, window=0, fresh=(k, v))
-    assert meta.derived["routes", 0].prompts == ((0, 2048),)
+    assert meta.derived["routes", 0].prompts == ((0, rows),)
     close(got, step.expected(), torch.bfloat16)
     close(attend(step), step.expected(), torch.bfloat16)
 

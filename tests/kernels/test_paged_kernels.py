@@ -12,16 +12,25 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels below are imported
 
-from engine.kernels import attention_device, backend
+from engine.kernels import attention_device, attention_tiles, backend
 from engine.kernels.attention_meta import AttentionMeta
-from engine.kernels.attention_tiles import DecodeTiles, PrefillTiles, decode_tiles, prefill_tiles
-from engine.kernels.paged_decode import decode_attention, plan_decode
+from engine.kernels.attention_tiles import (
+    DecodeTiles,
+    PrefillTiles,
+    decode_bytes,
+    decode_tiles,
+    prefill_bytes,
+    prefill_tiles,
+)
+from engine.kernels.decode_plan import plan_decode
+from engine.kernels.paged_decode import decode_attention
 from engine.kernels.paged_prefill import prefill_attention
+from engine.kernels.prefill_plan import plan_prefill
 from engine.kernels.reference import reference_attention
 
 Paged = Callable[..., Any]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TILES = DecodeTiles(keys=16, programs_per_sm=4)
+TILES = DecodeTiles(keys=16, programs_per_sm=4, least=1, registers=0)
 SMALL = PrefillTiles(rows=16, keys=16, warps=4, stages=2)
 TOLERANCES = {
     torch.float32: {"atol": 1e-5, "rtol": 1e-4},
@@ -69,8 +78,19 @@ def decode(case: Any, *, window: int = 0, softcap: float = 0.0, tiles: DecodeTil
     q, kv, meta = on_device(case)
     lens = ints(meta.seq_lens)
     plan = plan_decode(lens, None, heads=q.shape[1], kv=kv, window=window, tiles=tiles)
-    out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=DEVICE)
-    decode_attention(q, kv, meta.block_tables, lens, None, plan, out, scale=0.3, softcap=softcap)
+    for settled in (False, True) if DEVICE == "cuda" else (False,):  # as layers do
+        out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=DEVICE)
+        decode_attention(
+            q,
+            kv,
+            meta.block_tables,
+            plan,
+            out,
+            mixed=False,
+            settled=settled,
+            scale=0.3,
+            softcap=softcap,
+        )
     return out.cpu(), plan
 
 
@@ -78,18 +98,11 @@ def prefill(case: Any, *, window: int = 0, softcap: float = 0.0, tiles: Any = SM
     q, kv, meta = on_device(case)
     out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=DEVICE)
     lens, starts = ints(meta.seq_lens), ints(meta.query_starts)
-    prefill_attention(
-        q,
-        kv,
-        meta.block_tables,
-        lens,
-        starts,
-        out,
-        scale=0.3,
-        window=window,
-        softcap=softcap,
-        tiles=tiles,
+    heads = q.shape[1]
+    plan = plan_prefill(
+        lens, starts, num_rows=q.shape[0], heads=heads, kv=kv, window=window, tiles=tiles
     )
+    prefill_attention(q, kv, meta.block_tables, lens, starts, plan, out, scale=0.3, softcap=softcap)
     return out.cpu()
 
 
@@ -125,8 +138,8 @@ def test_decode_sees_the_window_alone(paged: Paged, window: int) -> None:
     case = poisoned(paged(SINGLES))
     got, plan = decode(case, window=window)
     torch.testing.assert_close(got, expected(case, window=window), **TOLERANCES[torch.float32])
-    read = sum(-(-min(window + 15, context + 1) // 16) for context, _ in SINGLES)
-    assert int((plan.items >= 0).sum()) <= read
+    tiles = sum(len({k // 16 for k in range(max(0, n + 1 - window), n + 1)}) for n, _ in SINGLES)
+    assert int(plan.head[0]) == tiles
 
 
 @pytest.mark.parametrize("batch", [[(70, 1)], [(0, 1)], SINGLES[:2], SINGLES])
@@ -136,22 +149,48 @@ def test_decode_with_capped_scores(paged: Paged, batch: Any) -> None:
     torch.testing.assert_close(got, expected(case, softcap=0.7), **TOLERANCES[torch.float32])
 
 
-def test_a_long_sequence_is_cut_and_a_short_one_is_not(paged: Paged) -> None:
-    """How the keys are cut follows the whole step, and its results are merged or left alone."""
-    case = poisoned(paged([(310, 1), (3, 1)]))
-    for programs in (1, 2, 8):  # for 4 multiprocessors and 2 KV heads
-        got, plan = decode(case, tiles=DecodeTiles(keys=16, programs_per_sm=programs))
-        torch.testing.assert_close(got, expected(case), **TOLERANCES[torch.float32])
-        if DEVICE == "cpu":
-            share = -(-315 // (2 * programs))
-            assert int(plan.chunk) == -(-share // 16) * 16
-        first, second, third = plan.first_items.tolist()
-        assert second - first == -(-311 // int(plan.chunk)) and third - second == 1
-        assert plan.items[:third].tolist() == [0] * second + [1]
-        assert (plan.items[third:] == -1).all()
+@pytest.mark.parametrize("least", [1, 3])
+@pytest.mark.parametrize("programs", [1, 3, 7])
+def test_every_program_takes_an_equal_share_of_the_tiles(
+    paged: Paged, programs: int, least: int
+) -> None:
+    """Whatever the lengths: a long sequence is cut, and short ones are put together."""
+    case = poisoned(paged([(310, 1), (3, 1), (40, 1), (15, 1)], heads=3, kv_heads=1))
+    tiles = TILES._replace(programs_per_sm=programs, least=least)
+    got, plan = decode(case, tiles=tiles)
+    torch.testing.assert_close(got, expected(case), **TOLERANCES[torch.float32])
+    assert plan.head.tolist() == [20 + 1 + 3 + 1, int(plan.head[1]), 0]
+    assert plan.segments[:, 3].tolist() == [0, 20, 21, 24, 25]
+    if DEVICE == "cpu":
+        size = max(least, -(-25 // (4 * programs)))
+        assert int(plan.head[1]) == size
+        owners = [0] * 20 + [1] + [2] * 3 + [3]
+        wanted = [
+            [owners[begin], owners[min(begin + size, 25) - 1]] for begin in range(0, 25, size)
+        ]
+        assert plan.shares[: len(wanted)].tolist() == wanted
 
 
-def test_padding_sequences_give_zeros_and_take_no_items(paged: Paged) -> None:
+def test_whoever_comes_last_puts_the_same_bits_together(paged: Paged) -> None:
+    """Programs that count on from another number let another one be the last to come."""
+    case = poisoned(paged([(310, 1), (3, 1), (170, 1)]))
+    q, kv, meta = on_device(case)
+    plan = plan_decode(ints(meta.seq_lens), None, heads=6, kv=kv, tiles=TILES)
+
+    def run() -> Tensor:
+        out = torch.full(q.shape, torch.nan, device=DEVICE)
+        decode_attention(q, kv, meta.block_tables, plan, out, mixed=False, scale=0.3)
+        return out
+
+    first = run()
+    pieces = plan.arrived[[0, 2], 0].tolist()
+    assert min(pieces) > 2 and int(plan.arrived[1, 0]) == 0
+    for _ in range(1, max(pieces)):
+        plan.arrived.add_(1)  # the pieces of the run before are still there, and are the same
+        assert torch.equal(run(), first)
+
+
+def test_padding_sequences_give_zeros_and_take_no_tiles(paged: Paged) -> None:
     case = poisoned(paged(SINGLES))
     lens = [0, *case.meta.seq_lens[1:4], 0]
     meta = replace(case.meta, seq_lens=tuple(lens))
@@ -160,23 +199,26 @@ def test_padding_sequences_give_zeros_and_take_no_items(paged: Paged) -> None:
     case.meta = meta
     got, plan = decode(case)
     torch.testing.assert_close(got, want, **TOLERANCES[torch.float32])
-    assert not {0, 4} & set(plan.items.tolist())
+    assert plan.segments[:3, 0].tolist() == [1, 2, 3] and int(plan.head[2]) == 2
 
 
 def test_a_step_of_padding_alone_is_zeros(paged: Paged) -> None:
     case = paged([(5, 1), (9, 1)])
     case.meta = replace(case.meta, seq_lens=(0, 0))
     got, plan = decode(case)
-    assert not got.any() and (plan.items == -1).all()
+    assert not got.any() and int(plan.head[0]) == 0
 
 
 def test_three_hundred_sequences_are_planned_in_several_looks() -> None:
     lens = torch.randint(0, 90, (300,)).tolist()
     kv = torch.empty(1, 2, 16, 1, 16, device=DEVICE)
     plan = plan_decode(ints(lens), None, heads=1, kv=kv, tiles=TILES)
-    chunk = int(plan.chunk)
-    owners = [s for s, n in enumerate(lens) for _ in range(-(-n // chunk))]
-    assert plan.items.tolist() == owners + [-1] * (plan.items.shape[0] - len(owners))
+    used = [s for s, n in enumerate(lens) if n]
+    firsts = [sum(-(-lens[s] // 16) for s in used[:i]) for i in range(len(used) + 1)]
+    assert plan.segments[: len(used), 0].tolist() == used
+    assert plan.segments[: len(used), 2].tolist() == [lens[s] for s in used]
+    assert plan.segments[: len(used) + 1, 3].tolist() == firsts
+    assert plan.empty[: int(plan.head[2])].tolist() == [s for s, n in enumerate(lens) if not n]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -202,27 +244,49 @@ def test_prefill_with_capped_scores_and_other_tiles(paged: Paged) -> None:
         torch.testing.assert_close(got, want, **TOLERANCES[torch.float32])
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_a_mixed_step_goes_through_both_kernels(paged: Paged, graph: bool) -> None:
-    """With the host's tuples, or with the device's alone and padding behind the rows."""
+def as_captured(meta: AttentionMeta, *, seqs: int, rows: int) -> AttentionMeta:
+    """What a graph of `seqs` sequences knows of a step; padding sequences stand at `rows`."""
+    more = seqs - len(meta.seq_lens)
+    return replace(
+        meta,
+        query_starts=(),
+        seq_lens=(),
+        block_tables=torch.nn.functional.pad(meta.block_tables, (0, 1, 0, more)),
+        seq_lens_device=ints([*meta.seq_lens, *[0] * more]),
+        query_starts_device=ints([*meta.query_starts, *[rows] * more]),
+        derived={},
+    )
+
+
+@pytest.mark.parametrize("seqs", [0, 8, 64])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_mixed_step_equals_the_reference(paged: Paged, seqs: int, deterministic: bool) -> None:
+    """With the host's tuples, or with the device's alone and padding behind rows and sequences."""
     case = poisoned(paged(MIXED, head_dim=16))
     q, kv, meta = on_device(case)
     rows = q.shape[0]
-    if graph:
-        seqs = len(meta.seq_lens)
-        meta = replace(
-            meta,
-            query_starts=(),
-            seq_lens=(),
-            block_tables=torch.nn.functional.pad(meta.block_tables, (0, 1, 0, 2)),
-            seq_lens_device=ints([*meta.seq_lens, 0, 0]),
-            query_starts_device=ints([*meta.query_starts, rows, rows]),
+    if seqs:
+        meta, q = as_captured(meta, seqs=seqs, rows=rows), torch.cat((q, q[:5]))
+    for _ in range(2):  # layers
+        got = attention_device.device_attention(
+            q, kv, meta, scale=0.3, window=7, deterministic=deterministic
         )
-        assert meta.block_tables.shape[0] == seqs + 2
-        q = torch.cat((q, q[:5]))
-    got = attention_device.device_attention(q, kv, meta, scale=0.3, window=7)
     want = expected(case, window=7)
     torch.testing.assert_close(got[:rows].cpu(), want, **TOLERANCES[torch.float32])
+
+
+def test_a_captured_step_of_chunks_alone_or_of_nothing_harms_nobody(paged: Paged) -> None:
+    """A graph launches both kernels, whatever its rows turn out to be."""
+    case = poisoned(paged([(0, 9), (12, 5)], head_dim=16))
+    q, kv, meta = on_device(case)
+    captured = as_captured(meta, seqs=5, rows=14)
+    got = attention_device.device_attention(q, kv, captured, scale=0.3, window=0)
+    torch.testing.assert_close(got.cpu(), expected(case), **TOLERANCES[torch.float32])
+    nothing = replace(
+        captured, seq_lens_device=ints([0] * 5), query_starts_device=ints([0] * 6), derived={}
+    )
+    again = attention_device.device_attention(q, kv, nothing, scale=0.3, window=0)
+    assert again.shape == q.shape
 
 
 def test_a_step_of_single_rows_launches_no_prefill(
@@ -243,12 +307,19 @@ def test_a_step_of_chunks_launches_no_decode(paged: Paged, monkeypatch: pytest.M
     torch.testing.assert_close(got.cpu(), expected(case), **TOLERANCES[torch.float32])
 
 
+def through_sdpa(monkeypatch: pytest.MonkeyPatch, *, rows: int, step: int) -> None:
+    """What cuDNN does on a card, by any means, for prompts of `rows` rows or more."""
+    monkeypatch.setattr(attention_device, "fits_sdpa", lambda *_: True)
+    monkeypatch.setattr(attention_device, "SDPA_ROWS", rows)
+    monkeypatch.setattr(attention_tiles, "SDPA_STEP", step)
+    monkeypatch.setattr(attention_device, "_SDPA", [torch.nn.attention.SDPBackend.MATH])
+
+
 def test_a_long_uncached_prompt_goes_through_sdpa_beside_others(
     paged: Paged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its keys in the arena are not even looked at."""
-    monkeypatch.setattr(attention_device, "takes_sdpa", lambda rows, *_: rows >= 20)
-    monkeypatch.setattr(attention_device, "_SDPA", [torch.nn.attention.SDPBackend.MATH])
+    through_sdpa(monkeypatch, rows=20, step=16)
     case = poisoned(paged([(8, 1), (0, 24), (0, 6), (3, 22)], head_dim=16))
     want = expected(case)
     q, kv, meta = on_device(case)
@@ -260,6 +331,35 @@ def test_a_long_uncached_prompt_goes_through_sdpa_beside_others(
     kv[meta.block_tables[1, :3].long()] = torch.nan
     got = attention_device.device_attention(q, kv, meta, scale=0.3, window=0, fresh=(k, v))
     torch.testing.assert_close(got.cpu(), want, **TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize(("window", "dtype"), [(0, torch.float16), (40, torch.float32)])
+def test_the_fixed_way_gives_a_row_the_same_bits_however_it_comes(
+    paged: Paged, window: int, dtype: torch.dtype
+) -> None:
+    """Alone, in a batch, in chunks cut anywhere, behind a cached prefix, decoded one by one."""
+    case = poisoned(paged([(70, 1), (0, 68), (37, 4)], head_dim=64, block_size=16, dtype=dtype))
+    q, kv, meta = on_device(case)
+
+    def attend(rows: Tensor, meta: AttentionMeta) -> Tensor:
+        return attention_device.device_attention(
+            rows, kv, replace(meta, derived={}), scale=0.1, window=window, deterministic=True
+        )
+
+    def part(s: int, first: int, last: int) -> Tensor:
+        """Rows first..last of sequence s alone, whose K and V are already written."""
+        place = meta.query_starts[s + 1] - meta.seq_lens[s]
+        tables = meta.block_tables[s : s + 1]
+        alone = replace(meta, query_starts=(0, last - first), seq_lens=(last,), block_tables=tables)
+        return attend(q[place + first : place + last], alone)
+
+    together = attend(q, meta)
+    want = reference_attention(case.q, case.kv, case.meta, scale=0.1, window=window)
+    torch.testing.assert_close(together.cpu(), want, **TOLERANCES[dtype])
+    cuts = [(0, 70, 71)]
+    cuts += [(1, a, b) for a, b in [(0, 1), (1, 18), (18, 63), (63, 64), (64, 68)]]
+    cuts += [(2, 37, 38), (2, 38, 41)]
+    assert torch.equal(torch.cat([part(*cut) for cut in cuts]), together)
 
 
 def test_offsets_beyond_two_to_the_31_elements(paged: Paged) -> None:
@@ -276,27 +376,27 @@ def test_offsets_beyond_two_to_the_31_elements(paged: Paged) -> None:
     q = case.q.half().to(DEVICE)
     tables = tables.to(DEVICE)
     out = torch.empty_like(q)
-    plan = plan_decode(lens, starts, heads=6, kv=far, tiles=TILES)
-    decode_attention(q, far, tables, lens, starts, plan, out, scale=0.3)
-    prefill_attention(q, far, tables, lens, starts, out, scale=0.3, singles=False, tiles=SMALL)
+    single = plan_decode(lens, starts, heads=6, kv=far, tiles=TILES)
+    decode_attention(q, far, tables, single, out, mixed=True, scale=0.3)
+    chunk = plan_prefill(lens, starts, num_rows=7, heads=6, kv=far, singles=False, tiles=SMALL)
+    prefill_attention(q, far, tables, lens, starts, chunk, out, scale=0.3)
     torch.testing.assert_close(out.cpu().float(), expected(case), **TOLERANCES[torch.float16])
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 256])
 def test_tiles_fit_the_shared_memory_of_small_and_large_cards(head_dim: int, itemsize: int) -> None:
-    width = 1 << (head_dim - 1).bit_length()
     for shared in (99 << 10, 163 << 10, 227 << 10):
-        decode_tile = decode_tiles(head_dim, itemsize, shared)
-        assert decode_tile.stages * 2 * decode_tile.keys * width * itemsize <= shared / 2
+        for group in (1, 4, 8):
+            tile = decode_tiles(group, head_dim, itemsize, shared)
+            needed = decode_bytes(tile, group, head_dim, itemsize)
+            assert tile.programs_per_sm >= 1 and tile.programs_per_sm * needed <= shared
         for rows, group in ((1, 1), (64, 3), (512, 8), (2048, 4), (2048, 71)):
-            tile = prefill_tiles(rows, group, head_dim, itemsize, shared)
-            assert tile.rows >= group and tile.keys >= 16
+            chunk = prefill_tiles(rows, group, head_dim, itemsize, shared)
+            assert chunk.rows >= group and chunk.keys >= 16
             if group <= 8:
-                pipeline = tile.stages * 2 * tile.keys * width * itemsize
-                assert pipeline + tile.rows * width * itemsize <= shared
+                assert prefill_bytes(chunk, head_dim, itemsize) <= shared
 
 
 def test_a_tensor_on_the_cpu_keeps_to_torch() -> None:
-    x = torch.zeros(1)
-    assert not backend.use_kernels(x, False) and not backend.use_kernels(x, True)
+    assert not backend.use_kernels(torch.zeros(1))

@@ -1,5 +1,6 @@
 """Deterministic mode: a row's bits do not depend on what else is in the batch, nor on chunking."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
+
+from engine.kernels import backend
 
 LENGTHS = (90, 5, 17, 64, 33, 2, 130)
 
@@ -103,3 +109,18 @@ def test_the_same_rows_differ_without_deterministic_mode(
     together = plain.together(prompts, ASSIGNED)
     alone = [plain.logits(p, s) for p, s in zip(prompts, ASSIGNED, strict=True)]
     assert not all(bits(a, b) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off beside a card")
+def test_the_way_that_a_card_takes_gives_a_row_the_same_bits(
+    ours: Any, line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused row kernels and paged attention, on the interpreter: alone, in a batch, in chunks."""
+    monkeypatch.setattr(backend, "use_kernels", lambda x: True)
+    torch.manual_seed(6)
+    prompts = [torch.randint(0, 333, (n,)).tolist() for n in (19, 2, 9)]
+    slots = (1, -1, 0)
+    together = ours.together(prompts, slots)
+    for prompt, slot, got in zip(prompts, slots, together, strict=True):
+        assert bits(ours.logits(prompt, slot), got)
+    assert bits(ours.in_chunks(prompts[0], [6, 11], 1), together[0])
