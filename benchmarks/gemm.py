@@ -1,6 +1,6 @@
 """Products with weights on one card: our tiles beside cuBLAS, alone and in the chain of a step.
 
-    python benchmarks/gemm.py [--seconds 110] [--rows 1,64,16,32,4,128] [--workers 12]
+    python benchmarks/gemm.py [--seconds 110] [--rows 1,64,16,32,2,128] [--workers 12]
 
 Llama-3-8B's shapes in bf16, CUDA graphs, the median of the replays; weights rotate among so many
 copies that nothing is found in the L2 cache.  Prints JSON lines, four kinds:
@@ -39,14 +39,16 @@ REPLAYS, ALONE_BYTES, SMS = 9, 400 << 20, 132
 #: The share of the time that is kept for the chain.
 CHAIN_SHARE = 0.45
 #: Rows that a class of the table stands for, and the others that it takes.
-CLASSES = {1: (), 64: (48,), 16: (8,), 32: (24,), 4: (2,), 128: (96,)}
+CLASSES = {1: (), 64: (48,), 16: (4, 8), 32: (24,), 2: (), 128: (96,)}
 
 
-#: One of them is FIXED.
+#: FIXED and FIXED_PROGRAMS, and what might take their place.
 FIXED_RIVALS = (
-    Tile("dot", 64, 128, 64, ahead=512),
-    Tile("dot", 64, 128, 64, warps=8, ahead=512),
-    Tile("dot", 128, 128, 64, warps=8, ahead=512),
+    (gemm_tiles.FIXED, gemm_tiles.FIXED_PROGRAMS),
+    (gemm_tiles.FIXED, 132),
+    (Tile("dot", 64, 128, 64, warps=8, ahead=512), 132),
+    (Tile("dot", 128, 128, 64, warps=8, ahead=512), 132),
+    (Tile("dot", 64, 256, 64, warps=8, ahead=512), 132),
 )
 
 
@@ -71,57 +73,65 @@ Choice = dict[str, Tile | None]
 
 
 # ---------------------------------------------------------------- candidates
-def balanced(tiles: int, steps: int) -> list[int]:
-    """Up to two even splits whose programs come nearest to whole rounds of the card."""
-
-    def loss(splits: int) -> float:
-        programs = tiles * splits
-        return -programs / (-(-programs // SMS) * SMS)
-
-    usual = [n for n in (1, 2, 4, 7, 8, 16) if steps % n == 0 and 100 <= tiles * n <= 800]
-    return sorted(usual, key=lambda n: (round(loss(n), 2), n))[:2] or [1]
+#: (outputs, step, warps) by class: what lost by more than a tenth on an H200 is no longer tried.
+FEW_SIZES = {
+    1: ((4, 4096, 4), (4, 4096, 8), (2, 4096, 2), (8, 4096, 8)),
+    2: ((4, 4096, 8), (2, 4096, 4), (8, 4096, 16)),
+}
+FEW_SIZES_WIDE = {1: ((2, 16384, 8), (1, 16384, 4), (4, 16384, 16)), 2: ((2, 16384, 16),)}
+MANY_SIZES = ((64, 128, 4), (128, 64, 4), (128, 128, 8), (256, 64, 8))
 
 
 def filling(rows: int, outputs: int, step: int, per_sm: int) -> int:
     """Stages for so many programs on a multiprocessor."""
     stage = (rows + outputs) * step * 2
-    return max(2, min(8, (216 << 10) // per_sm // stage))
+    return max(2, min(8, (220 << 10) // per_sm // stage))
 
 
 def candidates(rows: int, shape: Shape) -> Iterator[Tile]:
-    if rows <= 4:
-        wide = shape.d_in > 8192
-        sizes = [(8, 2048, 4), (4, 2048, 2), (4, 4096, 4), (8, 4096, 8)]
-        sizes += [(2, 16384, 8)] if wide else [(2, 4096, 2), (4, 4096, 8)]
-        for outputs, step, warps in sizes:
-            yield Tile("vector", rows, outputs, step, warps=warps)
-    padded = max(16, rows)
-    sizes = [(64, 128, 4), (128, 64, 4 if rows <= 64 else 8), (128, 128, 8)]
-    sizes += [(256, 64, 8)] if 32 <= rows <= 64 else []
-    sizes += [(64, 64, 4)] if rows >= 64 else []
-    for number, (outputs, step, warps) in enumerate(sizes[:1] if rows == 1 else sizes):
+    few = FEW_SIZES if shape.d_in <= 8192 else FEW_SIZES_WIDE
+    for outputs, step, warps in few.get(rows, ()):
+        yield Tile("vector", rows, outputs, step, warps=warps)
+    if rows > 1:
+        kept = table(rows, shape)
+        if kept is not None:
+            yield kept
+        yield from streams(max(16, rows), shape)
+        yield from dots(max(16, rows), shape)
+
+
+def streams(rows: int, shape: Shape) -> Iterator[Tile]:
+    """With memory for as many programs as there are, and for one more: the next kernel's."""
+    for outputs, step, warps in MANY_SIZES:
         tiles = -(-shape.d_out // outputs)
-        for first, splits in enumerate(balanced(tiles, shape.d_in // step)):
-            per_sm = min(4, -(-tiles * splits // SMS))
-            stages = filling(padded, outputs, step, per_sm)
-            tile = Tile("dot", padded, outputs, step, splits, warps, stages, ahead=512)
-            yield tile
-            if first == 0 and per_sm > 2:  # fewer at a time, each further ahead
-                yield tile._replace(stages=filling(padded, outputs, step, 2))
-            if first == 0 and number < 2:
-                yield tile._replace(tma=True)
-    if rows == 128:  # the weights twice, from L2 the second time
-        for splits in balanced(-(-shape.d_out // 64), shape.d_in // 64):
-            yield Tile("dot", 64, 128, 64, splits, 4, 4, ahead=512)
+        if outputs == 256 and rows < 32:
+            continue
+        usual = (1, 2, 3, 4, 8) if outputs == 128 else (1, 2, 4, 8)
+        splits = [n for n in usual if 90 <= tiles * n <= 400 and n <= shape.d_in // 512]
+        for n in splits[: 1 if step == 128 and outputs == 128 else 2] or [1]:
+            per_sm = min(3, -(-tiles * n // SMS))
+            for more in (0, 1):
+                stages = filling(rows, outputs, step, per_sm + more)
+                yield Tile("stream", rows, outputs, step, n, warps, stages)
+
+
+def dots(rows: int, shape: Shape) -> Iterator[Tile]:
+    for outputs, step, warps in MANY_SIZES[:2]:
+        tiles = -(-shape.d_out // outputs)
+        even = [n for n in (1, 2, 4) if 90 <= tiles * n <= 400 and shape.d_in // step % n == 0]
+        for n in even[:1] or [1]:
+            stages = filling(rows, outputs, step, min(3, -(-tiles * n // SMS)))
+            yield Tile("dot", rows, outputs, step, n, warps, stages, ahead=512, tma=True)
 
 
 def near(tile: Tile | None) -> Iterator[Tile]:
     """What may suit the chain better than the product alone."""
-    if tile is not None and tile.form == "dot":
-        for ahead in (0, 256, 1024, 2048):
-            yield tile._replace(ahead=ahead)
-        yield tile._replace(tma=not tile.tma)
-        yield tile._replace(stages=tile.stages - 1)
+    if tile is not None and tile.form != "vector":
+        if tile.form == "dot":
+            for ahead in (0, 256, 1024):
+                yield tile._replace(ahead=ahead)
+            yield tile._replace(tma=not tile.tma)
+        yield tile._replace(stages=max(2, tile.stages - 1))
         yield tile._replace(stages=tile.stages + 1)
 
 
@@ -372,12 +382,10 @@ class Bench:
             times = {"ms": ours / len(copies), "torch_ms": torchs / len(copies)}
             return {name: round(ms, 5) for name, ms in times.items()}
 
-        before = gemm_tiles.FIXED
-        for tile in FIXED_RIVALS if self.left(1.2) else ():
-            gemm_tiles.FIXED = tile
-            about = {"shape": name, "rows": rows, "tile": spelled(tile)}
-            self.say("fixed", run, **about, engine=tile == before)
-        gemm_tiles.FIXED = before
+        for tile, programs in FIXED_RIVALS if self.left(1.3) else ():
+            gemm_tiles.FIXED, gemm_tiles.FIXED_PROGRAMS = tile, programs
+            self.say("fixed", run, shape=name, rows=rows, programs=programs, tile=spelled(tile))
+        gemm_tiles.FIXED, gemm_tiles.FIXED_PROGRAMS = FIXED_RIVALS[0]
 
 
 def table(rows: int, shape: Shape) -> Tile | None:

@@ -39,3 +39,9 @@ def shared_bytes(device: torch.device) -> int:
 def dependent_launch(device: torch.device) -> bool:
     """Whether kernels may be launched before the one ahead has ended (Hopper and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether the card has Hopper's own instructions: products of warp groups, the copy engine."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9

@@ -4,6 +4,8 @@ Goes in: x (rows, d_in), a weight (d_out, d_in), a `Tile`.  Comes out: y (rows, 
 from fp32.  Knows nothing of layers; may be captured in a graph.
 """
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -47,40 +49,92 @@ def product(
         partial = torch.empty(tile.splits, rows, d_out, dtype=torch.float32, device=x.device)
         counters = _counters(x.device)
     pdl = backend.dependent_launch(x.device)
-    strides = x.stride(0), weight.stride(0), out.stride(0)
-    sizes = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "STEP": tile.step, "SPLITS": tile.splits}
     common = {
-        **sizes,
+        "ROWS": tile.rows,
+        "OUTPUTS": tile.outputs,
+        "STEP": tile.step,
+        "SPLITS": tile.splits,
         "AT_ONCE": _at_once(tile),
-        "EVEN": tile.splits * tile.chunk(d_in) == d_in,
         "BIAS": bias is not None,
         "PDL": pdl,
         "num_warps": tile.warps,
         "launch_pdl": pdl,
     }
-    ends = (x if bias is None else bias, out, partial, counters, rows, d_out, d_in, *strides)
+    ends = (x if bias is None else bias, out, partial, counters, rows, d_out)
     if tile.form == "vector":
         assert rows <= tile.rows and (parallel or tile.splits == 1)
-        vector_product[(tiles, tile.splits)](x, weight, *ends, **common)
+        even = tile.splits * tile.step == d_in
+        strides = x.stride(0), weight.stride(0), out.stride(0)
+        vector_product[(tiles, tile.splits)](x, weight, *ends, d_in, *strides, EVEN=even, **common)
         return out
-    aligned = _aligned(weight)
+    grid = (blocks, tiles, tile.splits if parallel else 1)
+    serial = tile.splits > 1 and not parallel
+    if tile.form == "stream" and not serial and _can_stream(x, weight):
+        _stream(grid, x, weight, ends, out.stride(0), tile, common)
+    else:
+        _dot(grid, x, weight, ends, out.stride(0), tile, common | {"SERIAL": serial})
+    return out
+
+
+def _dot(
+    grid: tuple[int, ...],
+    x: Tensor,
+    weight: Tensor,
+    ends: tuple[Any, ...],
+    stride_out: int,
+    tile: Tile,
+    common: dict[str, Any],
+) -> None:
+    aligned, d_in = _aligned(weight), weight.shape[1]
     tma = tile.tma and aligned and _aligned(x)
-    x_tiles = TensorDescriptor.from_tensor(x, [tile.rows, tile.step]) if tma else x
-    w_tiles = TensorDescriptor.from_tensor(weight, [tile.outputs, tile.step]) if tma else weight
-    tiled_product[(blocks, tiles, tile.splits if parallel else 1)](
+    x_tiles, w_tiles = x, weight
+    if tma:
+        x_tiles = TensorDescriptor.from_tensor(x, [tile.rows, tile.step])
+        w_tiles = TensorDescriptor.from_tensor(weight, [tile.outputs, tile.step])
+    tiled_product[grid](
         x,
         weight,
         x_tiles,
         w_tiles,
         *ends,
+        d_in,
+        x.stride(0),
+        weight.stride(0),
+        stride_out,
         CHUNK=tile.chunk(d_in),
-        SERIAL=tile.splits > 1 and not parallel,
+        EVEN=tile.splits * tile.chunk(d_in) == d_in,
         TMA=tma,
         AHEAD=tile.ahead if aligned else 0,
         STAGES=tile.stages,
         **common,
     )
-    return out
+
+
+def _can_stream(x: Tensor, weight: Tensor) -> bool:
+    halves = x.element_size() == 2
+    return halves and backend.is_hopper(x.device) and _aligned(x) and _aligned(weight)
+
+
+def _stream(
+    grid: tuple[int, ...],
+    x: Tensor,
+    weight: Tensor,
+    ends: tuple[Any, ...],
+    stride_out: int,
+    tile: Tile,
+    common: dict[str, Any],
+) -> None:
+    from engine.kernels.gemm_stream import described, streamed_product
+
+    streamed_product[grid](
+        described(x, tile.rows, tile.step),
+        described(weight, tile.outputs, tile.step),
+        *ends,
+        stride_out,
+        STEPS=tile.chunk(weight.shape[1]) // tile.step,
+        STAGES=tile.stages,
+        **common,
+    )
 
 
 def _at_once(tile: Tile) -> int:

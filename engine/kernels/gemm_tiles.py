@@ -8,7 +8,8 @@ decode step, and prints its best as lines of RULES.
 from typing import Literal, NamedTuple
 
 #: "vector": few rows one after the other, the weights in registers.  "dot": tensor cores.
-Form = Literal["vector", "dot"]
+#: "stream": the same on Hopper alone, the weights in shared memory before x is there.
+Form = Literal["vector", "dot", "stream"]
 
 
 class Tile(NamedTuple):
@@ -20,7 +21,7 @@ class Tile(NamedTuple):
     step: int  # inputs of one product; in the vector form all inputs of a program
     splits: int = 1  # programs that share the inputs of an output; the vector form has its own way
     warps: int = 4
-    stages: int = 4  # steps on their way to shared memory ("dot")
+    stages: int = 4  # steps on their way to shared memory (not "vector")
     ahead: int = 0  # inputs asked for in L2 before the kernel ahead has ended ("dot")
     tma: bool = False  # tiles come by the copy engine ("dot")
 

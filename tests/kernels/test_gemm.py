@@ -25,6 +25,7 @@ FEW = Tile("vector", 4, 8, 128, warps=2)
 DOT = Tile("dot", 16, 64, 128, 3)
 WIDE = Tile("dot", 32, 64, 64, stages=2)
 COPIED = DOT._replace(tma=True)
+STREAM = DOT._replace(form="stream")
 
 
 def among_nans(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -66,6 +67,7 @@ def check(
         (WIDE, 70, 63, 72),
         (COPIED, 5, 70, 576),
         (COPIED, 20, 64, 200),
+        (STREAM, 40, 130, 520),  # plain tiles, but on Hopper
     ],
 )
 def test_the_product_equals_fp64s(

@@ -89,6 +89,11 @@ def test_logits_are_written_in_fp32_without_a_rounding_before(own: None) -> None
         Tile("dot", 16, 64, 128, 4, tma=True, ahead=256),
         Tile("dot", 64, 128, 64, 8, tma=True),
         Tile("dot", 128, 256, 64, 8, 8, 3),
+        Tile("stream", 16, 64, 128, 2, stages=5),
+        Tile("stream", 32, 128, 128, 1, warps=8, stages=3),
+        Tile("stream", 64, 128, 64, 3),
+        Tile("stream", 64, 256, 64, warps=8, stages=5),
+        Tile("stream", 128, 128, 64, 8, warps=8, stages=2),
     ],
 )
 def test_any_tile_takes_shapes_that_fit_it_badly(tile: Tile) -> None:
@@ -106,11 +111,18 @@ def test_any_tile_takes_shapes_that_fit_it_badly(tile: Tile) -> None:
         close(got, exact(x, weight, bias), ERRORS[dtype])
 
 
+@pytest.mark.parametrize("table", ["engine", "streams"])
 @pytest.mark.parametrize("rows", [1, 16, 64])
-def test_a_replayed_chain_of_products_follows_x(rows: int, own: None) -> None:
+def test_a_replayed_chain_of_products_follows_x(
+    rows: int, table: str, own: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Split products share a workspace and run as soon as the one ahead ends: bits never change."""
     from engine.kernels import fused
 
+    if table == "streams":
+        narrow = Rule(64, 8192, 1 << 30, Tile("stream", max(16, rows), 64, 128, 2, stages=3))
+        wide = Rule(64, 1 << 30, 1 << 30, Tile("stream", max(16, rows), 128, 64, stages=4))
+        monkeypatch.setattr(gemm_tiles, "RULES", (narrow, wide))
     weights = [random(*SHAPES[name]) * 0.02 for name in ("qkv", "o", "gate_up", "down")]
     norm = torch.ones(4096, device="cuda").bfloat16()
     x = random(rows, 4096)
@@ -194,5 +206,5 @@ def test_rules_name_only_tiles_that_the_card_has_memory_for() -> None:
     shared = backend.shared_bytes(torch.device("cuda", 0))
     for rule in gemm_tiles.RULES:
         assert isinstance(rule, Rule)
-        if rule.tile is not None and rule.tile.form == "dot":
+        if rule.tile is not None and rule.tile.form != "vector":
             assert rule.tile.fitted(min(rule.d_in, 16384), 2, shared).stages == rule.tile.stages

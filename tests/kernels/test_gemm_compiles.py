@@ -1,0 +1,105 @@
+"""The product kernels compiled for Hopper, on a machine without a card."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+#: Stands in for a card when kernels are compiled and launches nothing.
+SCRIPT = """
+import json, sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+class NoCard:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+    def get_current_device(self):
+        return 0
+    def get_current_stream(self, device=None):
+        return 0
+
+driver.set_active(NoCard())
+from engine.kernels import backend, gemm_device, gemm_kernels, gemm_stream
+from engine.kernels.gemm_tiles import Tile
+
+backend.is_hopper = backend.dependent_launch = lambda device: True
+backend.shared_bytes = lambda device: 227 << 10
+
+class Compiled:
+    def __init__(self, kernel):
+        self.kernel = kernel
+    def __getitem__(self, grid):
+        return lambda *args, **kwargs: made.append(self.kernel.warmup(*args, grid=grid, **kwargs))
+
+gemm_device.tiled_product = Compiled(gemm_kernels.tiled_product)
+gemm_device.vector_product = Compiled(gemm_kernels.vector_product)
+gemm_stream.streamed_product = Compiled(gemm_stream.streamed_product)
+for fields in json.loads(sys.argv[1]):
+    tile, made = Tile(*fields), []
+    x = torch.zeros(tile.rows, 4096, dtype=torch.bfloat16)
+    weight = torch.zeros(512, 4096, dtype=torch.bfloat16)
+    gemm_device.product(x, weight, None, tile)
+    (kernel,) = made
+    print(json.dumps([kernel.metadata.name, kernel.asm["ptx"], kernel.metadata.shared]))
+"""
+
+
+def compiled(*tiles: tuple[object, ...]) -> list[tuple[str, str, int]]:
+    """Name, PTX and shared bytes of what the engine would launch for each tile."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), json.dumps(tiles)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, tuple[str, int]]:
+    found = compiled(
+        ("vector", 1, 4, 4096),
+        ("dot", 16, 64, 128, 4, 4, 3, 512),
+        ("stream", 64, 128, 64, 2, 4, 4),
+    )
+    return {name: (ptx, shared) for name, ptx, shared in found}
+
+
+def test_weights_are_asked_for_before_the_kernel_ahead_has_ended(
+    kernels: dict[str, tuple[str, int]],
+) -> None:
+    """And x, which it writes, never is."""
+    for name, of_weights, of_x in (
+        ("vector_product", "ld.global.L1::evict_first", "ld.global.v4"),
+        ("tiled_product", "cp.async.bulk.prefetch.L2", "cp.async.cg"),
+        ("streamed_product", "cp.async.bulk.tensor", None),
+    ):
+        before, _, behind = kernels[name][0].partition("griddepcontrol.wait")
+        assert "griddepcontrol.launch_dependents" in before and behind
+        assert of_weights in before
+        assert of_x is None or (of_x in behind and of_x not in before)
+    ahead, _, _ = kernels["streamed_product"][0].partition("griddepcontrol.wait")
+    assert ahead.count("cp.async.bulk.tensor") == 4  # a stage each; two with x
+
+
+def test_products_go_through_the_warp_groups_and_fit_in_shared_memory(
+    kernels: dict[str, tuple[str, int]],
+) -> None:
+    for name in ("tiled_product", "streamed_product"):
+        ptx, shared = kernels[name]
+        assert "wgmma.mma_async" in ptx
+        assert 32 << 10 < shared < 227 << 10
+    vectors = kernels["vector_product"][0]
+    assert "wgmma" not in vectors and vectors.count("ld.global.L1::evict_first") == 16
+
+
+def test_partial_sums_are_stored_before_the_count_and_loaded_behind_it(
+    kernels: dict[str, tuple[str, int]],
+) -> None:
+    for name in ("tiled_product", "streamed_product"):
+        stored, _, summed = kernels[name][0].partition("atom.global.gpu.acq_rel.add")
+        assert "st.global" in stored and "ld.global.cg" in summed and "ld.global.cg" not in stored
+        assert "bar.sync" in stored[stored.rindex("st.global") :]
