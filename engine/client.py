@@ -50,6 +50,8 @@ STALL_SECONDS = 10.0
 #: How long a process that has closed its socket may take to go.
 REAP_SECONDS = 5.0
 READ_BYTES = 1 << 18
+#: Past this many events that nobody has taken, no more are read; looked at this often.
+EVENTS_AHEAD, BEHIND_SECONDS = 512, 0.001
 STDERR_FD = 2
 #: The packer's status for "the folder is refused".
 EXIT_INVALID = 8
@@ -57,6 +59,9 @@ EXIT_INVALID = 8
 
 class EngineClient:
     """One engine process, from `start` to `stop`.  Use it from one event loop."""
+
+    #: What the interpreter runs; a socket and the configuration follow.
+    program: tuple[str, ...] = ("-m", "engine.process")
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
@@ -92,8 +97,7 @@ class EngineClient:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "engine.process",
+                *self.program,
                 str(theirs.fileno()),
                 msgspec.json.encode(config).decode(),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -170,6 +174,7 @@ class EngineClient:
             while data := await reader.read(READ_BYTES):
                 for event in frames.feed(data):
                     self._take(event)
+                await self._have_room()
         except OSError:
             pass  # reset instead of closed: it died with commands unread
         except ValueError as error:  # msgspec's own errors are ValueErrors
@@ -177,6 +182,14 @@ class EngineClient:
             self._kill()
         finally:
             await self._bury()
+
+    async def _have_room(self) -> None:
+        """Read no more while nobody takes what was read: the socket fills, and the engine waits.
+
+        Looks again and again, since a queue tells nobody when it shrinks; at rest it costs nothing.
+        """
+        while self.events.qsize() > EVENTS_AHEAD and not self._stopping:
+            await asyncio.sleep(BEHIND_SECONDS)
 
     def _take(self, event: Event) -> None:
         self._heard = time.monotonic()

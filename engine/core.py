@@ -35,6 +35,7 @@ from engine.messages import (
 )
 from engine.prefill_clock import PrefillClock
 from engine.runner import Flight
+from engine.sampling_plan import problem
 from engine.scheduler import Scheduler
 from engine.sequence import StepWork
 from engine.snapshot import Painter, Traffic
@@ -199,18 +200,21 @@ class EngineCore:
     def _submit(self, submit: Submit) -> None:
         """A foreign id would end the whole process inside the embedding: it is refused here."""
         size = self.machine.spec.vocab_size
+        wrong = problem(submit.sampling, self.machine.vocab_size)
         if submit.prompt and not 0 <= min(submit.prompt) <= max(submit.prompt) < size:
-            self._refused.append(
-                SequenceDelta(
-                    request_id=submit.request_id,
-                    cached_tokens=0,
-                    finish_reason="error",
-                    code="invalid_value",
-                    message=f"the prompt holds a token id outside 0..{size - 1}",
-                )
-            )
-        else:
+            wrong = f"the prompt holds a token id outside 0..{size - 1}"
+        if wrong is None:
             self.scheduler.add(submit)
+            return
+        self._refused.append(
+            SequenceDelta(
+                request_id=submit.request_id,
+                cached_tokens=0,
+                finish_reason="error",
+                code="invalid_value",
+                message=wrong,
+            )
+        )
 
     def _advance(self, work: StepWork | None) -> list[SequenceDelta]:
         """Launch `work`; settle the step before it, or with no lookahead `work` itself."""

@@ -37,6 +37,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: int | None = None  # alternatives beside the chosen token; 0 = the chosen one alone
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo); disables cached prefix
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None  # no others are drawn, end tokens included
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end tokens
     ignore_eos: bool = False
 
@@ -78,7 +79,7 @@ class PackedManifest(Struct, frozen=True, kw_only=True):
     modules: tuple[PackedModule, ...]
 
 
-class TokenLogprobs(Struct, frozen=True):
+class TokenLogprobs(Struct, frozen=True, gc=False):
     """`top` holds (token id, logprob), best first; the chosen token is in `token`/`logprob`."""
 
     token: int
@@ -300,8 +301,11 @@ class Answer(Struct, frozen=True, kw_only=True, tag="answer"):
     snapshot: EngineSnapshot | None = None
 
 
-class SequenceDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
-    """New tokens of one sequence.  The first delta of a sequence carries `cached_tokens`."""
+class SequenceDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta", gc=False):
+    """New tokens of one sequence.  The first delta of a sequence carries `cached_tokens`.
+
+    It and what it holds can form no cycle, so the collector need not count thousands a second.
+    """
 
     request_id: str
     tokens: tuple[int, ...] = ()

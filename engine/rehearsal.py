@@ -25,6 +25,7 @@ OTHER_WAYS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0, seed=0),
     SamplingParams(temperature=1.0, seed=0, min_tokens=2, stop_token_ids=(0,)),
+    SamplingParams(temperature=0.0, allowed_token_ids=(0, 1)),
 )
 #: Lengths of prompt chunks: kernels are compiled for kinds of sizes, and not after the start.
 CHUNKS = (16, 128, 512)

@@ -131,10 +131,10 @@ class Runner:
         self._drawing = {seq: i for i, seq in enumerate(flight.batch.sampled)}
         if flight.logits is None:
             return
-        flight.drawn = self._sampler.launch(flight.logits, flight.batch.sampled)
+        flight.drawn = self._sampler.launch(
+            flight.logits, flight.batch.sampled, tokens=self._batcher.ids
+        )
         flight.logits = None
-        tokens = flight.drawn.tokens
-        self._batcher.ids[: len(tokens)].copy_(tokens)
 
     def collect(self, flight: Flight) -> dict[str, Sampled]:
         """Wait for the draw: request id -> what was drawn."""

@@ -1,27 +1,37 @@
-"""What the rows of one draw ask for, as arrays: the sampler's host side.
+"""What the rows of one draw ask for, as one run of words: the sampler's host side.
 
-Goes in: the sequence of each row.  Comes out: a SamplingPlan of numpy arrays, and from `send` the
-same on the device in one upload.  A row's noise is a hash of (seed, position of the token to draw),
-made here so that every device draws the same.  Knows no logits.
+Goes in: the sequence of each row.  Comes out: a SampleMeta, whose words go up in one copy, or in
+none if every row is plainly greedy.  What a sequence asks for is worked out once and remembered.
+A row's noise hangs on (seed, position of the token to draw) alone.  Knows no logits.
 """
 
+import dataclasses
 import hashlib
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
+import torch
 
+from engine.kernels.sample_meta import RECORD, Field, Kind, SampleMeta
 from engine.messages import SamplingParams
 from engine.sequence import Sequence
+from engine.token_changes import TokenChanges
 from engine.upload import Parcel
 
 #: Below this a temperature is greedy: dividing by it would only overflow.
 GREEDY_BELOW = 1e-5
+#: No limit: more tokens than any vocabulary has.
+_ALL = 0x7FFFFFFF
 
-Array = npt.NDArray[np.generic]
+#: ceil(vocab / 32) uint32 words; bit i % 32 of word i // 32 is set if token i may be drawn.
+Mask = npt.NDArray[np.uint32]
+Words = npt.NDArray[np.int32]
+
+_NO_MASKS: Mapping[int, Mask] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,164 +43,213 @@ class SamplerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """A plan on the device; None = no row asks for it.  Rows are int64 and ascending."""
+class Plan:
+    """A draw's words on the host, and what they hold."""
 
-    asked: Tensor | None = None  # rows whose log-probabilities are told
-    penalised: Tensor | None = None  # rows
-    penalties: Tensor | None = None  # (3, rows) fp32: repetition, frequency, presence
-    #: Flat places in (penalised rows, vocab): all prompts' tokens, then all that was generated.
-    history: Tensor | None = None
-    num_prompt_history: int = 0
-    bias_places: Tensor | None = None  # flat places in (all rows, vocab)
-    biases: Tensor | None = None  # fp32
-    bans: Tensor | None = None  # flat places in (all rows, vocab)
-    plain: Tensor | None = None  # rows that are drawn from everything
-    filtered: Tensor | None = None  # rows with top-k, top-p or min-p
-    filters: Tensor | None = None  # (3, filtered rows) fp32: top-k, top-p, min-p
-    heat: Tensor | None = None  # (plain, then filtered) fp32 temperatures
-    noise: Tensor | None = None  # (plain, then filtered) fp64 in [0, 1), 32 bits
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingPlan:
-    """Fields of `Wishes` as arrays; a field that is not needed is not there."""
-
-    arrays: dict[str, Array]
+    words: Words
+    meta: SampleMeta  # its words are not there yet
     num_top: dict[int, int]  # row -> alternatives that it asked for
-    num_prompt_history: int
+    changes_asked: bool = False  # a row that tells log-probabilities is changed
 
-    @classmethod
-    def of(
-        cls, seqs: Seq[Sequence], limits: SamplerLimits, nonce: bytes, *, vocab: int
-    ) -> "SamplingPlan":
-        """What `seqs` ask for, row by row.  `vocab` is the logits' width."""
-        num_top = {
-            row: seq.sampling.logprobs
-            for row, seq in enumerate(seqs)
-            if seq.sampling.logprobs is not None
-        }
-        arrays: dict[str, Array] = {}
-        if num_top:
-            arrays["asked"] = _ints(num_top)
-        num_prompt_history = _add_penalties(arrays, seqs, vocab)
-        _add_biases(arrays, seqs, limits, vocab)
-        _add_bans(arrays, seqs, limits, vocab)
-        _add_draws(arrays, seqs, nonce, vocab)
-        return cls(arrays, num_top, num_prompt_history)
-
-    def send(self, parcel: Parcel) -> Wishes:
-        """The plan on the device, in one upload; none for rows that are plainly greedy."""
-        if not self.arrays:
-            return Wishes()
-        tensors = parcel.send(list(self.arrays.values()))
-        fields = dict(zip(self.arrays, tensors, strict=True))
-        for name in ("penalties", "filters"):
-            if name in fields:
-                fields[name] = fields[name].view(3, -1)
-        return Wishes(num_prompt_history=self.num_prompt_history, **fields)
+    def send(self, parcel: Parcel) -> SampleMeta:
+        """The meta with its words on the device, by one upload at most."""
+        if not len(self.words):
+            return self.meta
+        [words] = parcel.send([self.words])
+        return dataclasses.replace(self.meta, words=words)
 
 
-def _add_penalties(arrays: dict[str, Array], seqs: Seq[Sequence], vocab: int) -> int:
-    """Returns how many places of the history are prompts'."""
-    rows = [row for row, seq in enumerate(seqs) if _is_penalised(seq.sampling)]
-    if not rows:
-        return 0
-    params = [seqs[row].sampling for row in rows]
-    prompts = [
-        _places(seqs[row].tokens[: seqs[row].num_prompt], i * vocab) for i, row in enumerate(rows)
-    ]
-    output = [
-        _places(seqs[row].tokens[seqs[row].num_prompt :], i * vocab) for i, row in enumerate(rows)
-    ]
-    arrays["penalised"] = _ints(rows)
-    arrays["penalties"] = _floats(
-        [p.repetition_penalty for p in params]
-        + [p.frequency_penalty for p in params]
-        + [p.presence_penalty for p in params]
-    )
-    arrays["history"] = np.concatenate(prompts + output)
-    return sum(map(len, prompts))
+@dataclass(slots=True)
+class _Wish:
+    """What a sequence asks for in every draw."""
+
+    seq: Sequence
+    kind: Kind
+    key: int  # of all its noise, 64 bits
+    record: Words  # (RECORD,): what does not change
+    changes: TokenChanges | None
+    mask: Mask | None
+    num_top: int | None
+    quiet: bool  # greedy and nothing else
 
 
-def _add_biases(
-    arrays: dict[str, Array], seqs: Seq[Sequence], limits: SamplerLimits, vocab: int
-) -> None:
-    entries = [
-        (row * vocab + token, bias)
-        for row, seq in enumerate(seqs)
-        for token, bias in seq.sampling.logit_bias.items()
-        if 0 <= token < limits.vocab_size
-    ]
-    if entries:
-        arrays["bias_places"] = _ints(place for place, _ in entries)
-        arrays["biases"] = _floats(bias for _, bias in entries)
+class Planner:
+    """Plans draws.  Remembers the last sequences, at least `max_rows` of them."""
 
+    def __init__(self, limits: SamplerLimits, nonce: bytes, max_rows: int) -> None:
+        self._limits = limits
+        self._nonce = nonce
+        self._room = 2 * max_rows
+        self._known: dict[int, _Wish] = {}  # by the identity of the sequence, which each holds
 
-def _add_bans(
-    arrays: dict[str, Array], seqs: Seq[Sequence], limits: SamplerLimits, vocab: int
-) -> None:
-    """No end before `min_tokens`."""
-    places: list[int] = []
-    for row, seq in enumerate(seqs):
-        if len(seq.tokens) - seq.num_prompt < seq.sampling.min_tokens:
-            ends = {*limits.eos_token_ids, *seq.sampling.stop_token_ids}
-            places += [row * vocab + end for end in ends if 0 <= end < vocab]
-    if places:
-        arrays["bans"] = _ints(places)
+    def plan(self, seqs: Seq[Sequence], masks: Mapping[int, Mask] = _NO_MASKS) -> Plan:
+        """`masks`: row -> tokens that it may draw in this step, besides what its request allows."""
+        wishes = [self._wish(seq) for seq in seqs]
+        if len(self._known) > self._room:
+            self._known = {id(wish.seq): wish for wish in wishes}
+        if not masks and all(wish.quiet for wish in wishes):
+            return Plan(np.empty(0, np.int32), _meta(len(seqs)), {})
+        return _Packing(wishes, masks, -(-self._limits.vocab_size // 32)).plan()
 
+    def prompt(self, rows: int) -> Plan:
+        """The plan for rows that are not drawn: all that they want is log-probabilities."""
+        words = np.zeros((rows, RECORD), dtype=np.int32)
+        words[:, Field.ASKED] = 1
+        return Plan(words.reshape(-1), _meta(rows, num_asked=rows), {})
 
-def _add_draws(arrays: dict[str, Array], seqs: Seq[Sequence], nonce: bytes, vocab: int) -> None:
-    hot = [row for row, seq in enumerate(seqs) if seq.sampling.temperature >= GREEDY_BELOW]
-    if not hot:
-        return
-    plain = [row for row in hot if not _is_filtered(seqs[row].sampling)]
-    filtered = [row for row in hot if _is_filtered(seqs[row].sampling)]
-    if plain:
-        arrays["plain"] = _ints(plain)
-    if filtered:
-        params = [seqs[row].sampling for row in filtered]
-        arrays["filtered"] = _ints(filtered)
-        arrays["filters"] = _floats(
-            [p.top_k if p.top_k > 0 else vocab for p in params]
-            + [p.top_p for p in params]
-            + [p.min_p for p in params]
+    def _wish(self, seq: Sequence) -> _Wish:
+        known = self._known.get(id(seq))
+        if known is None:
+            known = self._known[id(seq)] = self._read(seq)
+        return known
+
+    def _read(self, seq: Sequence) -> _Wish:
+        params, limits = seq.sampling, self._limits
+        kind = _kind(params)
+        changes = TokenChanges.of(seq, limits.vocab_size, limits.eos_token_ids)
+        mask = None
+        if params.allowed_token_ids is not None:
+            mask = mask_of(params.allowed_token_ids, limits.vocab_size)
+        silent = changes is None and mask is None and params.logprobs is None
+        return _Wish(
+            seq=seq,
+            kind=kind,
+            key=_key(seq, self._nonce),
+            record=_record(params, kind),
+            changes=changes,
+            mask=mask,
+            num_top=params.logprobs,
+            quiet=silent and kind is Kind.GREEDY,
         )
-    order = plain + filtered
-    arrays["heat"] = _floats(seqs[row].sampling.temperature for row in order)
-    arrays["noise"] = np.array([_noise(seqs[row], nonce) for row in order], dtype=np.float64)
 
 
-def _noise(seq: Sequence, nonce: bytes) -> float:
-    """32 bits in [0, 1), the same wherever and beside whomever the token is drawn."""
+class _Packing:
+    """One plan being laid out; dies with it."""
+
+    def __init__(self, wishes: list[_Wish], masks: Mapping[int, Mask], mask_words: int) -> None:
+        self._wishes = wishes
+        self._masks = {row: wish.mask for row, wish in enumerate(wishes) if wish.mask is not None}
+        for row, mask in masks.items():
+            assert mask.shape == (mask_words,), "a mask has a bit for each token"
+            fixed = self._masks.get(row)
+            self._masks[row] = mask if fixed is None else mask & fixed
+        self._changes = {row: w.changes for row, w in enumerate(wishes) if w.changes is not None}
+        self._mask_words = mask_words
+
+    def plan(self) -> Plan:
+        wishes, rows = self._wishes, len(self._wishes)
+        for row, changes in self._changes.items():
+            changes.follow(wishes[row].seq.tokens)
+        sizes = [changes.size for changes in self._changes.values()]
+        entries, head = sum(sizes), rows * RECORD
+        words = np.empty(head + 3 * entries + len(self._masks) * self._mask_words, dtype=np.int32)
+        records = words[:head].reshape(rows, RECORD)
+        records[:] = [wish.record for wish in wishes]
+        self._put_keys(records)
+        self._put_entries(records, words[head : head + 3 * entries].reshape(3, entries))
+        self._put_masks(records, words, head + 3 * entries)
+        num_top = {row: w.num_top for row, w in enumerate(wishes) if w.num_top is not None}
+        changed = self._changes.keys() | self._masks.keys()
+        meta = _meta(
+            rows,
+            num_hot=sum(wish.kind is not Kind.GREEDY for wish in wishes),
+            num_filtered=sum(wish.kind is Kind.FILTERED for wish in wishes),
+            num_masked=len(self._masks),
+            num_entries=entries,
+            most_entries=max(sizes, default=0),
+            num_asked=len(num_top),
+        )
+        return Plan(words, meta, num_top, not changed.isdisjoint(num_top))
+
+    def _put_keys(self, records: Words) -> None:
+        keys = np.array([wish.key for wish in self._wishes], dtype=np.uint64)
+        positions = np.array([len(wish.seq.tokens) for wish in self._wishes], dtype=np.uint64)
+        records[:, Field.KEY_LOW : Field.KEY_HIGH + 1] = noise_keys(keys, positions)
+
+    def _put_entries(self, records: Words, entries: Words) -> None:
+        ids, counts, biases = entries[0], entries[1], entries[2].view(np.float32)
+        start = 0
+        for row, changes in self._changes.items():
+            size = changes.size
+            part = slice(start, start + size)
+            ids[part] = changes.ids[:size]
+            counts[part] = changes.counts[:size]
+            biases[part] = changes.biases[:size]
+            records[row, Field.FIRST], records[row, Field.COUNT] = start, size
+            start += size
+
+    def _put_masks(self, records: Words, words: Words, start: int) -> None:
+        for row, mask in self._masks.items():
+            words[start : start + self._mask_words] = mask.view(np.int32)
+            records[row, Field.MASK] = start
+            start += self._mask_words
+
+
+def problem(params: SamplingParams, vocab_size: int) -> str | None:
+    """What makes `params` impossible to follow with this vocabulary, in one line."""
+    allowed = params.allowed_token_ids
+    if allowed is None:
+        return None
+    if not allowed:
+        return "allowed_token_ids is empty; name at least one token or leave it out"
+    foreign = next((token for token in allowed if not 0 <= token < vocab_size), None)
+    if foreign is not None:
+        return f"allowed_token_ids holds {foreign}, which is outside 0..{vocab_size - 1}"
+    return None
+
+
+def mask_of(tokens: Seq[int], vocab_size: int) -> Mask:
+    """The mask that allows these tokens and no others."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def noise_keys(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> Words:
+    """(rows, 2): words of each row's noise: splitmix64 at `positions` of the streams `keys`."""
+    x = keys + positions * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    words: Words = (x ^ (x >> np.uint64(31))).view(np.int32).reshape(-1, 2)
+    return words
+
+
+def _key(seq: Sequence, nonce: bytes) -> int:
+    """64 bits that all noise of a sequence comes from: its seed's, or its own."""
     seed = seq.sampling.seed
-    key = nonce + seq.request_id.encode() if seed is None else str(seed).encode()
-    digest = hashlib.blake2b(len(seq.tokens).to_bytes(8, "big"), key=_key(key), digest_size=4)
-    return int.from_bytes(digest.digest(), "big") / 2**32
+    text = nonce + seq.request_id.encode() if seed is None else str(seed).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def _key(text: bytes) -> bytes:
-    """At most 64 bytes, as blake2b wants its key."""
-    return text if len(text) <= 64 else hashlib.blake2b(text).digest()
+def _kind(params: SamplingParams) -> Kind:
+    if params.temperature < GREEDY_BELOW:
+        return Kind.GREEDY
+    is_filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    return Kind.FILTERED if is_filtered else Kind.PLAIN
 
 
-def _is_penalised(params: SamplingParams) -> bool:
-    return bool(
-        params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
-    )
+def _record(params: SamplingParams, kind: Kind) -> Words:
+    record = np.zeros(RECORD, dtype=np.int32)
+    floats = record.view(np.float32)
+    record[Field.KIND] = kind
+    if kind is not Kind.GREEDY:
+        floats[Field.HEAT] = 1.0 / params.temperature
+        record[Field.TOP_K] = params.top_k if 0 < params.top_k < _ALL else _ALL
+        floats[Field.TOP_P] = max(params.top_p, 1e-9)  # 0 keeps the best token alone
+        floats[Field.FLOOR] = _floor(params)
+    record[Field.ASKED] = params.logprobs is not None
+    floats[Field.REPETITION] = params.repetition_penalty
+    floats[Field.FREQUENCY] = params.frequency_penalty
+    floats[Field.PRESENCE] = params.presence_penalty
+    return record
 
 
-def _is_filtered(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+def _floor(params: SamplingParams) -> float:
+    """p >= min_p * p_best, said of logits: at most so far below the best."""
+    if params.min_p <= 0.0:
+        return -math.inf
+    return params.temperature * math.log(min(params.min_p, 1.0))
 
 
-def _places(tokens: Seq[int], start: int) -> npt.NDArray[np.int64]:
-    return np.asarray(tokens, dtype=np.int64) + start
-
-
-def _ints(values: Iterable[int]) -> npt.NDArray[np.int64]:
-    return np.array(list(values), dtype=np.int64)
-
-
-def _floats(values: Iterable[float]) -> npt.NDArray[np.float32]:
-    return np.array(list(values), dtype=np.float32)
+def _meta(rows: int, **counts: int) -> SampleMeta:
+    return SampleMeta(torch.empty(0, dtype=torch.int32), rows, **counts)

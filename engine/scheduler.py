@@ -139,6 +139,8 @@ class Scheduler:
                 seq.flying -= chunk.length
                 seq.num_computed += chunk.length
                 self._enter_full_blocks(seq)
+            if chunk.samples and seq.doom is None:
+                seq.doom = sampled[seq.request_id].doom
             if seq.doom is not None:
                 deltas.append(self._end(seq, seq.doom))
             elif chunk.samples:

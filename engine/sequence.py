@@ -137,8 +137,12 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the sampler drew for one chunk.  `prompt_logprobs` comes with the first token only."""
+    """What the sampler drew for one chunk.  `prompt_logprobs` comes with the first token only.
+
+    With a `doom` there was nothing to draw from, and `token` is none.
+    """
 
     token: int
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    doom: Doom | None = None

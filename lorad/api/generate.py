@@ -4,8 +4,7 @@ Goes in: a request whose size and time the guard has bounded.  Comes out: the Op
 failure before the first byte has its HTTP status; one after it is an error event, and no `[DONE]`.
 """
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -13,8 +12,10 @@ from starlette.responses import Response
 
 from lorad.api import parse, sse
 from lorad.api.deps import deps_of
-from lorad.api.respond import as_lorad_error, envelope, json
+from lorad.api.encode import EventEncoder
+from lorad.api.respond import json
 from lorad.api.shapes import ChatShape, CompletionShape, Gathered
+from lorad.api.stream import TokenStream
 from lorad.config import Limits
 from lorad.service.ask import Ask
 from lorad.service.generation import Generation
@@ -47,22 +48,24 @@ async def _generate(
     deps = deps_of(request)
     ask, wanted = parse_body(await request.body(), deps.limits)
     if not wanted.stream:
-        return await sse.unless_gone(request, _whole(request, ask, wanted, shape_class))
-    generation = await sse.unless_gone(request, deps.requests.start(ask))
-    events = _stream(generation, wanted, shape_class, deps.ping_seconds)
+        return await sse.unless_gone(request.receive, _whole(request, ask, wanted, shape_class))
+    generation = await sse.unless_gone(request.receive, deps.requests.start(ask))
+    shape = _shape(generation, wanted, shape_class)
+    stream = TokenStream(
+        generation,
+        EventEncoder(shape, generation.usage if wanted.include_usage else None),
+        headers=_headers(generation),
+        ping_seconds=deps.ping_seconds,
+        stall_seconds=deps.limits.stall_write,
+        on_gone=deps.note_aborted,
+    )
     try:
         # The status line waits for the first event, so that a failure until then is no 200.
-        first = await sse.unless_gone(request, anext(events))
+        await stream.begun(request)
     except BaseException:
         generation.close()
         raise
-    return sse.EventStream(
-        _resumed(first, events),
-        headers=_headers(generation),
-        stall_seconds=deps.limits.stall_write,
-        on_gone=deps.note_aborted,
-        on_close=generation.close,
-    )
+    return stream
 
 
 async def _whole(
@@ -70,46 +73,16 @@ async def _whole(
 ) -> Response:
     generation = await deps_of(request).requests.start(ask)
     try:
-        answers = [Gathered() for _ in generation.choices]
-        async with aclosing(generation.pieces()) as pieces:
-            async for piece in pieces:
-                if piece is not None:
-                    answers[piece.index].add(piece)
+        await generation.wait()
     finally:
         generation.close()
+    if generation.error is not None:
+        raise generation.error
+    answers = [Gathered() for _ in generation.choices]
+    for piece in generation.pull():
+        answers[piece.index].add(piece)
     shape = _shape(generation, wanted, shape_class)
     return json(shape.body(answers, generation.usage()), headers=_headers(generation))
-
-
-async def _stream(
-    generation: Generation, wanted: parse.Shape, shape_class: _ShapeClass, ping: float
-) -> AsyncGenerator[bytes, None]:
-    shape = _shape(generation, wanted, shape_class)
-    begun = False
-    try:
-        async with aclosing(generation.pieces(ping)) as pieces:
-            async for piece in pieces:
-                for chunk in map(sse.event, shape.chunks(piece)) if piece else (sse.PING,):
-                    begun = True
-                    yield chunk
-        if wanted.include_usage:
-            yield sse.event(shape.usage_chunk(generation.usage()))
-        yield sse.DONE
-    except Exception as error:
-        if not begun:
-            raise
-        yield sse.event(envelope(as_lorad_error(error)))
-    finally:
-        generation.close()
-
-
-async def _resumed(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    try:
-        yield first
-        async for item in rest:
-            yield item
-    finally:
-        await rest.aclose()
 
 
 def _shape(

@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -51,6 +52,36 @@ def peer_of(connection: socket.socket | None) -> Peer | None:
     return Peer(*_UCRED.unpack(raw))
 
 
+class BodyWriter:
+    """Bytes of a body whose head has been sent, past h11.
+
+    A chunk is a line in front of the bytes and one behind them, and changes nothing in h11's state.
+    Through middleware, uvicorn and h11 it took 17 of a token's 41 µs, 5 of them in the write.  The
+    body's end goes the usual way.
+    """
+
+    def __init__(self, connection: "GuardedProtocol", *, chunked: bool) -> None:
+        self._connection, self._chunked = connection, chunked
+        self._transport = connection.transport
+
+    @property
+    def blocked(self) -> bool:
+        """The client has not read what it was sent; `on_writable` is called when it has."""
+        return self._connection.flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        """Send or buffer it, as one chunk.  Bytes for a client that has left go nowhere."""
+        if not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def close(self) -> None:
+        self._connection.on_writable = _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
 class GuardedProtocol(H11Protocol):
     """Built by `server.HttpServer`, which gives `limits`."""
 
@@ -69,6 +100,7 @@ class GuardedProtocol(H11Protocol):
         self._inner = self.app
         self.app = self._with_peer
         self._deadline: asyncio.TimerHandle | None = None
+        self.on_writable: Callable[[], None] = _nothing
 
     # ----------------------------------------------------------------- asyncio's side
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -93,6 +125,10 @@ class GuardedProtocol(H11Protocol):
         self._have_head()
         super().connection_lost(exc)
 
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.on_writable()
+
     def on_response_complete(self) -> None:
         self.quiet_since = self.loop.time()
         super().on_response_complete()
@@ -114,6 +150,12 @@ class GuardedProtocol(H11Protocol):
         """Cut it off, whatever is still unsent."""
         self._disown()
         self.transport.abort()
+
+    def body_writer(self, on_writable: Callable[[], None]) -> BodyWriter:
+        """For the response whose head was just sent without a length; `close` it before the end."""
+        self.on_writable = on_writable
+        # As h11 has framed it: HTTP/1.0 knows no chunks, its body ends with the connection.
+        return BodyWriter(self, chunked=(self.conn.their_http_version or b"") >= b"1.1")
 
     def refuse(self, error: LoradError) -> None:
         """Answer `error` unless an answer has begun, and hang up."""

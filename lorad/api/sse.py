@@ -10,9 +10,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 T = TypeVar("T")
 
@@ -25,6 +24,9 @@ _LINE_ENDS = {"\u2028": b"\\u2028", "\u2029": b"\\u2029", "\u0085": b"\\u0085"}
 _RAW_LINE_ENDS = [(character.encode(), escaped) for character, escaped in _LINE_ENDS.items()]
 
 
+_encode_text = msgspec.json.Encoder().encode
+
+
 class ClientGone(Exception):
     """The client left, or stopped reading; `reason` is the label of `http_aborted_total`."""
 
@@ -35,11 +37,21 @@ class ClientGone(Exception):
 
 def event(value: object, *, name: str = "", event_id: str = "") -> bytes:
     """One event with `value` as JSON; never more than one `data:` line."""
-    data = msgspec.json.encode(value)
-    for raw, escaped in _RAW_LINE_ENDS:
-        data = data.replace(raw, escaped)
+    data = _on_one_line(msgspec.json.encode(value))
     head = (f"id: {event_id}\n" if event_id else "") + (f"event: {name}\n" if name else "")
     return head.encode() + b"data: " + data + b"\n\n"
+
+
+def json_text(text: str) -> bytes:
+    """A JSON string, fit for an event."""
+    data = _encode_text(text)
+    return data if text.isascii() else _on_one_line(data)
+
+
+def _on_one_line(data: bytes) -> bytes:
+    for raw, escaped in _RAW_LINE_ENDS:
+        data = data.replace(raw, escaped)
+    return data
 
 
 class EventStream(Response):
@@ -69,7 +81,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _unless_gone(receive, self._send_all(send))
+            await unless_gone(receive, self._send_all(send))
         except ClientGone as gone:
             self._on_gone(gone.reason)
             if gone.reason == "slow_client" and "lorad_connection" in scope:
@@ -86,11 +98,17 @@ class EventStream(Response):
         await self._send(send, b"", more=False)
 
     async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
-        try:
-            async with asyncio.timeout(self._stall):
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            raise ClientGone("slow_client") from None
+        message = {"type": "http.response.body", "body": data, "more_body": more}
+        await send_within(self._stall, send, message)
+
+
+async def send_within(seconds: float, send: Send, message: Message) -> None:
+    """Send it once the client has read enough of what came before; ClientGone past `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await send(message)
+    except TimeoutError:
+        raise ClientGone("slow_client") from None
 
 
 async def with_pings(items: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None, None]:
@@ -116,15 +134,11 @@ async def with_pings(items: AsyncIterator[T], seconds: float) -> AsyncGenerator[
                 await coming
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client leaves first (ClientGone).
 
     Only once the body has been read: it takes what else the connection receives.
     """
-    return await _unless_gone(request.receive, work)
-
-
-async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_until_disconnect(receive))
     try:

@@ -7,6 +7,8 @@ gets back.  Knows no HTTP and no JSON.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from engine.messages import SamplingParams, TokenLogprobs
 
 #: Of a message: role, content, and name where there is one, as chat templates read them.
@@ -36,9 +38,11 @@ class Ask:
         return self.n * (1 if self.chat else len(self.prompts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Something new of one answer.  `finish` is set on its last piece only."""
+class Piece(Struct, frozen=True, kw_only=True, gc=False):
+    """What is new of one answer.  `finish` is set on its last piece only.
+
+    A Struct because one is made for every token: a frozen dataclass takes six times as long.
+    """
 
     index: int
     text: str = ""

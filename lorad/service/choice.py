@@ -1,11 +1,12 @@
 """One answer of a request: token ids as the engine sends them → pieces of text.
 
-Goes in: SequenceDeltas of one sequence, in order.  Comes out: `Piece`s, how many tokens count, and
-whether the sequence must be aborted because a stop string was completed.  Knows no other answer
-and nobody to send to.
+Goes in: SequenceDeltas of one sequence, in order.  Comes out: `Piece`s of all that came since the
+last pull, how many tokens count, and whether the sequence must be aborted because a stop string was
+completed.  Nobody need hurry to pull: what waits is text, a few bytes a token, and it becomes one
+piece.  Knows no other answer and nobody to send to.
 """
 
-from engine.messages import SequenceDelta
+from engine.messages import SequenceDelta, TokenLogprobs
 from lorad.errors import LoradError
 from lorad.service.ask import Piece
 from lorad.service.seams import Decoder
@@ -31,57 +32,85 @@ class Choice:
         self.cached_tokens = 0
         self.started = False  # the engine has answered, or need not any more
         self.settled = False  # nothing is left to abort: the last delta came, or the abort is sent
-        self.ended = False  # the last piece is out
+        self.ended = False  # nothing more will be added to the last piece
         self._decoder = decoder
         self._silent = silent
         self._echoed = False
         self._keep = keep  # False: the generated token is only the price of scoring the prompt
         self._echo_ids, self._echo_text = echo_ids, echo_text
+        # What was not pulled yet: pieces that are complete, and text that more can be added to.
+        self._pieces: list[Piece] = []
+        self._text = ""
 
-    def take(self, delta: SequenceDelta) -> Piece | None:
-        """The piece that `delta` completes, if any.  Raises LoradError for a failed sequence."""
+    def take(self, delta: SequenceDelta) -> bool:
+        """Take the next delta in; True if there is something to pull.  Not after it has ended.
+
+        Raises LoradError for a failed sequence.
+        """
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
-        if self.ended:
-            return None
-        if delta.finish_reason in ("abort", "error"):
+        finish = delta.finish_reason
+        if finish == "abort" or finish == "error":
             self.ended = True
             code = delta.code or "internal_error"
             raise LoradError(code, delta.message or "the engine ended this request")
-        return self._piece(delta)
+        self._add(delta, delta.tokens if self._keep else ())
+        return self.has_news
 
-    def _piece(self, delta: SequenceDelta) -> Piece | None:
-        tokens: tuple[int, ...] = delta.tokens
+    @property
+    def has_news(self) -> bool:
+        """Is there something to pull?"""
+        return bool(self._text or self._pieces)
+
+    def pull(self) -> list[Piece]:
+        """All that came since the last call: with log probabilities a piece a delta, else one."""
+        pieces, self._pieces = self._pieces, []
+        if self._text:
+            pieces.append(Piece(index=self.index, text=self._text))
+            self._text = ""
+        return pieces
+
+    def _add(self, delta: SequenceDelta, tokens: tuple[int, ...]) -> None:
         finish: str | None = delta.finish_reason
-        first = not self._echoed and bool(tokens or finish)
-        self._echoed |= first
-        text = self._echo_text if first else ""
-        if not self._keep:
-            tokens = ()
-            finish = finish and "length"
+        first = not self._echoed and bool(delta.tokens or finish)
+        if first:
+            self._echoed = True
+            self._text = self._echo_text
         visible = tokens
         if finish == "stop" and tokens and tokens[-1] in self._silent:
             visible = tokens[:-1]
         counted, stopped = len(tokens), False
         if visible:
             decoded = self._decoder.push(visible)
-            text += decoded.text
+            self._text += decoded.text
             if decoded.stopped:
                 stopped, finish, counted = True, "stop", decoded.consumed_tokens
         self.num_tokens += counted
         if finish is not None:
             self.ended = True
+            finish = finish if self._keep else "length"
             if not stopped:
-                text += self._decoder.finish()
-        scored = delta.logprobs[: min(counted, len(visible))]
+                self._text += self._decoder.finish()
+        scored = delta.logprobs[: min(counted, len(visible))] if delta.logprobs else ()
         prompt = self._echo_ids if first else ()
-        if not (text or scored or prompt or finish):
-            return None
-        return Piece(
-            index=self.index,
-            text=text,
-            tokens=scored,
-            prompt=prompt,
-            prompt_logprobs=delta.prompt_logprobs if first else (),
-            finish=finish,
+        if finish or scored or prompt:
+            self._complete(scored, prompt, delta.prompt_logprobs if first else (), finish)
+
+    def _complete(
+        self,
+        scored: tuple[TokenLogprobs, ...],
+        prompt: tuple[int, ...],
+        prompt_logprobs: tuple[TokenLogprobs | None, ...],
+        finish: str | None,
+    ) -> None:
+        self._pieces.append(
+            Piece(
+                index=self.index,
+                text=self._text,
+                tokens=scored,
+                prompt=prompt,
+                prompt_logprobs=prompt_logprobs,
+                finish=finish,
+            )
         )
+        self._text = ""

@@ -33,6 +33,7 @@ from engine.messages import (
 )
 from lorad.errors import TABLE, BadConfig, LoradError, NoUsableDevice, StartError, from_engine
 from lorad.service.events import EventRing
+from lorad.service.turns import Turns
 
 log = logging.getLogger("lorad.engine")
 
@@ -221,9 +222,10 @@ class EngineLink:
         except OSError as error:
             return Fatal("internal_error", f"cannot start the engine process: {error}")
         rising: asyncio.Task[None] | None = None
+        turns = Turns(client.events)
         try:
             while True:
-                event = await client.events.get()
+                event = await turns.next()
                 if isinstance(event, Fatal):
                     return event
                 if client.info is not None and rising is None:

@@ -1,13 +1,14 @@
-"""One running request: what the engine sends for its answers, read as pieces until the end.
+"""One running request: what the engine sends for its answers, kept until somebody pulls it.
 
-Goes in: SequenceDeltas through `deliver`, errors through `fail`.  Comes out: `pieces`, then
-`usage`.  However it ends, `close` aborts what still runs and tells the owner once.  Knows no HTTP.
+Goes in: SequenceDeltas through `deliver`, failures through `fail`.  Comes out: `pull`, then
+`usage`.  Whoever listens hears at once of everything that there is to pull: no task is woken for a
+token.  However it ends, `close` aborts what still runs and tells the owner once.  Knows no HTTP.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.messages import SequenceDelta
@@ -27,7 +28,11 @@ class Owner:
 
 
 class Generation:
-    """Read `pieces` to the end, or `close` it; closing twice is harmless.  Event loop only."""
+    """`pull` until it is `over`, or `close` it; closing twice is harmless.  Event loop only.
+
+    The first answer that fails ends the others too: its exception is `error`, told after whatever
+    there is still to pull.
+    """
 
     def __init__(
         self,
@@ -39,31 +44,37 @@ class Generation:
         text: Text,
         prompts: Sequence[tuple[int, ...]],
         choices: Sequence[Choice],
-        seconds_left: Callable[[], float],
+        seconds_left: float,
     ) -> None:
         self.id = secrets.token_hex(12)
         self.created = int(time.time())
         self.ask, self.rev, self.fingerprint = ask, rev, fingerprint
         self.text, self.prompts, self.choices = text, prompts, choices
+        self.error: Exception | None = None
+        self._on_news: Callable[[], None] = lambda: None
         self._owner = owner
-        self._seconds_left = seconds_left
-        self._inbox: asyncio.Queue[tuple[Choice, SequenceDelta] | LoradError] = asyncio.Queue()
+        self._open = len(choices)
+        self.over = False  # nothing more will come
+        self._over = asyncio.Event()
         self._closed = False
+        self._deadline = asyncio.get_running_loop().call_later(max(seconds_left, 0), self._expire)
 
-    async def pieces(self, idle: float | None = None) -> AsyncGenerator[Piece | None, None]:
-        """Pieces of all answers as they come; None after each `idle` seconds without one.
+    # ----------------------------------------------------------------- the reader's side
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """Call `on_news` whenever there is something to pull or it is over; now too, if so."""
+        self._on_news = on_news
+        if self.over or any(choice.has_news for choice in self.choices):
+            on_news()
 
-        Raises the LoradError of the first answer that fails, which ends the others too.
-        """
-        try:
-            while not all(choice.ended for choice in self.choices):
-                item = await self._next(idle)
-                if item is None:
-                    yield None
-                elif (piece := self._settle(*item)) is not None:
-                    yield piece
-        finally:
-            self.close()
+    async def wait(self) -> None:
+        """Until it is over."""
+        await self._over.wait()
+
+    def pull(self) -> list[Piece]:
+        """What came since the last call, of each answer in order."""
+        if len(self.choices) == 1:
+            return self.choices[0].pull()
+        return [piece for choice in self.choices for piece in choice.pull()]
 
     def usage(self) -> Count:
         """A prompt counts once, however many answers it gets."""
@@ -73,48 +84,62 @@ class Generation:
             cached=sum(choice.cached_tokens for choice in self.choices[:: self.ask.n]),
         )
 
-    def deliver(self, choice: Choice, delta: SequenceDelta) -> None:
-        """The engine's side."""
-        if not choice.started:
-            choice.started = True
-            self._owner.answered(1)
-        choice.settled |= delta.finish_reason is not None
-        if not self._closed:
-            self._inbox.put_nowait((choice, delta))
-
-    def fail(self, error: LoradError) -> None:
-        """End it from outside; the reader gets `error`."""
-        self._inbox.put_nowait(error)
-
     def close(self) -> None:
         """Abort what still runs and give everything back."""
         if self._closed:
             return
         self._closed = True
+        self._deadline.cancel()
+        self._on_news = lambda: None
         self._owner.answered(sum(not choice.started for choice in self.choices))
         for choice in self.choices:
             choice.started = True
             self._abort(choice)
         self._owner.closed(self)
 
-    async def _next(self, idle: float | None) -> tuple[Choice, SequenceDelta] | None:
-        left = self._seconds_left()
-        if left <= 0:
-            raise LoradError("deadline_exceeded", "the request ran into its deadline")
+    # ----------------------------------------------------------------- the engine's side
+    def deliver(self, choice: Choice, delta: SequenceDelta) -> None:
+        """The next delta of one answer.  Never raises: one request's trouble is no other's."""
+        if not choice.started:
+            choice.started = True
+            self._owner.answered(1)
+        if delta.finish_reason is not None:
+            choice.settled = True
+        if self._closed or choice.ended or self.error is not None:
+            return
         try:
-            async with asyncio.timeout(left if idle is None else min(idle, left)):
-                item = await self._inbox.get()
-        except TimeoutError:
-            return None
-        if isinstance(item, LoradError):
-            raise item
-        return item
-
-    def _settle(self, choice: Choice, delta: SequenceDelta) -> Piece | None:
-        piece = choice.take(delta)
+            news = choice.take(delta)
+        except Exception as error:
+            self.fail(error)
+            return
         if choice.ended:
-            self._abort(choice)  # a stop string: the engine does not know yet
-        return piece
+            self._end(choice)
+        if news:
+            self._on_news()
+
+    def fail(self, error: Exception) -> None:
+        """End it now; the reader gets `error`."""
+        if self._closed or self.over:
+            return
+        self.error = error
+        for choice in self.choices:
+            self._abort(choice)
+        self._finish()
+        self._on_news()
+
+    # ----------------------------------------------------------------- inside
+    def _end(self, choice: Choice) -> None:
+        self._abort(choice)  # a stop string: the engine does not know yet
+        self._open -= 1
+        if self._open == 0:
+            self._finish()
+
+    def _finish(self) -> None:
+        self.over = True
+        self._over.set()
+
+    def _expire(self) -> None:
+        self.fail(LoradError("deadline_exceeded", "the request ran into its deadline"))
 
     def _abort(self, choice: Choice) -> None:
         if not choice.settled:

@@ -226,7 +226,7 @@ class RequestService:
             text=text,
             prompts=prompts,
             choices=choices,
-            seconds_left=lambda: deadline + DEADLINE_GRACE_SECONDS - self._clock(),
+            seconds_left=deadline + DEADLINE_GRACE_SECONDS - self._clock(),
         )
         self._live.add(generation)
         return generation

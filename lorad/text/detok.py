@@ -8,8 +8,7 @@ sees `Piece.stopped` aborts the sequence.
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from lorad.text.tokenizer import Bytes, Tokenizer
 
@@ -19,8 +18,7 @@ _CONTEXT_TOKENS = 4
 _MAX_HALF_TOKENS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What a push made certain.  `consumed_tokens` of the pushed ids count as generated: all of
     them, or those up to the one that completed a stop string."""
 
@@ -51,16 +49,16 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> Piece:
         """Take more ids.  After a stop nothing is consumed any more."""
-        out = []
+        out = ""
         consumed = 0
         for token in ids:
             if self.stopped:
                 break
             consumed += 1
             if token not in self._skip:
-                out.append(self._take(self._stream.push(token)))
+                out += self._take(self._stream.push(token))
         self.num_tokens += consumed
-        return Piece("".join(out), self.stopped, consumed)
+        return Piece(out, self.stopped, consumed)
 
     def finish(self) -> str:
         """What was held back: the start of a stop string that never came, half a character."""
@@ -70,6 +68,8 @@ class Detokenizer:
         return last if self.stopped else last + self._stops.flush()
 
     def _take(self, text: str) -> str:
+        if not self._stops.words:
+            return text
         certain, self.stopped = self._stops.push(text)
         return certain
 
@@ -79,23 +79,21 @@ class StopStrings:
 
     def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
         # The longest first: of two that end on the same character it began earlier.
-        self._words = sorted({s for s in stop if s}, key=lambda s: (-len(s), s))
-        self._borders = [_borders(word) for word in self._words]
-        self._matched = [0] * len(self._words)
+        self.words = sorted({s for s in stop if s}, key=lambda s: (-len(s), s))
+        self._borders = [_borders(word) for word in self.words]
+        self._matched = [0] * len(self.words)
         self._include = include
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that is certain, whether a stop string was completed)."""
-        if not self._words:
-            return text, False
         seen = self._held + text
         for at in range(len(self._held), len(seen)):
-            for n, word in enumerate(self._words):
+            for n, word in enumerate(self.words):
                 length = self._advance(n, seen[at])
                 if length == len(word):
                     return seen[: at + 1 if self._include else at + 1 - length], True
-        keep = max(self._matched)
+        keep = max(self._matched, default=0)
         self._held = seen[len(seen) - keep :]
         return seen[: len(seen) - keep], False
 
@@ -105,7 +103,7 @@ class StopStrings:
         return held
 
     def _advance(self, n: int, character: str) -> int:
-        word, borders, length = self._words[n], self._borders[n], self._matched[n]
+        word, borders, length = self.words[n], self._borders[n], self._matched[n]
         while length and word[length] != character:
             length = borders[length - 1]
         self._matched[n] = length + (word[length] == character)
@@ -137,17 +135,31 @@ def _stream(tokenizer: Tokenizer, context: Sequence[int]) -> _Stream:
 
 
 class _ByteStream:
-    """For vocabularies whose tokens are bytes: exact, and free of any window."""
+    """For vocabularies whose tokens are bytes: exact, and free of any window.
+
+    Nearly every token is whole characters by itself, which are looked up: 0.1 µs, not 0.4.
+    """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
-        self._bytes = tokenizer.token_bytes
+        self._bytes, self._whole = tokenizer.token_bytes, tokenizer.whole_text
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         # The prompt may end in half a character; its other half belongs to the answer.
         for token in context:
             self._utf8.decode(self._bytes(token))
         self._strip = tokenizer.strips_first_space and not context
+        self._plain = not self._strip and self._between_characters()
 
     def push(self, token: int) -> str:
+        if self._plain and (whole := self._whole(token)) is not None:
+            return whole
+        text = self._decode(token)
+        self._plain = not self._strip and self._between_characters()
+        return text
+
+    def _between_characters(self) -> bool:
+        return not self._utf8.getstate()[0]
+
+    def _decode(self, token: int) -> str:
         spelled = self._bytes(token)
         if self._strip and spelled:
             self._strip = False

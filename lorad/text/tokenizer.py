@@ -62,6 +62,7 @@ class Tokenizer:
         self.chat_stop_ids = self.eos_ids | {i for i in ends if i in self.special_ids}
         self.spelling = _spelling(json.loads(inner.to_str())["decoder"])
         self._bytes: dict[int, bytes] = {}
+        self._whole: dict[int, str | None] = {}
         self.strips_first_space = self._strips_first_space()
 
     @classmethod
@@ -105,6 +106,14 @@ class Tokenizer:
             known = self._bytes[token_id] = self._spell(token_id)
         return known
 
+    def whole_text(self, token_id: int) -> str | None:
+        """The characters that a token stands for; None if it may begin or end within one."""
+        try:
+            return self._whole[token_id]
+        except KeyError:
+            whole = self._whole[token_id] = _whole(self.token_bytes(token_id))
+            return whole
+
     def token_text(self, token_id: int) -> str:
         """The same as text; a half character shows as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -140,6 +149,13 @@ class Tokenizer:
                 bytes([int(lone[1], 16)]) if lone else str(token).replace(_SPACE_MARK, " ").encode()
             )
         return self.decode([token_id], skip_special=False).encode()
+
+
+def _whole(spelled: bytes) -> str | None:
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def read_specials(folder: Path) -> dict[str, str]:

@@ -78,6 +78,7 @@ def test_the_sdks_own_stream_helper_puts_the_message_together(api, client):
 
 def test_several_answers_come_interleaved_and_differ_in_seed(api, client):
     api.engine.reply = lambda submit: f"seed {submit.sampling.seed}".encode()
+    gate = api.hold_engine(3)
     stream = client.chat.completions.create(
         model="tiny", messages=ASK, n=3, seed=7, temperature=1.5, stream=True
     )
@@ -86,6 +87,7 @@ def test_several_answers_come_interleaved_and_differ_in_seed(api, client):
     for chunk in stream:
         choice = chunk.choices[0]
         order.append(choice.index)
+        api.run(gate.set)
         texts[choice.index] += choice.delta.content or ""
     assert texts == ["seed 7", "seed 8", "seed 9"]
     assert sorted(order) != order

@@ -155,6 +155,12 @@ def connect() -> Iterator[Callable[[Path], Raw]]:
 
 
 @pytest.fixture
+def parsed() -> Callable[[bytes], Answer]:
+    """The bytes of a whole response, taken apart."""
+    return Answer
+
+
+@pytest.fixture
 def call(connect: Callable[[Path], Raw]) -> Callable[..., Answer]:
     """One request on a connection of its own."""
 

@@ -1,6 +1,7 @@
 """A client that leaves frees the engine, whenever it leaves."""
 
 import json
+import time
 
 import pytest
 
@@ -74,6 +75,21 @@ def test_a_reader_that_stops_reading_is_cut_off_and_the_others_go_on(api, connec
     api.until(lambda: freed(api))
     assert api.requests.aborted["slow_client"] == before + len(stuck)
     assert not caplog.records  # clients do not write the log
+
+
+def test_a_reader_who_is_slow_but_never_stops_is_served_to_the_end(api, connect):
+    """Log probabilities are not put together: there are megabytes of them."""
+    api.engine.reply = b"x" * 300
+    ask = {"stream": True, "n": 16, "max_tokens": 300, "logprobs": True, "top_logprobs": 5}
+    raw = post(connect(api.inference), ASK | ask)
+    begun, got, size = time.monotonic(), b"", 0
+    while not got.endswith(b"\r\n0\r\n\r\n"):
+        time.sleep(0.02)
+        got = got[-8:] + (new := raw.socket.recv(1 << 16))
+        size += len(new)
+        assert new
+    assert time.monotonic() - begun > 2 * api.limits.stall_write
+    assert size > 16 * 300 * 400
 
 
 def test_a_full_queue_is_429_and_empties_again(api, connect, call):

@@ -1,6 +1,7 @@
 """The bytes of a stream, as a client without an SDK sees them."""
 
 import json
+import selectors
 
 from lorad.config import Limits
 
@@ -83,3 +84,61 @@ def test_tokens_of_one_step_beyond_a_stop_are_not_counted(api, call):
     assert answer["choices"][0]["message"]["content"] == "abc"
     assert answer["usage"]["completion_tokens"] == 7
     assert len(answer["choices"][0]["logprobs"]["content"]) == 7
+
+
+def asked(raw, body):
+    content = json.dumps(body).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: l\r\ncontent-length: {len(content)}\r\n\r\n"
+    return raw.send(head.encode() + content)
+
+
+def said(events):
+    """The text of each answer, by index."""
+    texts = {}
+    for event in events:
+        [choice] = json.loads(event.removeprefix(b"data: "))["choices"]
+        texts.setdefault(choice["index"], []).append(choice["delta"].get("content", ""))
+    return {index: "".join(parts) for index, parts in texts.items()}
+
+
+def read_all(raws):
+    """Everything until each has had its last chunk."""
+    got = dict.fromkeys(raws, b"")
+    with selectors.DefaultSelector() as ready:
+        for raw in raws:
+            ready.register(raw.socket, selectors.EVENT_READ, raw)
+        while ready.get_map():
+            found = ready.select(5)
+            assert found, "nobody said anything for long"
+            for key, _ in found:
+                got[key.data] += key.fileobj.recv(1 << 16)
+                if got[key.data].endswith(b"\r\n0\r\n\r\n"):
+                    ready.unregister(key.fileobj)
+    return got
+
+
+def test_many_streams_at_once_have_each_their_own_words(make_api, connect, parsed):
+    api = make_api(Limits(max_tokens=1000))
+    api.engine.reply = lambda submit: f"{submit.sampling.seed}: ".encode() * 50
+    raws = [asked(connect(api.inference), ASK | {"seed": n, "max_tokens": 400}) for n in range(100)]
+    for n, got in enumerate(read_all(raws).values()):
+        *events, done = parsed(got).events
+        assert done == b"data: [DONE]"
+        assert said(events) == {0: f"{n}: " * 50}
+
+
+def test_a_reader_who_was_away_gets_all_of_it_in_fewer_events(make_api, connect, call, parsed):
+    api = make_api(Limits(max_tokens=1000, stall_write=20.0))
+    text = "".join(f"{n} é " for n in range(70))
+    api.engine.reply = text.encode()
+    raw = asked(connect(api.inference), ASK | {"n": 16, "max_tokens": 480})
+    api.until(lambda: len(api.engine.submits) == 16 and not api.engine.running)
+    assert api.requests.active == 1  # nobody waits for it, but nothing of it is lost
+    assert call(api.inference, "POST", CHAT, ASK | {"max_tokens": 3}).status == 200
+    [got] = read_all([raw]).values()
+    *events, done = parsed(got).events
+    assert done == b"data: [DONE]"
+    assert said(events) == dict.fromkeys(range(16), text)
+    assert len(events) < 16 * len(text) / 2
+    assert max(map(len, events)) < 1 << 16
+    api.until(lambda: api.requests.active == 0)

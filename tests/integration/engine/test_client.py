@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from engine.client import EngineClient, pack, packed_layout, read_spec
+from engine.client import (
+    EVENTS_AHEAD,
+    READ_BYTES,
+    EngineClient,
+    pack,
+    packed_layout,
+    read_spec,
+)
 from engine.config import EngineConfig
 from engine.errors import AdapterInvalid, EngineDied, EngineError
 from engine.messages import (
@@ -27,6 +34,7 @@ from engine.messages import (
     Starting,
     StepFrame,
     Submit,
+    encode_frame,
 )
 
 WEIGHTS = "adapter_model.safetensors"
@@ -283,3 +291,52 @@ def test_a_packer_that_cannot_write_is_an_error_of_ours(peft_folder, model_dir, 
             pack(peft_folder, model=model_dir, block_size=16, dtype="float32", out_dir=nowhere)
         )
     assert not isinstance(caught.value, AdapterInvalid) and str(nowhere) in caught.value.message
+
+
+FLOOD = """
+import socket, sys
+from engine.messages import Starting, encode_frame
+sock = socket.socket(fileno=int(sys.argv[1]))
+word = "x" * 1000
+for number in range(20_000):  # 20 MB
+    sock.sendall(encode_frame(Starting(word, float(number))))
+"""
+
+
+class FloodClient(EngineClient):
+    program = ("-c", FLOOD)
+
+
+def test_what_nobody_takes_is_not_read() -> None:
+    """Or a daemon that is behind would hold all that the engine has ever said."""
+
+    async def main() -> None:
+        client = FloodClient()
+        await client.start(EngineConfig(model="none"))
+        seen = 0
+        while seen < EVENTS_AHEAD or client.events.qsize() > seen:  # until it grows no more
+            seen = client.events.qsize()
+            await asyncio.sleep(0.1)
+        frame = len(encode_frame(Starting("x" * 1000, 1.0)))
+        assert seen <= EVENTS_AHEAD + READ_BYTES // frame + 1
+        assert client.state == "starting"  # it waits; it was not hung up on
+        async with asyncio.timeout(20):
+            told = [await client.events.get() for _ in range(20_000)]
+            assert isinstance(await client.events.get(), Fatal)
+        assert [event.fraction for event in told] == list(range(20_000))  # type: ignore[union-attr]
+        await client.stop(5)
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_behind_can_be_stopped() -> None:
+    async def main() -> None:
+        client = FloodClient()
+        await client.start(EngineConfig(model="none"))
+        while client.events.qsize() <= EVENTS_AHEAD:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            await client.stop(0.1)
+        assert client.returncode is not None
+
+    asyncio.run(main())

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from engine.config import EngineConfig
-from engine.messages import Fatal, GetSnapshot, SamplingParams, Submit
+from engine.messages import Fatal, GetSnapshot, SamplingParams, SequenceDelta, Submit
 from lorad.errors import BadConfig, LoradError, NoUsableDevice, StartError
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
@@ -261,5 +261,38 @@ def test_stopping_ends_what_runs(scene):
         assert seen[0].code == "draining"
         with pytest.raises(LoradError, match="stopping"):
             link.check()
+
+    scene(scenario)
+
+
+def test_frames_that_wait_already_come_in_one_turn_and_then_others_have_theirs(
+    scene, eventually, monkeypatch
+):
+    """A stream writes once a turn: a daemon that is behind catches up, and still answers others."""
+
+    async def turns(link, client, frames):
+        seen, others = [], []
+
+        async def somebody_else():
+            while len(seen) < frames:
+                others.append(len(seen))
+                await asyncio.sleep(0)
+
+        link.submit(submit("a"), seen.append)
+        for n in range(frames):
+            last = "length" if n == frames - 1 else None
+            delta = SequenceDelta(request_id="a", tokens=(n,), finish_reason=last)
+            client.frame(deltas=(delta,))
+        await somebody_else()
+        assert [delta.tokens for delta in seen] == [(n,) for n in range(frames)]
+        return others
+
+    async def scenario(link, clients):
+        clients[-1].silent = True
+        monkeypatch.setattr("lorad.service.turns.TURN_SECONDS", 60.0)
+        assert len(await turns(link, clients[-1], 100)) <= 3
+        monkeypatch.setattr("lorad.service.turns.TURN_SECONDS", 0.0)
+        await asyncio.sleep(0.01)
+        assert len(await turns(link, clients[-1], 100)) >= 90
 
     scene(scenario)
