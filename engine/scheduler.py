@@ -245,12 +245,16 @@ class Scheduler:
         return self._prefix.find(seq.tokens, seq.identity, seq.salt, seq.chain)
 
     def _has_room(self, seq: Sequence, found: list[int]) -> bool:
-        """Room for all of `seq` beside the next token of those that run."""
+        """Room for all of `seq` beside the next token of those that run.
+
+        Room that is reserved counts as taken, but not while nobody runs: then it could stay taken
+        for ever, for one starving adapter after another.
+        """
         blocks = self.limits.blocks
-        need = blocks(len(seq.tokens) + bool(self._running)) - len(found)
+        need = blocks(seq.length + bool(self._running)) - len(found)
         need += sum(map(self._pool.is_cached, found))
         need += sum(max(blocks(s.length + 1) - len(s.blocks), 0) for s in self._running)
-        return need <= self.memory.kv_room(seq.rev, admission=True)
+        return need <= self.memory.kv_room(seq.rev, admission=bool(self._running))
 
     def _note_first_admission(self, seq: Sequence, found: list[int]) -> None:
         """A sequence that was preempted finds its own blocks again: that saves nobody anything."""

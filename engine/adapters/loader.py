@@ -117,7 +117,10 @@ class Loader:
         if not self._copies.fits(self.size(revision)):
             return
         blocks = self.room.take_adapter(
-            revision.num_blocks, revision.rev, need_slot=not self.slots.num_free
+            revision.num_blocks,
+            revision.rev,
+            need_slot=not self.slots.num_free,
+            now=self._clock(),
         )
         revision.blocked = blocks is None
         if blocks is None:

@@ -26,6 +26,7 @@ class SlotRow:
     ready: bool = False
     draining: bool = False  # takes no new requests
     awaited: bool = False  # requests for it are queued
+    served: bool = False  # a request has run on it since it came up
     refs: int = 0  # requests with rows running
 
 
@@ -77,6 +78,7 @@ class SlotTable:
         """A request starts running on the row."""
         assert row.ready and not row.draining, f"slot {row.slot} takes no requests"
         row.refs += 1
+        row.served = True
         row.usage.touch(now)
 
     def release(self, row: SlotRow) -> None:

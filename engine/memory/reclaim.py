@@ -41,6 +41,11 @@ class IdleAdapter(Protocol):
         """Requests for it are queued: it goes last."""
         ...
 
+    @property
+    def served(self) -> bool:
+        """A request has run on it since it came up."""
+        ...
+
 
 class AdapterSource(Protocol):
     """Whoever owns residency."""
@@ -66,6 +71,10 @@ class Costs:
         """A copy of `blocks` blocks took `seconds`."""
         self.block_seconds += _BLEND * (seconds / blocks - self.block_seconds)
 
+
+#: A starving adapter leaves one that came up this lately to its queued requests.  If it took the
+#: place at once, it would lose it as fast to the next that starves: nobody would ever be served.
+GRACE_SECONDS = 1.0
 
 #: Which of two idle adapters goes first; smaller goes.  `cost` is a matter of heat alone, because
 #: seconds to reload grow with blocks and cancel out.
@@ -150,13 +159,21 @@ class Reclaimer:
         """Whether `count` blocks could ever be had while `beside` blocks of others are fixed."""
         return count + beside + self.kv_floor <= self.pool.num_blocks
 
-    def take_adapter(self, count: int, rev: str, *, need_slot: bool) -> list[int] | None:
+    def take_adapter(
+        self, count: int, rev: str, *, need_slot: bool, now: float = math.inf
+    ) -> list[int] | None:
         """`count` blocks for `rev`, or None.  `need_slot`: somebody has to leave a slot as well.
 
-        Adapters whose requests are queued stay, unless the room is reserved for `rev`.
+        Adapters whose requests are queued stay, unless the room is reserved for `rev`; and then
+        those that came up less than GRACE_SECONDS before `now` and have served nobody.
         """
         urgent = self._reserved_for == rev
-        idle = [a for a in self._adapters.idle() if a.rev != rev and (urgent or not a.awaited)]
+        late = now - GRACE_SECONDS
+        idle = [
+            a
+            for a in self._adapters.idle()
+            if a.rev != rev and (not a.awaited or (urgent and (a.served or a.loaded_at <= late)))
+        ]
         idle_blocks = sum(len(a.blocks) for a in idle)
         counts = self.pool.counts
         excess = counts.adapter + count - (self.pool.num_blocks - self.kv_floor)

@@ -194,6 +194,30 @@ def test_the_drain_ends_when_nobody_starves_any_more(make):
     assert h.end("b2") is not None, "it takes requests again"
 
 
+def test_adapters_that_all_starve_do_not_push_each_other_out_before_they_have_served(make):
+    """One slot, and everybody starves at once: whoever comes up is left to its requests first."""
+    h = make(slots=1, starve_after=0.01)
+    h.copier.copies_take = 3
+    for rev in "abcd":
+        h.add(rev)
+        h.submit(rev, [1], rev, max_tokens=2)
+    h.run(limit=400)
+    assert all(h.end(rev).finish_reason == "length" for rev in "abcd")
+    evictions = sum(r.num_evictions for r in h.residency.revisions())
+    assert evictions == 3, "each came up once"
+
+
+def test_reserved_room_keeps_nobody_out_while_nobody_runs(make):
+    """An adapter and its request fill the pool: there is never room for the next to starve."""
+    h = make(num_blocks=14, kv_floor=0, slots=3, starve_after=0.01)
+    for rev in "abc":
+        h.add(rev, 5)
+        h.submit(rev, [1] * 33, rev, max_tokens=2)  # nine blocks
+    h.run(limit=2000)
+    for rev in "abc":
+        assert h.tokens(rev) == h.alone([1] * 33, rev, 2)
+
+
 def test_six_adapters_on_three_slots_under_steady_load_are_all_served(make):
     h = make(slots=3, starve_after=0.2, max_num_seqs=6)
     revs = [f"v{i}" for i in range(6)]

@@ -18,6 +18,7 @@ class Adapter:
     loaded_at: float
     priority: int = 50
     awaited: bool = False
+    served: bool = False
 
 
 @dataclass
@@ -203,6 +204,15 @@ def test_loads_leave_adapters_with_queued_requests_alone():
     shop.memory.reserve("b", 4)
     assert shop.memory.take_adapter(4, "b", need_slot=False) is not None
     assert shop.left() == ["awaited"]
+
+
+def test_a_starving_adapter_leaves_one_that_has_just_come_up_to_its_requests():
+    for served, now, taken in ((False, 0.9, False), (True, 0.9, True), (False, 1.1, True)):
+        shop = Shop(num_blocks=6)
+        shop.adapter("fresh", 4, awaited=True, served=served)
+        shop.memory.reserve("b", 4)
+        blocks = shop.memory.take_adapter(4, "b", need_slot=False, now=now)
+        assert (blocks is not None) == taken, (served, now)
 
 
 def test_reserved_room_is_for_one_revision_alone():
