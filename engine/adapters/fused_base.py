@@ -1,8 +1,9 @@
 """LoRA on a module that the base was published with as one, such as Phi-3's `qkv_proj`.
 
-Such a pair has one A, and a B whose rows lie side by side as the module's parts do.  Each part gets
-the same A and its own rows of B, which is the same product exactly: rows of B are whole in the
-file, so a part is a tensor of its own, only shorter.  A is stored once for each part.
+Such a pair has one A, and a B whose rows lie side by side as the module's parts do; so do the
+numbers of a bias.  Each part gets the same A and its own rows of B, which is the same product
+exactly: rows of B are whole in the file, so a part is a tensor of its own, only shorter.  A is
+stored once for each part.
 
 Goes in: one factor's tensor and the base's spec.  Comes out: a tensor for each part.  Torch-free.
 """
@@ -14,27 +15,30 @@ from engine.models.spec import ModelSpec
 
 
 def parts_of(module: str, side: str, ref: TensorRef, spec: ModelSpec) -> dict[str, TensorRef]:
-    """Module -> its tensor, for `side` "A" or "B" of `module`: itself if it is not a fused one.
+    """Module -> its tensor, for a `side` of `module`: itself if it is not a fused one.  All but
+    "A" have a row for each output.
 
-    Raises AdapterInvalid if the rows of B are not those of the parts together.
+    Raises AdapterInvalid if the rows are not those of the parts together.
     """
     if module not in FUSED_NAMES:
         return {module: ref}
     parts = GROUPS[FUSED_NAMES[module]]
-    if side == "A" or len(ref.shape) != 2 or 0 in ref.shape:  # a shard is refused with the others
+    dims = 2 if side == "B" else 1
+    if side == "A" or len(ref.shape) != dims or 0 in ref.shape:  # refused with the others
         return dict.fromkeys(parts, ref)
     widths = {part: spec.shapes.dims[MODULE_ID[part]][1] for part in parts}
-    rows, rank = ref.shape
+    rows, *rank = ref.shape
     if rows != sum(widths.values()):
+        wanted = f"[{sum(widths.values())}, r]" if rank else f"[{sum(widths.values())}]"
         raise refuse(
             "E_SHAPE",
-            f"{shown(ref.name)} is {list(ref.shape)}, wanted [{sum(widths.values())}, r]",
+            f"{shown(ref.name)} is {list(ref.shape)}, wanted {wanted}",
             "it was probably made for another model: serve it on that one",
         )
     row_bytes, found, begin = (ref.end - ref.begin) // rows, {}, ref.begin
     for part, width in widths.items():
         end = begin + width * row_bytes
-        found[part] = TensorRef(ref.name, ref.dtype, (width, rank), begin, end)
+        found[part] = TensorRef(ref.name, ref.dtype, (width, *rank), begin, end)
         begin = end
     return found
 

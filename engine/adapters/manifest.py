@@ -50,8 +50,21 @@ class TensorRef(Struct, frozen=True):
     end: int
 
 
+class PairTensors(Struct, frozen=True):
+    """The tensors of one module: A [r, d_in], B [d_out, r], and what else it has, [d_out] each."""
+
+    a: TensorRef
+    b: TensorRef
+    bias: TensorRef | None = None  # lora_bias
+
+    @property
+    def every(self) -> tuple[TensorRef, ...]:
+        """Those that are there."""
+        return tuple(ref for ref in (self.a, self.b, self.bias) if ref is not None)
+
+
 class AdapterManifest(Struct, frozen=True, kw_only=True):
-    """A valid adapter.  `tensors[i]` are the (A, B) of `modules[i]`; scaling there is final."""
+    """A valid adapter.  `tensors[i]` are those of `modules[i]`; scaling there is final."""
 
     rank: int  # the largest
     ranks: dict[str, int]  # module -> its largest rank over the layers
@@ -62,7 +75,7 @@ class AdapterManifest(Struct, frozen=True, kw_only=True):
     num_layers: int  # layers that carry a pair
     file_bytes: int  # size of the weights file
     modules: tuple[PackedModule, ...]  # in stream order
-    tensors: tuple[tuple[TensorRef, TensorRef], ...]
+    tensors: tuple[PairTensors, ...]
     changes_kv: bool  # False: only the last layer's q, o and MLP, so its KV equals the base's
     warnings: tuple[str, ...]
     semantic: dict[str, Any]  # what of the config decides the arithmetic: part of the digest

@@ -25,11 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.adapters.adapter_folder import AdapterFolder
-from engine.adapters.manifest import WEIGHTS_FILE, AdapterManifest, Limits, TensorRef
+from engine.adapters.manifest import (
+    WEIGHTS_FILE,
+    AdapterManifest,
+    Limits,
+    PairTensors,
+    TensorRef,
+)
 from engine.adapters.peft import inspect, revision_digest
 from engine.adapters.value_scan import read_exactly
 from engine.errors import AdapterInvalid, EngineError
-from engine.layout import ITEMSIZE, MODULE_ID, BlockLayout, RowRun, place
+from engine.layout import ITEMSIZE, MODULE_ID, BlockLayout, PlacedModule, RowRun, place
 from engine.messages import PackedManifest
 from engine.models.spec import read_spec
 
@@ -62,12 +68,13 @@ def pack_folder(
         with AdapterFolder(folder) as opened:
             source = opened.open(WEIGHTS_FILE)
             try:
-                for placed, (a, b) in zip(placement.modules, manifest.tensors, strict=True):
-                    d_in, d_out = layout.shapes.dims[MODULE_ID[placed.module]]
-                    rows_a = _load(source, a, (placed.rank, d_in), layout.dtype)
+                for placed, tensors in zip(placement.modules, manifest.tensors, strict=True):
+                    d_in, _ = layout.shapes.dims[MODULE_ID[placed.module]]
+                    rows_a = _load(source, tensors.a, (placed.rank, d_in), layout.dtype)
                     _write(out, rows_a, placed.a, layout.block_bytes)
-                    rows_b = _load(source, b, (d_out, placed.rank), layout.dtype).T
-                    _write(out, rows_b, placed.b, layout.block_bytes)
+                    _write(
+                        out, _b_rows(source, tensors, placed, layout), placed.b, layout.block_bytes
+                    )
             finally:
                 os.close(source)
         os.fsync(out)
@@ -90,7 +97,16 @@ def pack_folder(
     )
 
 
-def _load(fd: int, ref: TensorRef, shape: tuple[int, int], dtype: str) -> Words:
+def _b_rows(fd: int, tensors: PairTensors, placed: PlacedModule, layout: BlockLayout) -> Words:
+    """(rank and what lies behind, d_out), as `PlacedModule.b` wants them."""
+    _, d_out = layout.shapes.dims[MODULE_ID[placed.module]]
+    rows = [_load(fd, tensors.b, (d_out, placed.rank), layout.dtype).T]
+    if tensors.bias is not None:
+        rows.append(_load(fd, tensors.bias, (d_out,), layout.dtype)[None])
+    return np.concatenate(rows) if len(rows) > 1 else rows[0]
+
+
+def _load(fd: int, ref: TensorRef, shape: tuple[int, ...], dtype: str) -> Words:
     """One tensor in the arena's dtype; bfloat16 as its bits."""
     if ref.shape != shape:
         raise AdapterInvalid(

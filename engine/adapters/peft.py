@@ -27,6 +27,7 @@ from engine.adapters.manifest import (
 )
 from engine.adapters.patterns import MAX_TARGET_CHARS, Pattern, PatternRefused
 from engine.adapters.peft_config import LoraSettings, Scaling, parse_config, rank_too_large
+from engine.adapters.peft_extras import check_extras
 from engine.adapters.peft_keys import Pair, find_pairs
 from engine.adapters.reasons import REASONS, refuse, shown, shown_list
 from engine.adapters.safetensors_header import read_header
@@ -69,14 +70,15 @@ def inspect(
         try:
             pairs = find_pairs(read_header(fd, limits), spec)
             _check_shapes(pairs, spec, limits)
-            modules, warnings = _scale(pairs, settings)
+            warnings = check_extras(pairs, settings)
+            modules = _scale(pairs, settings, warnings)
             text_files = check_text_files(opened, spec.vocab_size, limits)
             warnings += _scan(fd, pairs, modules, served_dtype)
             file_bytes = os.fstat(fd).st_size
         finally:
             os.close(fd)
     warnings += _target_warnings(pairs, settings)
-    dtypes = {FLOAT_DTYPES[ref.dtype] for pair in pairs for ref in (pair.a, pair.b)}
+    dtypes = {FLOAT_DTYPES[ref.dtype] for pair in pairs for ref in pair.tensors.every}
     ranks = _largest_ranks(modules)
     return AdapterManifest(
         rank=max(ranks.values()),
@@ -88,7 +90,7 @@ def inspect(
         num_layers=len({pair.layer for pair in pairs}),
         file_bytes=file_bytes,
         modules=modules,
-        tensors=tuple((pair.a, pair.b) for pair in pairs),
+        tensors=tuple(pair.tensors for pair in pairs),
         changes_kv=changes_kv(modules, spec),
         warnings=tuple(warnings),
         semantic=settings.semantic,
@@ -97,24 +99,26 @@ def inspect(
 
 
 def _check_shapes(pairs: tuple[Pair, ...], spec: ModelSpec, limits: Limits) -> None:
-    """A is [r, d_in], B is [d_out, r], both of a float dtype."""
+    """A is [r, d_in], B is [d_out, r], a bias is [d_out], all of a float dtype."""
     _refuse_shards(pairs)
     wrong = []
     for pair in pairs:
         d_in, d_out = spec.shapes.dims[MODULE_ID[pair.module]]
-        for ref in (pair.a, pair.b):
+        a, b, *rows = pair.tensors.every
+        for ref in pair.tensors.every:
             if ref.dtype not in FLOAT_DTYPES:
                 raise refuse(
                     "E_DTYPE",
                     f"{shown(ref.name)} has dtype {ref.dtype}",
                     "save the adapter as float32, bfloat16 or float16",
                 )
-        if len(pair.a.shape) != 2 or pair.a.shape[1] != d_in:
-            wrong.append((pair.a, f"[r, {d_in}]"))
-        elif len(pair.b.shape) != 2 or pair.b.shape[0] != d_out:
-            wrong.append((pair.b, f"[{d_out}, r]"))
-        elif pair.b.shape[1] != pair.a.shape[0]:
-            wrong.append((pair.b, f"[{d_out}, {pair.a.shape[0]}] as lora_A has that rank"))
+        if len(a.shape) != 2 or a.shape[1] != d_in:
+            wrong.append((a, f"[r, {d_in}]"))
+        elif len(b.shape) != 2 or b.shape[0] != d_out:
+            wrong.append((b, f"[{d_out}, r]"))
+        elif b.shape[1] != a.shape[0]:
+            wrong.append((b, f"[{d_out}, {a.shape[0]}] as lora_A has that rank"))
+        wrong += [(ref, f"[{d_out}]") for ref in rows if ref.shape != (d_out,)]
     if wrong:
         ref, wanted = wrong[0]
         raise refuse(
@@ -124,16 +128,16 @@ def _check_shapes(pairs: tuple[Pair, ...], spec: ModelSpec, limits: Limits) -> N
             "it was probably made for another model: serve it on that one",
         )
     for pair in pairs:
-        rank = pair.a.shape[0]
-        if rank > limits.max_rank:
-            raise rank_too_large(f"{shown(pair.a.name)} has rank {rank}", limits)
+        if pair.rank > limits.max_rank:
+            name = shown(pair.tensors.a.name)
+            raise rank_too_large(f"{name} has rank {pair.rank}", limits)
 
 
 def _refuse_shards(pairs: tuple[Pair, ...]) -> None:
     found = [
         f"{ref.name} {list(ref.shape)}"
         for pair in pairs
-        for ref in (pair.a, pair.b)
+        for ref in (pair.tensors.a, pair.tensors.b)
         if len(ref.shape) < 2 or 0 in ref.shape
     ]
     if found:
@@ -145,13 +149,13 @@ def _refuse_shards(pairs: tuple[Pair, ...]) -> None:
 
 
 def _scale(
-    pairs: tuple[Pair, ...], settings: LoraSettings
-) -> tuple[tuple[PackedModule, ...], list[str]]:
-    """Rank and scaling of every module, and what is to be said about them."""
+    pairs: tuple[Pair, ...], settings: LoraSettings, warnings: list[str]
+) -> tuple[PackedModule, ...]:
+    """Rank and scaling of every module; what is to be said about them is added to `warnings`."""
     rule = Scaling(settings)
     modules, unsaid = [], set()
     for pair in pairs:
-        rank, said = pair.a.shape[0], rule.rank(pair.name)
+        rank, said = pair.rank, rule.rank(pair.name)
         if said is None:
             unsaid.add(rank)
         elif said != rank:
@@ -161,15 +165,18 @@ def _scale(
                 "put the config of the same training run beside the weights",
             )
         scaling = rule.scaling(pair.name, rank)
-        modules.append(PackedModule(pair.layer, pair.module, rank, scaling))
+        bias = pair.tensors.bias is not None
+        modules.append(PackedModule(pair.layer, pair.module, rank, scaling, bias))
     if len(unsaid) > 1:
         raise refuse(
             "E_RANK_MISMATCH",
             f"{CONFIG_FILE} has no r, and the tensors' ranks differ: {shown_list(sorted(unsaid))}",
             "set r and rank_pattern to the values of training",
         )
-    warnings = [f"{CONFIG_FILE} has no r: rank {rank} is taken from the tensors" for rank in unsaid]
-    return tuple(modules), warnings
+    warnings += [
+        f"{CONFIG_FILE} has no r: rank {rank} is taken from the tensors" for rank in unsaid
+    ]
+    return tuple(modules)
 
 
 def _scan(
@@ -179,8 +186,8 @@ def _scan(
     scanner = Scanner(fd, served_dtype)
     idle = True
     for pair, module in zip(pairs, modules, strict=True):
-        a_zero, b_zero = scanner.is_zero(pair.a), scanner.is_zero(pair.b)
-        idle &= a_zero or b_zero or module.scaling == 0.0
+        a_zero, b_zero, *rows_zero = (scanner.is_zero(ref) for ref in pair.tensors.every)
+        idle &= ((a_zero or b_zero) and all(rows_zero)) or module.scaling == 0.0
     return ["this adapter changes nothing: every lora_B (or scaling) is zero"] if idle else []
 
 

@@ -54,7 +54,15 @@ _WITHOUT_EFFECT = frozenset(
 )
 #: Fields that `parse_config` reads itself.
 _READ = frozenset(
-    ["r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"]
+    [
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "init_lora_weights",
+        "lora_bias",
+    ]
 )
 
 #: Starting values of A and B that leave the base as it is.
@@ -70,7 +78,6 @@ _VARIETIES: dict[str, tuple[str, str, str]] = {
         _RETRAIN + ": without alora_invocation_tokens",
     ),
     "use_qalora": ("E_QALORA", "QA-LoRA", _RETRAIN + ": use_qalora=False"),
-    "lora_bias": ("E_LORA_BIAS", "a bias on every lora_B", _RETRAIN + ": lora_bias=False"),
     "layer_replication": (
         "E_LAYER_REPLICATION",
         "a base with replicated layers",
@@ -104,12 +111,13 @@ class LoraSettings:
     alpha_pattern: tuple[tuple[str, float], ...]
     target_modules: list[str] | str | None
     modules_to_save: tuple[str, ...]
+    lora_bias: bool = False
     budget: Budget = field(default_factory=Budget, compare=False)
 
     @property
     def semantic(self) -> dict[str, Any]:
         """What decides the arithmetic, for the digest.  Patterns keep their order: it matters."""
-        return {
+        known: dict[str, Any] = {
             "peft_type": "LORA",
             "r": self.rank,
             "lora_alpha": self.alpha,
@@ -117,6 +125,8 @@ class LoraSettings:
             "rank_pattern": [list(pair) for pair in self.rank_pattern],
             "alpha_pattern": [list(pair) for pair in self.alpha_pattern],
         }
+        # Absent where false: what was registered before they were served keeps its revision.
+        return known | ({"lora_bias": True} if self.lora_bias else {})
 
 
 def parse_config(data: bytes, limits: Limits) -> LoraSettings:
@@ -140,6 +150,7 @@ def parse_config(data: bytes, limits: Limits) -> LoraSettings:
         alpha_pattern=_pattern(config, "alpha_pattern", _alpha),
         target_modules=_targets(config.get("target_modules")),
         modules_to_save=_names(config.get("modules_to_save")),
+        lora_bias=_flag(config, "lora_bias"),
     )
     return settings
 

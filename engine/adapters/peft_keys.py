@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from engine.adapters.adapter_folder import mlx
 from engine.adapters.fused_base import module_names, parts_of
-from engine.adapters.manifest import TensorRef
+from engine.adapters.manifest import PairTensors, TensorRef
 from engine.adapters.reasons import refuse, shown, shown_list
 from engine.layout import FUSED_NAMES, MODULE_ID
 from engine.models.spec import ModelSpec
@@ -55,7 +55,6 @@ _KINDS: dict[str, tuple[str, str]] = {
         "serve it on the mixture-of-experts base that it was trained on",
     ),
     "E_DORA": ("DoRA magnitudes", "train or convert it as plain LoRA: use_dora=False"),
-    "E_LORA_BIAS": ("biases on LoRA factors", "train with lora_bias=False"),
     "E_EMBEDDING_LORA": ("LoRA on the embedding", "train without the embedding as a target"),
     "E_HEAD_LORA": ("LoRA on the output head", "train without lm_head as a target"),
     "E_TRAINABLE_TOKENS": ("trained token rows", "train without trainable_token_indices"),
@@ -82,14 +81,22 @@ class Pair:
     layer: int
     module: str
     name: str
-    a: TensorRef
-    b: TensorRef
+    tensors: PairTensors
+
+    @property
+    def rank(self) -> int:
+        """The tensors' own; known to be there once shapes are checked."""
+        return self.tensors.a.shape[0]
+
+
+#: What a module's tensors can be, and how each is called in a message.
+_SIDES = {"A": "lora_A", "B": "lora_B", "bias": "lora_B.bias"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Factor:
     ref: TensorRef
-    side: str  # "A" or "B"
+    side: str  # one of _SIDES
     name: str  # of the module, wrappers and PEFT's prefix stripped
     adapter: str | None  # the adapter's name, where it was left in
 
@@ -126,12 +133,13 @@ def _classify(ref: TensorRef) -> _Factor | str | None:
         return "E_HEAD_LORA"
     if path and path[-1] in _EMBEDDINGS:
         return "E_EMBEDDING_LORA"
-    if tail[-1:] == ["bias"]:
-        return "E_LORA_BIAS"
-    if tail[-1:] != ["weight"] or len(tail) > 2:
+    side = {"lora_A weight": "A", "lora_B weight": "B", "lora_B bias": "bias"}.get(
+        f"{segments[place]} {tail[-1] if tail else ''}"
+    )
+    if side is None or len(tail) > 2:
         return "E_UNKNOWN_TENSOR"
     adapter = tail[0] if len(tail) == 2 else None
-    return _Factor(ref, segments[place][-1], ".".join(path), adapter)
+    return _Factor(ref, side, ".".join(path), adapter)
 
 
 def _kind_without_factor(name: str, segments: list[str]) -> str | None:
@@ -219,15 +227,16 @@ def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
                 raise refuse(
                     "E_DUPLICATE_MODULE",
                     f"{shown(sides[factor.side].ref.name)} and {shown(factor.ref.name)} are both"
-                    f" lora_{factor.side} of {part} in layer {layer}",
+                    f" {_SIDES[factor.side]} of {part} in layer {layer}",
                     "keep the one of the two that was trained",
                 )
             sides[factor.side] = replace(factor, ref=ref)
     _refuse_unmatched(unknown, beyond, bool(halves), spec)
     broken = [
-        f"{next(iter(sides.values())).ref.name} has no lora_{'B' if 'A' in sides else 'A'}"
+        f"{next(iter(sides.values())).ref.name} has no {_SIDES[side]}"
         for sides in halves.values()
-        if len(sides) == 1
+        for side in ("A", "B")
+        if side not in sides
     ]
     if broken:
         raise refuse(
@@ -237,10 +246,15 @@ def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
         )
     order = sorted(halves, key=lambda key: (key[0], MODULE_ID[key[1]]))
     return tuple(
-        Pair(layer, module, sides["A"].name, sides["A"].ref, sides["B"].ref)
+        Pair(layer, module, sides["A"].name, _tensors(sides))
         for layer, module in order
         for sides in (halves[layer, module],)
     )
+
+
+def _tensors(sides: dict[str, _Factor]) -> PairTensors:
+    bias = sides["bias"].ref if "bias" in sides else None
+    return PairTensors(sides["A"].ref, sides["B"].ref, bias)
 
 
 def _refuse_unmatched(

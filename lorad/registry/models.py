@@ -46,7 +46,8 @@ revisions = Table(
     Column("file_bytes", Integer, nullable=False),
     Column("changes_kv", Boolean, nullable=False),
     Column("warnings", Text, CheckConstraint("json_valid(warnings)"), nullable=False),
-    # [[layer, module, rank, scaling], ...]; about 5 KB for all modules of 32 layers
+    # [[layer, module, rank, scaling], ...]; about 5 KB for all modules of 32 layers.  Where there
+    # is either, [..., bias, gain].
     Column("modules", Text, CheckConstraint("json_valid(modules)"), nullable=False),
     Column("created_at", Float, nullable=False),
 )

@@ -47,7 +47,16 @@ SORTS: Mapping[str, ColumnElement[Any]] = {
     "size": func.coalesce(revisions.c.file_bytes, 0),
 }
 
-_ModuleRow = tuple[int, str, int, float]
+
+class _ModuleRow(msgspec.Struct, array_like=True):
+    """A PackedModule in the `modules` column."""
+
+    layer: int
+    module: str
+    rank: int
+    scaling: float
+    bias: bool = False
+    gain: bool = False
 
 
 # ----------------------------------------------------------------- adapters
@@ -256,7 +265,10 @@ def _revision(row: Row[Any], files: Mapping[str, PackedRecord]) -> RevisionRecor
 
 def encode_modules(modules: Iterable[PackedModule]) -> str:
     """The `modules` column: rows without field names, a tenth of the bytes that matter."""
-    rows = [(m.layer, m.module, m.rank, m.scaling) for m in modules]
+    rows = [
+        (m.layer, m.module, m.rank, m.scaling) + ((m.bias, m.gain) if m.bias or m.gain else ())
+        for m in modules
+    ]
     return msgspec.json.encode(rows).decode()
 
 
@@ -264,7 +276,7 @@ def encode_modules(modules: Iterable[PackedModule]) -> str:
 def decode_modules(text: str) -> tuple[PackedModule, ...]:
     """Adapters of one recipe share one tuple: 10,000 of them would be millions of objects."""
     rows = msgspec.json.decode(text, type=list[_ModuleRow])
-    return tuple(PackedModule(*row) for row in rows)
+    return tuple(PackedModule(*msgspec.structs.astuple(row)) for row in rows)
 
 
 # ----------------------------------------------------------------- filters and cursors

@@ -67,6 +67,16 @@ def pair(path: str, a: tuple[int, ...], b: tuple[int, ...]) -> Spoil:
     return spoil
 
 
+def biased(shape: tuple[int, ...] = (64,), dtype: str = "F32", **fields: Any) -> Spoil:
+    """A bias on q_proj alone, and these fields of the config."""
+
+    def spoil(draft: Any) -> None:
+        draft.config |= fields
+        draft.add(f"{Q}.lora_B.bias", *shape, dtype=dtype)
+
+    return spoil
+
+
 def value(bits: int, dtype: str) -> Spoil:
     """One value of q_proj's lora_B, the last, has these bits."""
 
@@ -180,8 +190,16 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("E_ALORA", config(alora_invocation_tokens=[1, 2]), ("[1, 2]",)),
     ("E_ALORA", config(alora_invocation_tokens=[]), ("[]",)),
     ("E_QALORA", config(use_qalora=True), ("use_qalora",)),
-    ("E_LORA_BIAS", config(lora_bias=True), ("lora_bias",)),
-    ("E_LORA_BIAS", add(f"{Q}.lora_B.bias", 64), ("lora_B.bias",)),
+    ("E_LORA_BIAS", add(f"{Q}.lora_B.bias", 64), ("not set", "q_proj.lora_B.bias")),
+    ("E_CONFIG_VALUE", config(lora_bias="all"), ("lora_bias is all",)),
+    ("E_UNKNOWN_TENSOR", add(f"{Q}.lora_A.bias", 4), ("lora_A.bias",)),
+    ("E_HALF_PAIR", biased(lora_bias=True), ("no lora_B.bias", "up_proj")),
+    ("E_HALF_PAIR", lambda d: (biased()(d), d.tensors.pop(f"{Q}.lora_A.weight")), ("no lora_A",)),
+    ("E_SHAPE", biased(shape=(65,), lora_bias=True), ("bias is [65]", "wanted [64]")),
+    ("E_SHAPE", biased(shape=(64, 1), lora_bias=True), ("bias is [64, 1]", "wanted [64]")),
+    ("E_SHAPE", biased(shape=(0,), lora_bias=True), ("bias is [0]",)),
+    ("E_DTYPE", biased(dtype="F64", lora_bias=True), ("bias has dtype F64",)),
+    ("E_MIXED_ADAPTERS", add(f"{Q}.lora_B.other.bias", 64), ("other", "(none)")),
     ("E_BIAS", add(f"{Q}.bias", 64), ("q_proj.bias",)),
     ("E_BIAS", add(f"{Q}.base_layer.bias", 64), ("base_layer.bias",)),
     ("E_LAYER_REPLICATION", config(layer_replication=[[0, 2], [1, 3]]), ("layer_replication",)),

@@ -49,7 +49,8 @@ def read(folder: Path) -> dict[tuple[int, str], LoraRows]:
         (m.layer, m.module): LoraRows(
             m.scaling, m.rank, (tensor(a),), (tensor(b).t().contiguous(),)
         )
-        for m, (a, b) in zip(manifest.modules, manifest.tensors, strict=True)
+        for m, held in zip(manifest.modules, manifest.tensors, strict=True)
+        for a, b in (held.every,)
     }
 
 

@@ -35,9 +35,9 @@ def read(folder: Path, ref: TensorRef, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(bytearray(raw), dtype=dtype).view(ref.shape)
 
 
-def by_module(manifest: AdapterManifest) -> dict[tuple[int, str], tuple[TensorRef, TensorRef]]:
+def by_module(manifest: AdapterManifest) -> dict[tuple[int, str], tuple[TensorRef, ...]]:
     placed = ((m.layer, m.module) for m in manifest.modules)
-    return dict(zip(placed, manifest.tensors, strict=True))
+    return dict(zip(placed, (held.every for held in manifest.tensors), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

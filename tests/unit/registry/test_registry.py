@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from engine.adapters.states import State
+from engine.messages import PackedModule
 from lorad.errors import LoradError, RegistryUnusable
+from lorad.registry.queries import decode_modules, encode_modules
 from lorad.registry.records import AdapterRecord, Registered, RevisionRecord
 from lorad.registry.registry import Registry
 
@@ -197,6 +199,16 @@ def test_a_packed_file_is_sealed_and_found_again(registry: Registry, add: Add) -
     assert (manifest.num_blocks, manifest.true_bytes, manifest.max_rank) == (3, 500, 8)
     assert manifest.modules == revision.modules
     assert revision.packed_manifest("other") is None
+
+
+def test_biases_and_gains_come_back_with_their_modules() -> None:
+    modules = (
+        PackedModule(0, "q_proj", 8, 2.0, bias=True),
+        PackedModule(1, "q_proj", 8, 2.0),
+        PackedModule(1, "v_proj", 4, 2.0, gain=True),
+    )
+    assert decode_modules(encode_modules(modules)) == modules
+    assert encode_modules(modules[1:2]) == '[[1,"q_proj",8,2.0]]'
 
 
 def test_a_packed_file_that_is_not_there_is_not_recorded(registry: Registry, add: Add) -> None:

@@ -1,0 +1,224 @@
+"""Every variety of adapter that is served, as PEFT writes it, through packer and engine.
+
+Alone, in one batch with all the others, again after it was evicted, and against what PEFT merges.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.adapters.pack import pack_folder
+from engine.adapters.peft import inspect, revision_digest
+from engine.config import EngineConfig
+from engine.engine import Engine, Generation
+from engine.messages import SamplingParams
+from engine.models.spec import read_spec
+
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+QKV = ["q_proj", "k_proj", "v_proj"]  # those of Qwen2 that have a bias of their own
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+SIZES: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 72,
+    "intermediate_size": 104,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Variety:
+    """LoraConfig's fields, and what the tensors are saved as."""
+
+    config: dict[str, Any]
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # by a part of the name
+    merges: bool = True  # PEFT can: a bias needs one in the base
+
+
+HALF = {"lora_A": torch.bfloat16, "lora_B": torch.bfloat16}
+#: base -> name -> variety
+VARIETIES: dict[str, dict[str, Variety]] = {
+    "Qwen2": {
+        "plain": Variety({"target_modules": ALL}),
+        "bf16": Variety({"target_modules": ALL}, HALF),
+        "fp16": Variety({"target_modules": QKV}, dict.fromkeys(HALF, torch.float16)),
+        "fp32 and bf16": Variety({"target_modules": ["o_proj"]}, {"lora_B": torch.bfloat16}),
+        "rslora": Variety({"target_modules": ["v_proj", "up_proj"], "use_rslora": True, "r": 6}),
+        "rank 1": Variety({"target_modules": ["k_proj", "o_proj"], "r": 1}),
+        "patterns": Variety(
+            {
+                "target_modules": ALL,
+                "rank_pattern": {"down_proj": 7, r"layers\.0\.self_attn\.q_proj": 2},
+                "alpha_pattern": {"down_proj": 1.5, r"^model\.layers\.1\..*": 12},
+            }
+        ),
+        "regex": Variety({"target_modules": r".*\.layers\.[01]\.(self_attn|mlp)\.(q|down)_proj"}),
+        "one layer": Variety({"target_modules": ["gate_proj"], "layers_to_transform": [1]}),
+        "lora_bias": Variety({"target_modules": QKV, "lora_bias": True}),
+        "lora_bias everywhere": Variety(
+            {"target_modules": ALL, "lora_bias": True, "use_rslora": True}, merges=False
+        ),
+        "lora_bias in bf16": Variety(
+            {"target_modules": QKV, "lora_bias": True, "rank_pattern": {"k_proj": 3}}, HALF
+        ),
+    },
+    "Phi3": {
+        "fused": Variety({"target_modules": FUSED, "rank_pattern": {"qkv_proj": 6}}),
+        "fused lora_bias": Variety({"target_modules": FUSED, "lora_bias": True}, merges=False),
+    },
+}
+CASES = [(base, name) for base, varieties in VARIETIES.items() for name in varieties]
+LENGTHS = (37, 3, 18)
+
+
+@dataclass
+class Zoo:
+    """One base's adapters in an engine, and what transformers and PEFT say to the prompts."""
+
+    engine: Engine
+    prompts: list[list[int]]
+    expected: dict[str, list[Tensor]]  # by adapter, "" = base; logprobs of each prompt's tokens
+    merged: dict[str, Tensor]  # of the first prompt
+    revs: dict[str, str | None]
+
+    def ask(self, *work: tuple[int, str]) -> list[Generation]:
+        """All of (prompt, adapter) in one batch."""
+        return self.engine.generate(
+            [self.prompts[i] for i, _ in work],
+            SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=0),
+            [self.revs[name] for _, name in work],
+        )
+
+
+def logprobs(model: Any, prompt: list[int]) -> Tensor:
+    """Of every prompt token after those before it."""
+    with torch.no_grad():
+        rows = model(input_ids=torch.tensor([prompt])).logits[0].log_softmax(-1)
+    return rows[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+
+
+def said(generation: Generation) -> Tensor:
+    return torch.tensor([one.logprob for one in generation.prompt_logprobs[1:] if one is not None])
+
+
+def make_base(kind: str, folder: Path) -> Any:
+    import transformers
+
+    torch.manual_seed(2)
+    config = getattr(transformers, f"{kind}Config")(**SIZES)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, 0, 0.5)
+        elif parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, 0, parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+def make_adapter(model: Any, variety: Variety, folder: Path, seed: int) -> Any:
+    """Saved, and as PEFT loads it: it sorts patterns as it saves them, and computes in fp32."""
+    import peft
+
+    torch.manual_seed(seed)
+    options = {"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 6} | variety.config
+    tuned = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(**options))
+    for name, parameter in tuned.named_parameters():
+        if "lora_" in name:
+            if "magnitude" in name:
+                parameter.data *= 1 + 0.3 * torch.randn_like(parameter)
+            else:
+                torch.nn.init.normal_(parameter, 0, 0.2)
+            for part, dtype in variety.dtypes.items():
+                if part in name:
+                    parameter.data = parameter.data.to(dtype)
+    tuned.save_pretrained(folder)
+    return peft.PeftModel.from_pretrained(copy.deepcopy(model), folder).eval()
+
+
+@pytest.fixture(scope="module")
+def zoos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Zoo]]:
+    made: dict[str, Zoo] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT on configs without a Hub name, and on merging biases
+        for base in VARIETIES:
+            made[base] = make_zoo(base, tmp_path_factory.mktemp(base))
+    yield made
+    for zoo in made.values():
+        zoo.engine.close()
+
+
+def make_zoo(base: str, root: Path) -> Zoo:
+    model = make_base(base, root / "base")
+    engine = Engine(
+        EngineConfig(
+            model=str(root / "base"),
+            device="cpu",
+            num_blocks=512,
+            max_num_seqs=16,
+            slots=16,
+            ram_cache=4 << 20,
+        )
+    )
+    prompts = [torch.randint(3, 131, (n,)).tolist() for n in LENGTHS]
+    zoo = Zoo(engine, prompts, {"": [logprobs(model, p) for p in prompts]}, {}, {"": None})
+    spec = read_spec(root / "base")
+    layout = spec.block_layout(block_size=engine.info.block_size, dtype="float32")
+    for seed, (name, variety) in enumerate(VARIETIES[base].items()):
+        tuned = make_adapter(model, variety, root / name, seed)
+        zoo.expected[name] = [logprobs(tuned, p) for p in prompts]
+        if variety.merges:
+            zoo.merged[name] = logprobs(tuned.merge_and_unload(), prompts[0])
+        manifest = inspect(root / name, spec)
+        rev = revision_digest(root / name, manifest)
+        (root / rev).mkdir()
+        engine.add_adapter(pack_folder(root / name, manifest, layout, root / rev, rev))
+        zoo.revs[name] = rev
+    return zoo
+
+
+def close(got: Generation, expected: Tensor) -> None:
+    assert (said(got) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("base", "name"), CASES)
+def test_it_equals_peft_alone_and_merged(base: str, name: str, zoos: dict[str, Zoo]) -> None:
+    zoo = zoos[base]
+    for i, expected in enumerate(zoo.expected[name]):
+        close(*zoo.ask((i, name)), expected)
+    if name in zoo.merged:
+        close(*zoo.ask((0, name)), zoo.merged[name])
+    assert (zoo.expected[name][0] - zoo.expected[""][0]).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("base", VARIETIES)
+def test_all_of_them_and_the_base_in_one_batch_equal_peft(base: str, zoos: dict[str, Zoo]) -> None:
+    zoo = zoos[base]
+    work = [(i % len(LENGTHS), name) for i, name in enumerate([*zoo.expected, ""])]
+    for (i, name), got in zip(work, zoo.ask(*work), strict=True):
+        close(got, zoo.expected[name][i])
+
+
+@pytest.mark.parametrize(("base", "name"), CASES)
+def test_after_eviction_and_reload_it_says_the_same(
+    base: str, name: str, zoos: dict[str, Zoo]
+) -> None:
+    zoo = zoos[base]
+    (before,) = zoo.ask((0, name))
+    rev = zoo.revs[name]
+    assert rev is not None
+    zoo.engine.evict(rev)
+    (after,) = zoo.ask((0, name))
+    assert (after.tokens, after.prompt_logprobs) == (before.tokens, before.prompt_logprobs)
