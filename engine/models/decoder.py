@@ -191,7 +191,8 @@ class Decoder(nn.Module):
         the text model."""
         if name.startswith(self.spec.other_towers):
             return True
-        return name.endswith("rotary_emb.inv_freq") or (self.spec.tied and name == "lm_head.weight")
+        buffer = name.endswith(("rotary_emb.inv_freq", ".position_ids"))
+        return buffer or (self.spec.tied and name == "lm_head.weight")
 
 
 def load_model(

@@ -163,27 +163,40 @@ WRAPPERS = {
 def identify(values: Mapping[str, Any]) -> tuple[str, Fields, tuple[str, ...]]:
     """The text model's model_type, once it and the architecture are known to be one of ours, its
     fields, and how the names of other towers' tensors begin."""
-    name, towers, where = values.get("model_type"), tuple[str, ...](), "config.json"
+    name, towers, where = _word(values, "model_type"), tuple[str, ...](), "config.json"
     _refuse_foreign(Fields(values, where))
     if name in WRAPPERS:
         wrapper = WRAPPERS[name]
         _check_architecture(name, values, wrapper.architecture)
         values, towers, where = _unwrap(values, wrapper), wrapper.towers, "config.json text_config"
-        name = values.get("model_type", wrapper.text)
+        name = _word({"model_type": wrapper.text, **values}, "model_type")
         if name != wrapper.text:
             raise ModelUnsupported(f"a {name} model within {wrapper.architecture}", hint=SUPPORTED)
         _refuse_foreign(Fields(values, where))
     if name not in FAMILIES:
-        named = (values.get("architectures") or [name])[0]
+        named = _architecture(values) or name
         raise ModelUnsupported(f"architecture {named} (model_type {name})", hint=SUPPORTED)
     family = FAMILIES[name]
     _check_architecture(name, values, family.architecture)
     fields = Fields({**family.defaults, **values}, where)
     fields.take("auto_map", None)
-    return str(name), fields, towers
+    return name, fields, towers
 
 
-def _is_first_code(own_code: Any, name: Any) -> bool:
+def _word(values: Mapping[str, Any], name: str) -> str:
+    """A field as text, whatever its type: it is compared and shown, not computed with."""
+    return str(values.get(name))
+
+
+def _architecture(values: Mapping[str, Any]) -> str:
+    """The architectures as text, "" if there are none; one that is in a list is itself."""
+    named = values.get("architectures")
+    if isinstance(named, list) and len(named) == 1:
+        return str(named[0])
+    return str(named) if named else ""
+
+
+def _is_first_code(own_code: Any, name: str) -> bool:
     """Whether this is the code that became transformers' class of the same name."""
     ends = FAMILIES[name].first_code if name in FAMILIES else ""
     named = own_code if isinstance(own_code, dict) else {"": ""}
@@ -192,9 +205,9 @@ def _is_first_code(own_code: Any, name: Any) -> bool:
 
 
 def _check_architecture(name: str, values: Mapping[str, Any], ours: str) -> None:
-    architectures = values.get("architectures")
-    if architectures and architectures != [ours]:
-        raise ModelUnsupported(f"architecture {architectures[0]} ({name})", hint=SUPPORTED)
+    named = _architecture(values)
+    if named and named != ours:
+        raise ModelUnsupported(f"architecture {named} ({name})", hint=SUPPORTED)
 
 
 def _unwrap(values: Mapping[str, Any], wrapper: Wrapper) -> dict[str, Any]:
@@ -217,7 +230,7 @@ def _unwrap(values: Mapping[str, Any], wrapper: Wrapper) -> dict[str, Any]:
 
 def _refuse_foreign(config: Fields) -> None:
     own_code = config.take("auto_map", None)
-    if own_code and not _is_first_code(own_code, config.values.get("model_type")):
+    if own_code and not _is_first_code(own_code, _word(config.values, "model_type")):
         raise config.refusal("auto_map", "models that bring their own code are not run")
     if config.take("quantization_config", None):
         quantization = config.values["quantization_config"]

@@ -48,6 +48,16 @@ def test_deterministic_mode_computes_the_same_model(case: Any, rig: Callable[...
     close(ours.logits(case.prompts[0]), case.expected[0])
 
 
+def test_deterministic_mode_gives_a_row_its_bits_in_any_batch_and_chunk(
+    case: Any, rig: Callable[..., Any]
+) -> None:
+    ours = rig(case.folder, max_len=case.max_len, deterministic=True)
+    together = ours.together(case.prompts, [-1] * len(case.prompts))
+    for prompt, got in zip(case.prompts, together, strict=True):
+        assert torch.equal(ours.logits(prompt), got)
+    assert torch.equal(ours.in_chunks(case.prompts[3], [5, 1, 9]), together[3])
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off beside a card")
 def test_the_way_that_a_card_takes_computes_the_same_model(
     case: Any, rig: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

@@ -337,6 +337,7 @@ def test_a_float8_checkpoint_is_refused_by_its_dtype(folder: Folder) -> None:
         ("llama", "LlamaForSequenceClassification"),
         ("qwen3", "Qwen3Model"),
         (None, "Unheard"),
+        (["llama"], "Unheard"),
     ],
 )
 def test_another_architecture_is_refused_by_name_with_what_works(
@@ -345,6 +346,12 @@ def test_another_architecture_is_refused_by_name_with_what_works(
     with pytest.raises(ModelUnsupported, match=architecture) as caught:
         read_spec(folder(model_type=family, architectures=[architecture]))
     assert caught.value.hint == SUPPORTED
+
+
+def test_more_than_one_architecture_is_refused_by_their_names(folder: Folder) -> None:
+    both = ["LlamaForCausalLM", "Other"]
+    with pytest.raises(ModelUnsupported, match=r"LlamaForCausalLM.*Other"):
+        read_spec(folder(architectures=both))
 
 
 def test_a_quantized_base_is_refused_with_its_method(folder: Folder) -> None:

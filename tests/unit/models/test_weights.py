@@ -155,6 +155,7 @@ def test_rotary_buffers_and_a_tied_head_are_passed_over(folder: Folder) -> None:
         held
         | {
             "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+            "model.layers.0.self_attn.position_ids": torch.arange(4),
             "lm_head.weight": torch.ones(1000, 64),
         },
     )
