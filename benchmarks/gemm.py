@@ -46,9 +46,9 @@ CLASSES = {1: (), 64: (48,), 16: (4, 8), 32: (24,), 2: (), 128: (96,)}
 FIXED_RIVALS = (
     (gemm_tiles.FIXED, gemm_tiles.FIXED_PROGRAMS),
     (gemm_tiles.FIXED, 132),
-    (Tile("dot", 64, 128, 64, warps=8, ahead=512), 132),
-    (Tile("dot", 128, 128, 64, warps=8, ahead=512), 132),
-    (Tile("dot", 64, 256, 64, warps=8, ahead=512), 132),
+    (Tile("dot", 64, 128, 64, warps=8), 132),
+    (Tile("dot", 128, 128, 64, warps=8), 132),
+    (Tile("dot", 64, 256, 64, warps=8), 132),
 )
 
 
@@ -121,15 +121,13 @@ def dots(rows: int, shape: Shape) -> Iterator[Tile]:
         even = [n for n in (1, 2, 4) if 90 <= tiles * n <= 400 and shape.d_in // step % n == 0]
         for n in even[:1] or [1]:
             stages = filling(rows, outputs, step, min(3, -(-tiles * n // SMS)))
-            yield Tile("dot", rows, outputs, step, n, warps, stages, ahead=512, tma=True)
+            yield Tile("dot", rows, outputs, step, n, warps, stages, tma=True)
 
 
 def near(tile: Tile | None) -> Iterator[Tile]:
     """What may suit the chain better than the product alone."""
     if tile is not None and tile.form != "vector":
         if tile.form == "dot":
-            for ahead in (0, 256, 1024):
-                yield tile._replace(ahead=ahead)
             yield tile._replace(tma=not tile.tma)
         yield tile._replace(stages=max(2, tile.stages - 1))
         yield tile._replace(stages=tile.stages + 1)

@@ -85,8 +85,7 @@ def _dot(
     tile: Tile,
     common: dict[str, Any],
 ) -> None:
-    aligned, d_in = _aligned(weight), weight.shape[1]
-    tma = tile.tma and aligned and _aligned(x)
+    tma, d_in = tile.tma and _aligned(weight) and _aligned(x), weight.shape[1]
     x_tiles, w_tiles = x, weight
     if tma:
         x_tiles = TensorDescriptor.from_tensor(x, [tile.rows, tile.step])
@@ -104,7 +103,6 @@ def _dot(
         CHUNK=tile.chunk(d_in),
         EVEN=tile.splits * tile.chunk(d_in) == d_in,
         TMA=tma,
-        AHEAD=tile.ahead if aligned else 0,
         STAGES=tile.stages,
         **common,
     )

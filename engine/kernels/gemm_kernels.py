@@ -1,8 +1,8 @@
-"""The kernels of y = x Wᵀ + b: the weights are read once, and their first part before x is there.
+"""The kernels of y = x Wᵀ + b, which read the weights once.
 
-`vector_product` holds a tile of weights in registers and takes a few rows one after the other.
-`tiled_product` goes through the tensor cores with the weights as the tall side of the product, so
-that few rows waste nothing.  `gemm_device.py` launches them.
+`vector_product` holds a tile of weights in registers, asked for before x is there, and takes a few
+rows one after the other.  `tiled_product` goes through the tensor cores with the weights as the
+tall side of the product, so that few rows waste nothing.  `gemm_device.py` launches them.
 
 Split inputs: each program writes its partial sums to a workspace (splits, rows, d_out) of fp32, and
 the one that comes last adds them up, always from the first split to the last.  Which program that
@@ -27,25 +27,6 @@ def _wait(PDL: tl.constexpr):
     """Everything ahead has ended, and what it wrote is seen.  Weights are written by nobody."""
     if PDL:
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def _ask_ahead(weight, n, k0, d_in, stride_w, AHEAD: tl.constexpr):
-    """Have rows n of the weight, inputs [k0, k0 + AHEAD), brought to L2; waits for nothing."""
-    PIECE: tl.constexpr = AHEAD // 4
-    k = k0 + PIECE * tl.arange(0, 4)
-    width: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-    size = tl.maximum(tl.minimum(PIECE, d_in - k), 0) * width // 16 * 16
-    at = weight + n.to(tl.int64)[:, None] * stride_w + k[None, :]
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.u32 p, $2, 0;"
-        " @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [at, tl.broadcast_to(size[None, :], at.shape)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -166,7 +147,6 @@ def tiled_product(
     EVEN: tl.constexpr,
     BIAS: tl.constexpr,
     TMA: tl.constexpr,
-    AHEAD: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -180,8 +160,6 @@ def tiled_product(
     n = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     m = block * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(n, d_out - 1)
-    if PDL and AHEAD > 0:
-        _ask_ahead(weight, inside, split * CHUNK, d_in, stride_w, AHEAD)
     _wait(PDL)
     k = tl.arange(0, STEP)
     wp = weight + inside.to(tl.int64)[:, None] * stride_w + k[None, :]

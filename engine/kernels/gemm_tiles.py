@@ -22,7 +22,6 @@ class Tile(NamedTuple):
     splits: int = 1  # programs that share the inputs of an output; the vector form has its own way
     warps: int = 4
     stages: int = 4  # steps on their way to shared memory (not "vector")
-    ahead: int = 0  # inputs asked for in L2 before the kernel ahead has ended ("dot")
     tma: bool = False  # tiles come by the copy engine ("dot")
 
     def chunk(self, d_in: int) -> int:
@@ -38,8 +37,7 @@ class Tile(NamedTuple):
         chunk = tile.chunk(d_in)
         stage = (self.rows + self.outputs) * step * itemsize
         stages = max(1, min(self.stages, int(0.95 * shared_bytes) // stage))
-        ahead = min(self.ahead, chunk) // 32 * 32
-        return tile._replace(splits=-(-d_in // chunk), stages=stages, ahead=ahead)
+        return tile._replace(splits=-(-d_in // chunk), stages=stages)
 
 
 class Rule(NamedTuple):
@@ -59,35 +57,35 @@ LEAST_WEIGHTS = 8 << 20
 OWN = False
 
 #: The first rule that fits is taken; torch, if none does.  Shapes in the comments: Llama-3-8B's.
-#: Measured on an H200 in the chain of a step (docs/bench-data/2026-11-29-h200-gemm.jsonl), with all
-#: products by torch beside: 3.69 ms against 4.15 at 1 row, 4.08 against 4.39 at 16, 4.29 against
-#: 4.49 at 32, 4.44 against 4.78 at 64, 4.90 against 5.04 at 128.
+#: Measured on an H200 in the chain of a step (docs/bench-log.md), all products by torch beside:
+#: 3.69 ms against 4.15 at 1 row, 4.08 against 4.39 at 16, 4.29 against 4.49 at 32, 4.44 against
+#: 4.78 at 64, 4.90 against 5.04 at 128.
 RULES = (
     Rule(1, 4096, 8192, Tile("vector", 1, 4, 4096)),  # o
     Rule(1, 8192, 8192, Tile("vector", 1, 4, 4096)),  # qkv
     Rule(1, 65536, 8192, Tile("vector", 1, 4, 4096, warps=8)),  # gate_up
     Rule(1, _ANY, 8192, Tile("vector", 1, 2, 4096, warps=2)),  # head
     Rule(1, _ANY, _ANY, Tile("vector", 1, 2, 16384, warps=8)),  # down
-    Rule(16, 4096, 8192, Tile("dot", 16, 64, 128, 4, stages=5, ahead=512)),
+    Rule(16, 4096, 8192, Tile("dot", 16, 64, 128, 4, stages=5)),
     Rule(16, 8192, 8192, Tile("dot", 16, 64, 128, 4, stages=3, tma=True)),
-    Rule(16, 65536, 8192, Tile("dot", 16, 128, 128, warps=8, stages=3, ahead=512, tma=True)),
-    Rule(16, _ANY, 8192, Tile("dot", 16, 64, 128, stages=5, ahead=512)),
-    Rule(16, _ANY, _ANY, Tile("dot", 16, 64, 128, 2, stages=8, ahead=512)),
-    Rule(32, 4096, 8192, Tile("dot", 32, 64, 128, 4, ahead=512)),
-    Rule(32, 8192, 8192, Tile("dot", 32, 64, 128, 4, stages=3, ahead=512)),
-    Rule(32, 65536, 8192, Tile("dot", 32, 128, 64, stages=5, ahead=512, tma=True)),
-    Rule(32, _ANY, 8192, Tile("dot", 32, 64, 128, stages=3, ahead=512)),
-    Rule(32, _ANY, _ANY, Tile("dot", 32, 64, 128, 2, stages=8, ahead=512, tma=True)),
+    Rule(16, 65536, 8192, Tile("dot", 16, 128, 128, warps=8, stages=3, tma=True)),
+    Rule(16, _ANY, 8192, Tile("dot", 16, 64, 128, stages=5)),
+    Rule(16, _ANY, _ANY, Tile("dot", 16, 64, 128, 2, stages=8)),
+    Rule(32, 4096, 8192, Tile("dot", 32, 64, 128, 4)),
+    Rule(32, 8192, 8192, Tile("dot", 32, 64, 128, 4, stages=3)),
+    Rule(32, 65536, 8192, Tile("dot", 32, 128, 64, stages=5, tma=True)),
+    Rule(32, _ANY, 8192, Tile("dot", 32, 64, 128, stages=3)),
+    Rule(32, _ANY, _ANY, Tile("dot", 32, 64, 128, 2, stages=8, tma=True)),
     Rule(64, 4096, 8192, Tile("dot", 64, 64, 128, 2, stages=6, tma=True)),
     Rule(64, 8192, 8192, None),
-    Rule(64, 65536, 8192, Tile("dot", 64, 128, 64, ahead=256, tma=True)),
-    Rule(64, _ANY, 8192, Tile("dot", 64, 128, 128, warps=8, stages=2, ahead=512, tma=True)),
-    Rule(64, _ANY, _ANY, Tile("dot", 64, 64, 128, 2, stages=6, ahead=512, tma=True)),
+    Rule(64, 65536, 8192, Tile("dot", 64, 128, 64, tma=True)),
+    Rule(64, _ANY, 8192, Tile("dot", 64, 128, 128, warps=8, stages=2, tma=True)),
+    Rule(64, _ANY, _ANY, Tile("dot", 64, 64, 128, 2, stages=6, tma=True)),
     Rule(128, 4096, 8192, Tile("dot", 128, 64, 128, 2, tma=True)),
     Rule(128, 8192, 8192, None),
-    Rule(128, 65536, 8192, Tile("dot", 128, 128, 64, stages=3, ahead=256, tma=True)),
-    Rule(128, _ANY, 8192, Tile("dot", 128, 128, 64, stages=3, ahead=512)),
-    Rule(128, _ANY, _ANY, Tile("dot", 128, 64, 128, 2, ahead=512, tma=True)),
+    Rule(128, 65536, 8192, Tile("dot", 128, 128, 64, stages=3, tma=True)),
+    Rule(128, _ANY, 8192, Tile("dot", 128, 128, 64, stages=3)),
+    Rule(128, _ANY, _ANY, Tile("dot", 128, 64, 128, 2, tma=True)),
 )
 
 
@@ -102,7 +100,7 @@ def pick(rows: int, d_out: int, d_in: int, itemsize: int) -> Tile | None:
 
 
 #: Deterministic products have one tile whatever the rows, and splits by the weight's shape alone.
-FIXED = Tile("dot", 64, 128, 64, ahead=512)
+FIXED = Tile("dot", 64, 128, 64)
 #: fp32 goes without tensor cores: the operands lie in registers.
 FIXED_WIDE = Tile("dot", 16, 32, 32, stages=2)
 #: Programs that a deterministic product of few rows is split for.

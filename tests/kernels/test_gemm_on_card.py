@@ -86,7 +86,7 @@ def test_logits_are_written_in_fp32_without_a_rounding_before(own: None) -> None
         Tile("vector", 4, 4, 4096),
         Tile("vector", 2, 8, 2048, warps=8),
         Tile("dot", 8, 64, 128, 4),
-        Tile("dot", 16, 64, 128, 4, tma=True, ahead=256),
+        Tile("dot", 16, 64, 128, 4, tma=True),
         Tile("dot", 64, 128, 64, 8, tma=True),
         Tile("dot", 128, 256, 64, 8, 8, 3),
         Tile("stream", 16, 64, 128, 2, stages=5),
