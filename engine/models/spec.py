@@ -118,6 +118,8 @@ def read_spec(folder: Path) -> ModelSpec:
     head_dim = _head_dim(config, hidden, heads)
     reader = RopeReader(config, family, head_dim, max_position)
     rope, layer_ropes = _ropes(reader, windows, rotated)
+    reach = rope.reach(max_position)
+    windows = tuple(size if size < reach else 0 for size in windows)  # Phi-3.5's hides nothing
     caps = {field: config.optional_number(field) or 0.0 for field in family.softcaps}
     biased = {flag: config.flag(flag) for flag in family.bias_flags}
     spec = ModelSpec(
@@ -129,7 +131,7 @@ def read_spec(folder: Path) -> ModelSpec:
         num_kv_heads=_kv_heads(config, heads),
         head_dim=head_dim,
         ffn_size=config.integer("intermediate_size"),
-        max_position=rope.reach(max_position),
+        max_position=reach,
         rms_eps=config.number("rms_norm_eps", 1e-6),
         tied=config.flag("tie_word_embeddings"),
         dtype=_dtype(config, folder),

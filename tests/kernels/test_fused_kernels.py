@@ -117,7 +117,7 @@ ROTATIONS = [
 
 
 @pytest.mark.parametrize("norm", ["no norm", "norm", "norm by 1 + weight"])
-@pytest.mark.parametrize("turned", [1.0, 0.75, 0.25, 0.0])
+@pytest.mark.parametrize("turned", [1.0, 0.75, 0.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ROTATIONS)
 def test_rotation_and_write_equal_torchs(

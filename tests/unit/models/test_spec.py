@@ -102,7 +102,14 @@ def test_an_attention_bias_that_mistral_does_not_have_is_refused(folder: Folder)
 def test_mistral_windows_all_layers_and_null_is_none(folder: Folder) -> None:
     assert read_spec(folder(model_type="mistral", sliding_window=64)).sliding_windows == (64,) * 4
     assert read_spec(folder(model_type="mistral", sliding_window=None)).sliding_windows == ()
-    assert read_spec(folder(model_type="mistral")).sliding_windows == (4096,) * 4
+    absent = folder(model_type="mistral", max_position_embeddings=8192)
+    assert read_spec(absent).sliding_windows == (4096,) * 4
+
+
+def test_a_window_of_all_positions_is_none(folder: Folder) -> None:
+    for size, windows in ((255, (255,) * 4), (256, ()), (262144, ())):
+        where = folder(model_type="mistral", sliding_window=size)
+        assert read_spec(where).sliding_windows == windows
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

@@ -21,7 +21,8 @@ def test_gemmas_windows_alternate_and_the_last_of_a_pattern_is_full(
     spec = read_spec(folder(model_type=family, num_hidden_layers=13, sliding_window=64))
     expected = tuple(0 if (layer + 1) % pattern == 0 else 64 for layer in range(13))
     assert spec.sliding_windows == expected
-    assert read_spec(folder(model_type=family)).sliding_windows[0] == 4096
+    absent = folder(model_type=family, max_position_embeddings=8192)
+    assert read_spec(absent).sliding_windows[0] == 4096
     with pytest.raises(ModelUnsupported, match="sliding_window"):
         read_spec(folder(model_type=family, sliding_window=None))
 
