@@ -11,6 +11,7 @@ from itertools import count
 
 from engine.adapters.slots import SlotTable
 from engine.config import EngineConfig
+from engine.kernels.attention_tiles import sdpa_lengths
 from engine.kernels.tiles import FEW_ROWS, NARROW, PREFILL_ROWS, SOLO_ROWS
 from engine.layout import MODULES, BlockLayout, place
 from engine.messages import PackedManifest, PackedModule, SamplingParams
@@ -52,6 +53,12 @@ def rehearse(
         beside = decoders[: config.max_num_seqs // 2]
         for chunk in (Chunk(fresh, 0, size, True), Chunk(begun, first, size, True)):
             steps += [[chunk], [*beside, chunk]]
+    longest = min(config.max_batch_tokens, max_len)
+    for length in sdpa_lengths(longest):
+        steps.append(cast.prompts(min(length, longest), 1))
+    if (size := min(longest, max_len - config.block_size)) > 1:
+        [begun] = cast.sequences(1, config.block_size + size)
+        steps.append([Chunk(begun, config.block_size, size, True)])
     for chunks in steps:
         runner.run(StepWork(tuple(chunks)))
     for rank in sorted({min(NARROW, config.max_rank), config.max_rank}):

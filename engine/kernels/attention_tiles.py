@@ -39,7 +39,9 @@ DECODE_ROWS = 16
 SMALL_PREFILL = 512
 #: A whole prompt of at least this many rows goes through cuDNN, padded to a multiple of the step:
 #: cuDNN builds a plan for every length that it has not seen, which takes longer than it saves.
+#: From SDPA_LONG rows on a wider step will do.
 SDPA_ROWS, SDPA_STEP = 512, 256
+SDPA_LONG, SDPA_LONG_STEP = 2048, 512
 
 
 def width_of(head_dim: int) -> int:
@@ -109,11 +111,6 @@ def prefill_bytes(tiles: PrefillTiles, head_dim: int, itemsize: int) -> int:
     return queries + tiles.stages * _tile_bytes(tiles.keys, head_dim, itemsize) + 3072
 
 
-def takes_sdpa(rows: int, head_dim: int, dtype: torch.dtype) -> bool:
-    """Whether a whole prompt of `rows` rows, nothing of it cached, goes through cuDNN."""
-    return rows >= SDPA_ROWS and fits_sdpa(head_dim, dtype)
-
-
 def fits_sdpa(head_dim: int, dtype: torch.dtype) -> bool:
     """Whether cuDNN takes such heads."""
     return dtype in (torch.float16, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= 128
@@ -121,7 +118,13 @@ def fits_sdpa(head_dim: int, dtype: torch.dtype) -> bool:
 
 def sdpa_rows(rows: int) -> int:
     """What a whole prompt of `rows` rows is padded to."""
-    return -(-rows // SDPA_STEP) * SDPA_STEP
+    step = SDPA_STEP if rows <= SDPA_LONG else SDPA_LONG_STEP
+    return -(-rows // step) * step
+
+
+def sdpa_lengths(most: int) -> tuple[int, ...]:
+    """What prompts of up to `most` rows are padded to: cuDNN needs a plan for each."""
+    return tuple(sorted({sdpa_rows(rows) for rows in range(SDPA_ROWS, most + 1)}))
 
 
 def _tile_bytes(keys: int, head_dim: int, itemsize: int) -> int:

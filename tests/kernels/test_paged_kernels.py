@@ -398,5 +398,15 @@ def test_tiles_fit_the_shared_memory_of_small_and_large_cards(head_dim: int, ite
                 assert prefill_bytes(chunk, head_dim, itemsize) <= shared
 
 
+def test_prompts_of_any_length_come_to_few_lengths_in_cudnn() -> None:
+    for rows in range(512, 9000, 37):
+        padded = attention_tiles.sdpa_rows(rows)
+        assert rows <= padded < rows + min(rows / 2, 512) and padded % 128 == 0
+        assert padded in attention_tiles.sdpa_lengths(rows)
+    assert attention_tiles.sdpa_lengths(511) == ()
+    assert attention_tiles.sdpa_lengths(700) == (512, 768)
+    assert len(attention_tiles.sdpa_lengths(8192)) == 19
+
+
 def test_a_tensor_on_the_cpu_keeps_to_torch() -> None:
     assert not backend.use_kernels(torch.zeros(1))
