@@ -114,7 +114,7 @@ def _merge(
         best = tl.full([MEMBERS], float("-inf"), tl.float32)
         total = tl.zeros([MEMBERS], tl.float32)
         acc = tl.zeros([MEMBERS, WIDTH], tl.float32)
-        for done in range(0, pieces, MERGE):
+        for done in tl.range(0, pieces, MERGE, num_stages=3):  # the next ones are on their way
             piece = done + tl.arange(0, MERGE)
             live = (piece < pieces)[:, None] & mine[None, :]
             # The share in which a segment begins holds it as its last piece, the others as first.
