@@ -69,8 +69,8 @@ class SocketDriver:
         cpu = {k: (_cpu_seconds(p) - busy[k]) / elapsed for k, p in self._processes.items()}
         results = [_listen(worker) for worker in self._workers]
         cpu["generator"] = max(r["cpu"] for r in results)
-        behind = _gather([r["background"] for r in results])
-        come = _gather([r["arrivals"] for r in results])
+        behind = gather([r["background"] for r in results])
+        come = gather([r["arrivals"] for r in results])
         check([*behind, *come])
         self._wait_quiet()
         loads, reads = self.daemon.movements(since)
@@ -154,7 +154,7 @@ def _listen(worker: "subprocess.Popen[str]") -> Any:
     return json.loads(line)
 
 
-def _gather(shares: Sequence[Sequence[dict[str, Any]]]) -> list[Stream]:
+def gather(shares: Sequence[Sequence[dict[str, Any]]]) -> list[Stream]:
     """Back into the order in which the requests were dealt out."""
     count, width = sum(map(len, shares)), len(shares)
     streams = [Stream(**shares[n % width][n // width]) for n in range(count)]

@@ -112,6 +112,23 @@ def check_ratio(served, offline):
     assert served["of_offline"] == pytest.approx(ratio, abs=1e-3)
 
 
+def test_adapters_come_from_the_tier_that_they_were_brought_to(tiny, tmp_path):
+    from offline import OfflineDriver
+    from streams import Request
+
+    from engine.config import EngineConfig
+
+    config = EngineConfig(model=str(tiny), device="cpu", max_model_len=64, slots=4)
+    driver = OfflineDriver(config, tmp_path)
+    found = {}
+    for adapter, tier in enumerate(("gpu", "ram", "disk")):
+        driver.settle([adapter], tier)
+        run = driver.run([], [Request([1, 2, 3], 2, adapter)], None)
+        found[tier] = run.loads, run.reads
+    driver.close()
+    assert found == {"gpu": (0, 0), "ram": (1, 0), "disk": (1, 1)}
+
+
 def test_a_case_that_fails_is_told_and_the_others_go_on(tiny, capsys):
     from serve import main
 

@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from generator import events, parse
+from generator import events, never_sent, parse
 from kernel_table import show, tabulate
 from report import table
 from streams import Failed, Stream, check, decode_rate, percentile, spread, token_gaps
+from through_socket import gather
 
 
 def stream(*times, tokens=None, error=""):
@@ -74,6 +75,13 @@ def test_kernels_and_gaps_add_up_to_the_step():
     assert halved["launches"] == 2
 
 
+def test_a_kernel_hides_those_that_run_beside_it():
+    found = tabulate([("long", 0.0, 10.0), ("short", 2.0, 3.0), ("last", 11.0, 12.0)])
+    assert found.idle == 1.0
+    assert found.rows["short"].alone == 0.0
+    assert found.rows["last"].gaps == 1.0
+
+
 # ----------------------------------------------------------------- the generator's parser
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -88,7 +96,8 @@ def event(**fields):
 
 
 ANSWER = chunked(
-    event(choices=[{"text": " one"}]),
+    event(choices=[{"text": " one"}])[:25],  # a chunk may end within a word
+    event(choices=[{"text": " one"}])[25:],
     b": ping\n\n",
     event(choices=[{"text": " two"}]) + event(choices=[{"text": "", "finish_reason": "length"}]),
     event(choices=[], usage={"completion_tokens": 2}),
@@ -132,6 +141,12 @@ def test_what_went_wrong_is_told():
 def test_a_stream_that_was_cut_off_is_no_failure():
     told = parse(Received(ANSWER[: len(HEAD) + 50], ended=None))
     assert (told["error"], told["ended"]) == ("", None)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 7])
+def test_answers_come_back_in_the_order_in_which_requests_were_dealt_out(count):
+    dealt = [[never_sent(float(n)) for n in range(count)][worker::3] for worker in range(3)]
+    assert [stream.due for stream in gather(dealt)] == list(range(count))
 
 
 # ----------------------------------------------------------------- the table
