@@ -15,6 +15,8 @@ One JSON line a case on stdout:
                       (CUDA events): what a step would take if nothing else had to be done
   idle_share          part of the profiled steps, from the same middle, in which no kernel ran
   idle_between_share  the part of it in gaps of more than 5 us: between steps, not between kernels
+  added_ms            step_ms less the base's at the same batch, if the run measured that before
+  bars                on an H200: figures against what lorad wants to reach with Llama-3-8B's shape
 With --profile, FILE gets a JSON object with a list of kernels for every case, by name: launches a
 step, time a step, and the idle time before a launch (see `kernel_table.py`).
 A case that fails prints its error, the others go on, and the exit status is 1.
@@ -37,7 +39,8 @@ import numpy as np
 import torch
 from kernel_table import Kernel, Table, tabulate
 from random_model import ensure_model
-from rig import RANK, Rig, random_prompt
+from rig import RANK, DeviceClock, Rig, random_prompt
+from streams import bars_of
 
 from engine.config import EngineConfig
 
@@ -53,6 +56,12 @@ SETTLING, PROFILED = 6, 16
 #: Tokens of the streams that the middle is measured on: they outlive both.
 MIDDLE_TOKENS = SETTLING + PROFILED + 20
 REPLAYS = 30
+
+
+#: Milliseconds on an H200: a base step by batch, and what adapters may add to it, by their number.
+BASE_BARS = {1: 4.5, 64: 6.2}
+ADDED_BARS = {1: 0.45, 8: 0.7, 64: 1.7}
+IDLE_BAR = 0.03  # between steps, at batch 64
 
 
 class Bench:
@@ -156,7 +165,7 @@ class Bench:
         logits = self._run(*arguments)
         if self._armed:
             self._armed = False
-            clock = _Clock(self.core.machine.device)
+            clock = DeviceClock(self.core.machine.device)
             for _ in range(REPLAYS):
                 logits = self._run(*arguments)
             self._forward = clock.seconds() / REPLAYS
@@ -165,29 +174,6 @@ class Bench:
     def _come_to_rest(self) -> None:
         while not self.core.idle:
             self.core.step()
-
-
-class _Clock:
-    """Starts when what was launched before has ended; the device's own time where it is a card."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events: list[torch.cuda.Event] = []
-        if device.type == "cuda":
-            self._mark()
-        self._started = time.perf_counter()
-
-    def seconds(self) -> float:
-        if not self._events:
-            return time.perf_counter() - self._started
-        self._mark()
-        start, end = self._events
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
-
-    def _mark(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        self._events.append(event)
 
 
 def step_seconds(steps: list[tuple[float, int]], batch: int) -> list[float]:
@@ -222,6 +208,19 @@ def measure(
     return case, table
 
 
+def bars(case: dict[str, Any]) -> dict[str, object]:
+    """What can be held against a limit."""
+    batch, adapters = case["batch"], case["adapters"]
+    held: dict[str, tuple[float, float]] = {}
+    if not adapters and batch in BASE_BARS:
+        held["step_ms"] = case["step_ms"], BASE_BARS[batch]
+    if adapters in ADDED_BARS and "added_ms" in case:
+        held["added_ms"] = case["added_ms"], ADDED_BARS[adapters]
+    if batch == 64 and "idle_between_share" in case:
+        held["idle_between_share"] = case["idle_between_share"], IDLE_BAR
+    return bars_of(**held)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -250,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ram_cache=1 << 30,
     )
     ahead = {"auto": None, "on": True, "off": False}[options.lookahead]
-    failed, tables = False, []
+    failed, tables, base = False, [], {}
     with tempfile.TemporaryDirectory() as scratch:
         rig = Rig(config, Path(scratch), lookahead=ahead)
         core, bench = rig.core, Bench(rig)
@@ -274,6 +273,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rig.load(range(adapters))
                 figures, table = measure(bench, batch, adapters, options.prompt, options.tokens)
                 case |= figures
+                if not adapters:
+                    base[batch] = case["step_ms"]
+                elif batch in base:
+                    case["added_ms"] = round(case["step_ms"] - base[batch], 3)
+                if "H200" in core.info.device_name:
+                    case["bars"] = bars(case)
                 if table is not None:
                     tables.append(case | table.a_step(PROFILED))
             except Exception as error:  # a benchmark's border: the other cases go on

@@ -51,8 +51,9 @@ class OfflineDriver:
         session = _Session(self.rig, self._names)
         try:
             return session.run(background, arrivals, seconds)
-        finally:
+        except Exception:  # not what ends the process: that may have come within a step
             session.end()
+            raise
 
     def settle(self, adapters: Iterable[int], tier: str) -> None:
         {"gpu": self.rig.load, "ram": self.rig.load_ram, "disk": self.rig.evict}[tier](adapters)

@@ -4,6 +4,7 @@ Goes in: an EngineConfig.  Comes out: a `Rig` that carries out commands and know
 number.  Noise is right for speed and never enough for correctness.  Knows no workload.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
@@ -130,3 +131,26 @@ class Rig:
             changes_kv=True,
             modules=modules,
         )
+
+
+class DeviceClock:
+    """Starts when what was launched before has ended; the device's own time where it is a card."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[torch.cuda.Event] = []
+        if device.type == "cuda":
+            self._mark()
+        self._started = time.perf_counter()
+
+    def seconds(self) -> float:
+        if not self._events:
+            return time.perf_counter() - self._started
+        self._mark()
+        start, end = self._events
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def _mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._events.append(event)

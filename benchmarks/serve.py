@@ -135,8 +135,12 @@ def run_offline_apart(argv: Sequence[str], emit: Callable[[Line], None]) -> bool
     command = [sys.executable, str(Path(__file__)), *argv, "--mode", "offline"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as child:
         assert child.stdout is not None
-        for line in child.stdout:
-            emit(json.loads(line))
+        try:
+            for line in child.stdout:
+                emit(json.loads(line))
+        except BaseException:
+            child.terminate()
+            raise
     return child.returncode == 0
 
 

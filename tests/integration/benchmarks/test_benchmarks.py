@@ -151,12 +151,28 @@ def test_a_case_that_is_not_understood_is_refused(wrong, capsys):
 def test_decode_steps_are_timed(tiny, capsys):
     from decode import main
 
-    asked = ["--prompt", "32", "--tokens", "12", "--cases", "1:0,3:2", "--device", "cpu"]
+    asked = ["--prompt", "32", "--tokens", "12", "--cases", "1:2,3:0,3:2", "--device", "cpu"]
     assert main(["--model", str(tiny), *asked]) == 0
     start, *cases = lines_of(capsys)
     assert start["ready_s"] >= 0
-    assert [(line["batch"], line["adapters"]) for line in cases] == [(1, 0), (3, 2)]
+    assert [(line["batch"], line["adapters"]) for line in cases] == [(1, 2), (3, 0), (3, 2)]
     assert all(line["step_ms"] > 0 and line["steps"] == 10 for line in cases)
+    alone, base, more = cases
+    assert "added_ms" not in alone
+    assert more["added_ms"] == pytest.approx(more["step_ms"] - base["step_ms"], abs=2e-3)
+
+
+def test_decode_figures_are_held_against_their_limits():
+    from decode import bars
+
+    base = bars({"batch": 64, "adapters": 0, "step_ms": 6.3, "idle_between_share": 0.02})
+    assert {name: bar["met"] for name, bar in base.items()} == {
+        "step_ms": False,
+        "idle_between_share": True,
+    }
+    many = bars({"batch": 64, "adapters": 64, "step_ms": 8.0, "added_ms": 1.7})
+    assert many["added_ms"] == {"value": 1.7, "limit": 1.7, "met": True}
+    assert bars({"batch": 16, "adapters": 0, "step_ms": 5.0}) == {}
 
 
 def test_budgets_of_mixed_steps_are_swept(tiny, capsys, monkeypatch):
