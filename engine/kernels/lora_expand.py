@@ -57,7 +57,7 @@ def expand(
     }
     if store.pdl:
         options["launch_pdl"] = True
-    _expand[(sum(tiles), plan.kind.expand_items)](
+    _expand[(sum(tiles) * plan.kind.expand_items,)](
         store.h,
         store.arena,
         store.table,
@@ -70,6 +70,7 @@ def expand(
         W2=widths[2],
         T0=tiles[0],
         T1=tiles[1],
+        T2=tiles[2],
         S0=strides[0],
         S1=strides[1],
         S2=strides[2],
@@ -111,8 +112,9 @@ def _expand(
     W0: tl.constexpr,  # widths of up to three modules
     W1: tl.constexpr,
     W2: tl.constexpr,
-    T0: tl.constexpr,  # programs that the first two take
+    T0: tl.constexpr,  # programs that they take
     T1: tl.constexpr,
+    T2: tl.constexpr,
     S0: tl.constexpr,  # strides of their rows in the arena
     S1: tl.constexpr,
     S2: tl.constexpr,
@@ -140,9 +142,9 @@ def _expand(
     PDL: tl.constexpr,
 ):
     let_next_come(PDL)
-    start, rows, slot, _ = load_item(items, tl.program_id(1))
+    start, rows, slot, _ = load_item(items, tl.program_id(0) // (T0 + T1 + T2))
     # which module, its width and first column in y, and this program's first column in the module
-    tile = tl.program_id(0)
+    tile = tl.program_id(0) % (T0 + T1 + T2)
     module, width, left, first = tile * 0, tile * 0 + W0, tile * 0, tile
     if W1 > 0:
         second = tile >= T0

@@ -54,13 +54,13 @@ def shrink(x: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
     if store.pdl:
         common["launch_pdl"] = True
     args = (x, store.arena, store.table, plan.shrink, store.h, store.entry(layer, group))
-    items = plan.kind.shrink_items
+    items = plan.kind.shrink_items  # along x: 1,024 rows of rank 512 are more than y can count
     if tile.form == "dot":
         side = min(tile.side, 1 << (num - 1).bit_length())
-        grid = (splits, items, -(-num // side))
+        grid = (splits * items, 1, -(-num // side))
         _shrink_tiles[grid](*args, NUM=num, SIDE=side, ROWS=tile.rows, **common)
     else:
-        grid = (splits, items, num)
+        grid = (splits * items, 1, num)
         _shrink_rows[grid](
             *args, MANY=tile.rows > 1, DOT=tile.form == "both", ROWS=tile.rows, **common
         )
@@ -98,10 +98,10 @@ def _shrink_rows(
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    split = tl.program_id(0)
+    split = tl.program_id(0) % SPLITS
     module = tl.program_id(2)
     let_next_come(PDL)
-    start, rows, slot, r0 = load_item(items, tl.program_id(1))
+    start, rows, slot, r0 = load_item(items, tl.program_id(0) // SPLITS)
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     e = slot_row + (entry + module) * 8
     rank = load_word(e)
@@ -264,9 +264,9 @@ def _shrink_tiles(
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    split = tl.program_id(0)
+    split = tl.program_id(0) % SPLITS
     let_next_come(PDL)
-    start, rows, slot, r0 = load_item(items, tl.program_id(1))
+    start, rows, slot, r0 = load_item(items, tl.program_id(0) // SPLITS)
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     n = tl.arange(0, SIDE * RANKS)
     module = tl.program_id(2) * SIDE + n // RANKS
