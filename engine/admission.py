@@ -11,18 +11,23 @@ from engine.memory.reclaim import Reclaimer
 from engine.messages import Submit
 from engine.sequence import Chunk, Sequence, StepWork
 
+#: A backlog of prompts is meant to be gone in so many steps, were they all as large as the first.
+DRAIN_STEPS = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
     """Sizes of one engine, all resolved.
 
-    `max_batch_tokens` is rows a step, `mixed_tokens` rows of a step in which somebody decodes.
+    `max_batch_tokens` is rows a step, `mixed_tokens` rows of a step in which somebody decodes, and
+    `crowd_tokens` what these may grow to while many prompts wait.
     """
 
     block_size: int
     max_num_seqs: int
     max_batch_tokens: int
     mixed_tokens: int
+    crowd_tokens: int = 0  # 0 = mixed_tokens
     max_model_len: int
     eos_token_ids: frozenset[int] = frozenset()
     starve_after: float = 2.0  # seconds
@@ -35,16 +40,20 @@ class SchedulerLimits:
         """Tokens, the prompt's included, with which a request ends for sure."""
         return min(len(submit.prompt) + submit.sampling.max_tokens, self.max_model_len)
 
-    def rows(self, decoding: int) -> int:
-        """Rows of a step in which `decoding` sequences make a token.
+    def rows(self, decoding: int, backlog: int = 0) -> int:
+        """Rows of a step in which `decoding` sequences make a token and `backlog` rows of prompts
+        could be computed.
 
         A token costs everybody the whole step, so prompts then get what `mixed_tokens` leaves; but
-        never less than a quarter of it, or a full house would keep every prompt out.
+        never less than a quarter of it, or a full house would keep every prompt out.  A crowd gets
+        more, in proportion, so that steps grow and shrink slowly, and what arrives evenly is
+        computed in steps of one size.
         """
         if not decoding:
             return self.max_batch_tokens
         floor = max(self.block_size, self.mixed_tokens // 4)
-        return min(max(self.mixed_tokens, decoding + floor), self.max_batch_tokens)
+        crowd = min(decoding + backlog // DRAIN_STEPS, self.crowd_tokens)
+        return min(max(self.mixed_tokens, crowd, decoding + floor), self.max_batch_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +132,11 @@ class StepBuilder:
         """Blocks that were taken for this step carry these events."""
         self._fences.extend(fences)
 
-    def open(self, first: Sequence | None) -> None:
-        """All decode rows are in.  `first` is the one that ranks first of the prompts that run."""
+    def open(self, first: Sequence | None, backlog: int = 0) -> None:
+        """All decode rows are in.  `first` is the one that ranks first of the prompts that run,
+        `backlog` the rows that prompts could have."""
         decoding = len(self._rows)
-        self.left = self._limits.rows(decoding) - decoding
+        self.left = self._limits.rows(decoding, backlog) - decoding
         self._first = first
         self._kept = min(first.pending, -(-self.left // 2)) if first else 0
 

@@ -267,6 +267,9 @@ def _limits(machine: Machine) -> SchedulerLimits:
         max_num_seqs=config.max_num_seqs,
         max_batch_tokens=config.max_batch_tokens,
         mixed_tokens=config.mixed_tokens,
+        # More rows than graphs are captured for would wait for the interpreter; a CPU takes as long
+        # for a row whatever stands beside it.
+        crowd_tokens=config.graph_tokens if machine.device.type == "cuda" else 0,
         max_model_len=config.max_model_len,
         eos_token_ids=frozenset(machine.spec.eos_token_ids),
         starve_after=config.starve_after,

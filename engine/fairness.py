@@ -63,6 +63,9 @@ class WaitingQueue:
     def __init__(self, counters: TokenCounters) -> None:
         self._counters = counters
         self._groups: dict[Group, OrderedDict[str, Sequence]] = {}
+        self._tokens: dict[Group, int] = {}
+        #: As they were counted: one that was preempted with a row under way gets its token here.
+        self._counted: dict[str, int] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -70,7 +73,10 @@ class WaitingQueue:
 
     def push(self, seq: Sequence) -> None:
         """A new sequence."""
-        self._groups.setdefault(_group(seq), OrderedDict())[seq.request_id] = seq
+        group = _group(seq)
+        self._groups.setdefault(group, OrderedDict())[seq.request_id] = seq
+        self._tokens[group] = self._tokens.get(group, 0) + len(seq.tokens)
+        self._counted[seq.request_id] = len(seq.tokens)
         self._count += 1
 
     def push_back(self, seq: Sequence) -> None:
@@ -80,11 +86,17 @@ class WaitingQueue:
 
     def remove(self, seq: Sequence) -> None:
         """It was admitted, or has ended."""
-        members = self._groups[_group(seq)]
+        group = _group(seq)
+        members = self._groups[group]
         del members[seq.request_id]
+        self._tokens[group] -= self._counted.pop(seq.request_id)
         self._count -= 1
         if not members:
-            del self._groups[_group(seq)]
+            del self._groups[group], self._tokens[group]
+
+    def num_tokens(self, counts: Callable[[str | None], bool]) -> int:
+        """Tokens of all who wait for a revision that `counts`."""
+        return sum(n for (_, rev), n in self._tokens.items() if counts(rev))
 
     def of_revision(self, rev: str | None) -> list[Sequence]:
         """Everybody who waits for `rev`."""

@@ -166,7 +166,8 @@ class Scheduler:
 
     def _extend_prompts(self, prompts: list[Sequence], step: StepBuilder) -> None:
         """Chunks of prompts that run.  They have had all their blocks since they were admitted."""
-        step.open(prompts[0] if prompts else None)
+        backlog = sum(seq.pending for seq in prompts) + self._backlog_of_waiting()
+        step.open(prompts[0] if prompts else None, backlog)
         for seq in sorted(prompts[1:], key=lambda s: (-s.priority, s.pending)):
             step.prefill(seq)
 
@@ -201,6 +202,14 @@ class Scheduler:
         self.num_preemptions += 1
 
     # ------------------------------------------------------------- waiting sequences
+    def _backlog_of_waiting(self) -> int:
+        """Rows of those who could start now: their adapter is there, and so is a seat."""
+        seats = self.limits.max_num_seqs - len(self._running)
+        if not self._waiting or seats <= 0:
+            return 0
+        ready = self._waiting.num_tokens(lambda rev: rev is None or self.residency.can_acquire(rev))
+        return ready * min(seats, len(self._waiting)) // len(self._waiting)
+
     def _admit_waiting(self, step: StepBuilder) -> None:
         walk = self._waiting.walk()
         while not step.full and len(self._running) < self.limits.max_num_seqs:

@@ -247,6 +247,73 @@ def test_whoever_is_first_ends_its_prompt_in_as_many_steps_as_its_half_of_the_ro
     assert as_first and not late
 
 
+# ------------------------------------------------------------------- when many prompts wait
+CROWD = {"crowd_tokens": 512, "num_blocks": 9000, "max_num_seqs": 256}
+
+
+def steps_for_a_crowd(make, **sizes) -> int:
+    road = Road(make, **{**CROWD, **sizes})
+    road.decode(DECODING)
+    for n in range(64):
+        road.send(f"prompt {n}", 512)
+    return max(road.until_first(f"prompt {n}") for n in range(64))
+
+
+def test_a_crowd_of_prompts_gets_larger_steps_for_as_long_as_it_lasts(make):
+    small, large = steps_for_a_crowd(make, crowd_tokens=0), steps_for_a_crowd(make)
+    assert small >= 64 * 512 // 128 and large < small / 2
+
+
+def test_steps_shrink_slowly_as_a_crowd_leaves(make):
+    road = Road(make, **CROWD)
+    road.decode(DECODING)
+    for n in range(20):
+        road.send(f"prompt {n}", 512)
+    for n in range(20):
+        road.until_first(f"prompt {n}")
+    rows = [sum(step.values()) for step in road.rows[2:]]
+    assert max(rows) == 512
+    assert all(b >= 0.8 * a for a, b in zip(rows, rows[1:], strict=False) if a > 192)
+
+
+def test_prompts_that_arrive_evenly_are_computed_in_steps_of_one_size(make):
+    """One of 512 tokens every 3 steps: more than 128 rows a step can take."""
+    road = Road(make, **CROWD)
+    road.decode(DECODING)
+    for n in range(120):
+        road.send(f"prompt {n}", 512)
+        road.step(3)
+        if n == 60:
+            road.gaps.clear()
+    assert ratio(road.gaps) <= 1.3
+    assert sum(name in road.first for name in road.sent if name.startswith("prompt")) > 100
+
+
+def test_those_who_cannot_start_do_not_make_steps_larger(make):
+    """Neither who waits for an adapter that is not there, nor who finds no seat."""
+    road = Road(make, **{**CROWD, "max_num_seqs": DECODING + 1})
+    road.decode(DECODING)
+    for n in range(20):
+        road.send(f"prompt {n}", 512)
+    road.step(6)
+    assert [sum(rows.values()) for rows in road.rows[-4:]] == [192] * 4
+
+
+def test_the_queue_counts_the_tokens_of_those_who_wait(make):
+    """Also of one that was given back with a token under way: `check` compares them."""
+    h = make(lookahead=True, num_blocks=12, max_num_seqs=4)
+    for n in range(4):
+        h.submit(f"r{n}", list(range(9)), max_tokens=12)
+    for _ in range(60):
+        h.launch()
+        h.settle()
+        waiting = h.scheduler._waiting
+        total = sum(waiting._counted.values())
+        assert waiting.num_tokens(lambda rev: True) == total
+        assert len(waiting._counted) == len(waiting)
+    assert h.scheduler.num_preemptions
+
+
 # ------------------------------------------------------------------- the arithmetic of a step
 def test_the_rows_of_a_step_by_how_many_decode():
     limits = SchedulerLimits(
