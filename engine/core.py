@@ -87,6 +87,7 @@ class EngineCore:
             block_bytes=machine.layout.block_bytes,
             bytes_in_flight=config.load_bytes_in_flight,
             layout=machine.layout.id,
+            base=machine.info.base,
             max_rank=config.max_rank,
         )
         self.scheduler = Scheduler(

@@ -116,6 +116,12 @@ def kv_block_bytes(
     return block_size * num_layers * 2 * num_kv_heads * head_dim * ITEMSIZE[dtype]
 
 
+def stream_id(layout: str, base: str, modules: Iterable[PackedModule]) -> str:
+    """What packed files of `modules` are for: the layout, and with a gain the base's weights too,
+    as the same adapter has other gains on another base of the same shape.  Part of their name."""
+    return f"{layout}w{base}" if any(m.gain for m in modules) else layout
+
+
 def stream_order(modules: Iterable[PackedModule]) -> tuple[PackedModule, ...]:
     """Sort into the order in which rows are laid."""
     return tuple(sorted(modules, key=lambda m: (m.layer, MODULE_ID[m.module])))

@@ -71,7 +71,7 @@ class PackedManifest(Struct, frozen=True, kw_only=True):
 
     rev: str
     path: str  # packed-<layout>.bin: exactly num_blocks * block_bytes bytes
-    layout: str
+    layout: str  # `layout.stream_id`
     num_blocks: int
     true_bytes: int  # rank * (d_in + d_out) * itemsize, summed: what padding is measured against
     max_rank: int
@@ -259,6 +259,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     device_name: str
     dtype: str
     layout: str
+    base: str = ""  # `BaseFiles.id`: gains are computed for these weights
     block_bytes: int
     block_size: int
     num_blocks: int

@@ -25,6 +25,7 @@ from engine.memory.arena import DTYPES, Arena, plan_blocks
 from engine.memory.budget import MemoryPlan, usual_adapter_blocks
 from engine.memory.pool import BlockPool
 from engine.messages import EngineInfo
+from engine.models.base_files import base_id
 from engine.models.decoder import Decoder, load_model
 from engine.models.spec import ModelSpec, read_spec
 
@@ -215,6 +216,7 @@ def _describe(
         device_name=torch.cuda.get_device_name(device) if cuda else "cpu",
         dtype=layout.dtype,
         layout=layout.id,
+        base=base_id(Path(config.model)),
         block_bytes=layout.block_bytes,
         block_size=config.block_size,
         num_blocks=config.num_blocks,

@@ -167,7 +167,7 @@ class Daemon:
             base_digest=_base_digest(Path(settings.model.base)),
             pool=self.pool,
         )
-        listing = Listing(self.names, self.picture, self.events, layout=self._layout)
+        listing = Listing(self.names, self.picture, self.events, info=lambda: self.link.info)
         self.snapshot = Snapshot(
             settings,
             self.link,
@@ -367,9 +367,6 @@ class Daemon:
             self._loop.call_soon_threadsafe(
                 lambda: self.events.publish("watch.warning", level="warn", message=message)
             )
-
-    def _layout(self) -> str:
-        return self.link.info.layout if self.link.info is not None else ""
 
     def _say(self, text: str) -> None:
         log.info("%s", text)

@@ -1,9 +1,9 @@
 """LoRA on a module that the base was published with as one, such as Phi-3's `qkv_proj`.
 
 Such a pair has one A, and a B whose rows lie side by side as the module's parts do; so do the
-numbers of a bias.  Each part gets the same A and its own rows of B, which is the same product
-exactly: rows of B are whole in the file, so a part is a tensor of its own, only shorter.  A is
-stored once for each part.
+numbers of a bias or a magnitude.  Each part gets the same A and its own rows of B, which is the
+same product exactly: rows of B are whole in the file, so a part is a tensor of its own, only
+shorter.  A is stored once for each part.
 
 Goes in: one factor's tensor and the base's spec.  Comes out: a tensor for each part.  Torch-free.
 """
@@ -41,6 +41,19 @@ def parts_of(module: str, side: str, ref: TensorRef, spec: ModelSpec) -> dict[st
         found[part] = TensorRef(ref.name, ref.dtype, (width, *rank), begin, end)
         begin = end
     return found
+
+
+def base_rows(layer: int, module: str, spec: ModelSpec) -> tuple[str, int]:
+    """The base's tensor that holds `module`, by the name that `models/weights.py` gives it, and
+    which of its rows is the module's first."""
+    block = "mlp" if MODULE_ID[module] >= MODULE_ID["gate_proj"] else "self_attn"
+    name, first = module, 0
+    for whole, group in FUSED_NAMES.items() if spec.fused_names else ():
+        parts = GROUPS[group]
+        if module in parts:
+            before = parts[: parts.index(module)]
+            name, first = whole, sum(spec.shapes.dims[MODULE_ID[part]][1] for part in before)
+    return f"layers.{layer}.{block}.{name}.weight", first
 
 
 def module_names(spec: ModelSpec) -> tuple[str, ...]:

@@ -56,11 +56,13 @@ class PairTensors(Struct, frozen=True):
     a: TensorRef
     b: TensorRef
     bias: TensorRef | None = None  # lora_bias
+    magnitude: TensorRef | None = None  # DoRA
 
     @property
     def every(self) -> tuple[TensorRef, ...]:
         """Those that are there."""
-        return tuple(ref for ref in (self.a, self.b, self.bias) if ref is not None)
+        found = (self.a, self.b, self.bias, self.magnitude)
+        return tuple(ref for ref in found if ref is not None)
 
 
 class AdapterManifest(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from engine.adapters.movements import Movements
 from engine.adapters.revision import Drain, PendingLoad, Revision
 from engine.adapters.states import State
+from engine.layout import stream_id
 from engine.messages import AddRevision, Evict, Load, RemoveRevision, SetRevision
 
 AdapterCommand = AddRevision | RemoveRevision | Load | Evict | SetRevision
@@ -17,15 +18,22 @@ AdapterCommand = AddRevision | RemoveRevision | Load | Evict | SetRevision
 class Orders:
     """Carries commands out on `movements`.
 
-    `layout`, if not "", is what packed files must have; `max_rank`, if not 0, what is served.
+    `layout`, if not "", is what packed files must have, with `base` for those that depend on the
+    base's weights; `max_rank`, if not 0, what is served.
     """
 
     def __init__(
-        self, movements: Movements, layout: str, max_rank: int, clock: Callable[[], float]
+        self,
+        movements: Movements,
+        layout: str,
+        base: str,
+        max_rank: int,
+        clock: Callable[[], float],
     ) -> None:
         self._moves = movements
         self._journal = movements.journal
         self._layout = layout
+        self._base = base
         self._max_rank = max_rank
         self._clock = clock
 
@@ -45,11 +53,12 @@ class Orders:
 
     def _add(self, command: AddRevision) -> None:
         manifest, known = command.manifest, self._moves.revisions
-        if self._layout and manifest.layout != self._layout:
+        wanted = stream_id(self._layout, self._base, manifest.modules)
+        if self._layout and manifest.layout != wanted:
             self._journal.answer(
                 command.command_id,
                 "load_failed",
-                f"packed for layout {manifest.layout}, this engine reads {self._layout}",
+                f"packed for layout {manifest.layout}, this engine reads {wanted}",
             )
             return
         if self._max_rank and manifest.max_rank > self._max_rank:

@@ -2,8 +2,11 @@
 
 Goes in: the folder, its manifest and a block layout.  Comes out: a file of exactly num_blocks x
 block_bytes, in which every row lies where `layout.place` says, in the arena's dtype; and the
-PackedManifest that the engine is told.  One tensor is in memory at a time.  The file appears under
+PackedManifest that the engine is told.  One module is in memory at a time.  The file appears under
 its name only when it is whole and on disk.  numpy alone: no torch, so the process starts quickly.
+
+Where a module has a gain (DoRA), the base's weights are read too, module by module: the file is
+for these weights alone then, and its name and layout say so (`layout.stream_id`).
 
     python -m engine.adapters.pack --folder F --model BASE --block-size 16 --dtype float32 --out DIR
 
@@ -13,68 +16,58 @@ stdout has one object {"reason", "message", "hint"}, and the status is 8 (the ad
 """
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.adapters.adapter_folder import AdapterFolder
-from engine.adapters.manifest import (
-    WEIGHTS_FILE,
-    AdapterManifest,
-    Limits,
-    PairTensors,
-    TensorRef,
-)
+from engine.adapters.manifest import WEIGHTS_FILE, AdapterManifest, Limits
 from engine.adapters.peft import inspect, revision_digest
-from engine.adapters.value_scan import read_exactly
+from engine.adapters.rows import AdapterRows, BaseRows, Words
 from engine.errors import AdapterInvalid, EngineError
-from engine.layout import ITEMSIZE, MODULE_ID, BlockLayout, PlacedModule, RowRun, place
+from engine.layout import ITEMSIZE, BlockLayout, Placement, RowRun, place, stream_id
 from engine.messages import PackedManifest
+from engine.models.base_files import BaseFiles
 from engine.models.spec import read_spec
 
 EXIT_FAILED, EXIT_INVALID, EXIT_NO_ROOM = 1, 8, 9
 #: Packing must not take the cores from serving.
 NICENESS = 10
 
-Words = NDArray[Any]
-
-_FILE_WORDS = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
-_OWN_DTYPE = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-
 
 def pack_folder(
-    folder: Path, manifest: AdapterManifest, layout: BlockLayout, out_dir: Path, rev: str
+    folder: Path,
+    manifest: AdapterManifest,
+    layout: BlockLayout,
+    out_dir: Path,
+    rev: str,
+    *,
+    base: BaseRows | None = None,
 ) -> PackedManifest:
-    """Write the packed file of `manifest` into `out_dir`, replacing one that is there.  Raises
-    AdapterInvalid, or OSError from writing; in either case nothing is left behind."""
-    _sweep(out_dir, layout)
+    """Write the packed file of `manifest` into `out_dir`, replacing one that is there.  `base` may
+    be left out where no module has a gain.  Raises AdapterInvalid, or OSError from writing; in
+    either case nothing is left behind."""
     placement = place(manifest.modules, layout)
-    size = placement.num_blocks * layout.block_bytes
-    final = out_dir / f"packed-{layout.id}.bin"
+    stream = stream_id(layout.id, base.id if base is not None else "", manifest.modules)
+    final = out_dir / f"packed-{stream}.bin"
+    _sweep(final)
     # The process id keeps two packers of the same revision out of each other's file.
     staged = out_dir / f"{final.name}.{os.getpid()}.tmp"
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     out = os.open(staged, flags, 0o640)
     try:
         # Reserved at once, so that a full disk is noticed before any work; reserved bytes are zero.
-        os.posix_fallocate(out, 0, size)
+        os.posix_fallocate(out, 0, placement.num_blocks * layout.block_bytes)
         with AdapterFolder(folder) as opened:
             source = opened.open(WEIGHTS_FILE)
             try:
-                for placed, tensors in zip(placement.modules, manifest.tensors, strict=True):
-                    d_in, _ = layout.shapes.dims[MODULE_ID[placed.module]]
-                    rows_a = _load(source, tensors.a, (placed.rank, d_in), layout.dtype)
-                    _write(out, rows_a, placed.a, layout.block_bytes)
-                    _write(
-                        out, _b_rows(source, tensors, placed, layout), placed.b, layout.block_bytes
-                    )
+                _write_stream(out, placement, manifest, AdapterRows(source, layout, base))
             finally:
                 os.close(source)
         os.fsync(out)
@@ -88,7 +81,7 @@ def pack_folder(
     return PackedManifest(
         rev=rev,
         path=str(final.absolute()),
-        layout=layout.id,
+        layout=stream,
         num_blocks=placement.num_blocks,
         true_bytes=placement.true_bytes,
         max_rank=manifest.rank,
@@ -97,42 +90,12 @@ def pack_folder(
     )
 
 
-def _b_rows(fd: int, tensors: PairTensors, placed: PlacedModule, layout: BlockLayout) -> Words:
-    """(rank and what lies behind, d_out), as `PlacedModule.b` wants them."""
-    _, d_out = layout.shapes.dims[MODULE_ID[placed.module]]
-    rows = [_load(fd, tensors.b, (d_out, placed.rank), layout.dtype).T]
-    if tensors.bias is not None:
-        rows.append(_load(fd, tensors.bias, (d_out,), layout.dtype)[None])
-    return np.concatenate(rows) if len(rows) > 1 else rows[0]
-
-
-def _load(fd: int, ref: TensorRef, shape: tuple[int, ...], dtype: str) -> Words:
-    """One tensor in the arena's dtype; bfloat16 as its bits."""
-    if ref.shape != shape:
-        raise AdapterInvalid(
-            "E_SHAPE",
-            f"{ref.name} is {list(ref.shape)}, the layout wants {list(shape)}",
-            hint="pack with the base model that the adapter was inspected for",
-        )
-    data = read_exactly(fd, ref.begin, memoryview(bytearray(ref.end - ref.begin)))
-    words = np.frombuffer(data, _FILE_WORDS[ref.dtype]).reshape(shape)
-    return convert(words, _OWN_DTYPE[ref.dtype], dtype)
-
-
-def convert(words: Words, source: str, target: str) -> Words:
-    """Round once, to nearest, ties to even.  bfloat16 is carried as uint16.  Values are finite:
-    inspection refused the others."""
-    if source == target:
-        return words
-    if source == "bfloat16":
-        single = (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    else:
-        single = words.astype(np.float32)
-    if target == "bfloat16":
-        bits = single.view(np.uint32)
-        odd = (bits >> np.uint32(16)) & np.uint32(1)
-        return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
-    return single if target == "float32" else single.astype(np.float16)
+def _write_stream(
+    out: int, placement: Placement, manifest: AdapterManifest, rows: AdapterRows
+) -> None:
+    for placed, tensors in zip(placement.modules, manifest.tensors, strict=True):
+        _write(out, rows.a(placed, tensors), placed.a, rows.layout.block_bytes)
+        _write(out, rows.b(placed, tensors), placed.b, rows.layout.block_bytes)
 
 
 def _write(fd: int, rows: Words, run: RowRun, block_bytes: int) -> None:
@@ -151,9 +114,9 @@ def _write_all(fd: int, data: memoryview, at: int) -> None:
         data, at = data[count:], at + count
 
 
-def _sweep(out_dir: Path, layout: BlockLayout) -> None:
+def _sweep(final: Path) -> None:
     """Remove what packers left that were killed: their process is gone, their file is not."""
-    for path in out_dir.glob(f"packed-{layout.id}.bin.*.tmp"):
+    for path in final.parent.glob(f"{final.name}.*.tmp"):
         if not Path("/proc", path.name.split(".")[-2]).exists():
             path.unlink(missing_ok=True)
 
@@ -212,7 +175,11 @@ def _pack(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayout]:
     layout = spec.block_layout(block_size=options.block_size, dtype=options.dtype)
     manifest = inspect(options.folder, spec, limits, served_dtype=options.dtype)
     rev = revision_digest(options.folder, manifest)
-    return pack_folder(options.folder, manifest, layout, options.out, rev), layout
+    with contextlib.ExitStack() as stack:
+        base = None
+        if any(module.gain for module in manifest.modules):
+            base = BaseRows(stack.enter_context(BaseFiles(options.model)), spec)
+        return pack_folder(options.folder, manifest, layout, options.out, rev, base=base), layout
 
 
 def _fail(status: int, reason: str, message: str, hint: str) -> int:

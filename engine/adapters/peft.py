@@ -99,7 +99,7 @@ def inspect(
 
 
 def _check_shapes(pairs: tuple[Pair, ...], spec: ModelSpec, limits: Limits) -> None:
-    """A is [r, d_in], B is [d_out, r], a bias is [d_out], all of a float dtype."""
+    """A is [r, d_in], B is [d_out, r], all else is [d_out], all of a float dtype."""
     _refuse_shards(pairs)
     wrong = []
     for pair in pairs:
@@ -165,8 +165,8 @@ def _scale(
                 "put the config of the same training run beside the weights",
             )
         scaling = rule.scaling(pair.name, rank)
-        bias = pair.tensors.bias is not None
-        modules.append(PackedModule(pair.layer, pair.module, rank, scaling, bias))
+        bias, gain = pair.tensors.bias is not None, pair.tensors.magnitude is not None
+        modules.append(PackedModule(pair.layer, pair.module, rank, scaling, bias, gain))
     if len(unsaid) > 1:
         raise refuse(
             "E_RANK_MISMATCH",
@@ -183,11 +183,15 @@ def _scan(
     fd: int, pairs: tuple[Pair, ...], modules: tuple[PackedModule, ...], served_dtype: str
 ) -> list[str]:
     """Look at every byte; warn of an adapter that adds nothing."""
-    scanner = Scanner(fd, served_dtype)
+    scanner, unserved = Scanner(fd, served_dtype), Scanner(fd, "auto")
     idle = True
     for pair, module in zip(pairs, modules, strict=True):
-        a_zero, b_zero, *rows_zero = (scanner.is_zero(ref) for ref in pair.tensors.every)
-        idle &= ((a_zero or b_zero) and all(rows_zero)) or module.scaling == 0.0
+        held = pair.tensors
+        served = [scanner.is_zero(ref) for ref in (held.a, held.b, held.bias) if ref is not None]
+        idle &= (any(served[:2]) and all(served[2:])) or module.scaling == 0.0
+        if held.magnitude is not None:  # no magnitude is served, but what it is to a norm
+            unserved.is_zero(held.magnitude)
+            idle = False
     return ["this adapter changes nothing: every lora_B (or scaling) is zero"] if idle else []
 
 

@@ -62,6 +62,7 @@ _READ = frozenset(
         "alpha_pattern",
         "init_lora_weights",
         "lora_bias",
+        "use_dora",
     ]
 )
 
@@ -71,7 +72,6 @@ _PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _RETRAIN = "train or convert it as plain LoRA"
 #: field -> (code, what it means, hint), refused unless the value is neutral.
 _VARIETIES: dict[str, tuple[str, str, str]] = {
-    "use_dora": ("E_DORA", "DoRA", _RETRAIN + ": use_dora=False"),
     "alora_invocation_tokens": (
         "E_ALORA",
         "an activated LoRA, which acts only after its invocation tokens",
@@ -112,6 +112,7 @@ class LoraSettings:
     target_modules: list[str] | str | None
     modules_to_save: tuple[str, ...]
     lora_bias: bool = False
+    dora: bool = False
     budget: Budget = field(default_factory=Budget, compare=False)
 
     @property
@@ -126,7 +127,8 @@ class LoraSettings:
             "alpha_pattern": [list(pair) for pair in self.alpha_pattern],
         }
         # Absent where false: what was registered before they were served keeps its revision.
-        return known | ({"lora_bias": True} if self.lora_bias else {})
+        later = {"lora_bias": self.lora_bias, "use_dora": self.dora}
+        return known | {name: True for name, value in later.items() if value}
 
 
 def parse_config(data: bytes, limits: Limits) -> LoraSettings:
@@ -151,7 +153,14 @@ def parse_config(data: bytes, limits: Limits) -> LoraSettings:
         target_modules=_targets(config.get("target_modules")),
         modules_to_save=_names(config.get("modules_to_save")),
         lora_bias=_flag(config, "lora_bias"),
+        dora=_flag(config, "use_dora"),
     )
+    if settings.lora_bias and settings.dora:  # PEFT refuses the pair too
+        raise refuse(
+            "E_LORA_BIAS",
+            "both lora_bias and use_dora are set",
+            _RETRAIN + " with one of the two",
+        )
     return settings
 
 

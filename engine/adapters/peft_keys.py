@@ -54,7 +54,6 @@ _KINDS: dict[str, tuple[str, str]] = {
         "LoRA on MoE experts, the base is dense",
         "serve it on the mixture-of-experts base that it was trained on",
     ),
-    "E_DORA": ("DoRA magnitudes", "train or convert it as plain LoRA: use_dora=False"),
     "E_EMBEDDING_LORA": ("LoRA on the embedding", "train without the embedding as a target"),
     "E_HEAD_LORA": ("LoRA on the output head", "train without lm_head as a target"),
     "E_TRAINABLE_TOKENS": ("trained token rows", "train without trainable_token_indices"),
@@ -90,7 +89,14 @@ class Pair:
 
 
 #: What a module's tensors can be, and how each is called in a message.
-_SIDES = {"A": "lora_A", "B": "lora_B", "bias": "lora_B.bias"}
+_SIDES = {
+    "A": "lora_A",
+    "B": "lora_B",
+    "bias": "lora_B.bias",
+    "magnitude": "lora_magnitude_vector",
+}
+_FACTORS = ("lora_A", "lora_B", "lora_magnitude_vector")
+_ENDINGS = {"lora_A.weight": "A", "lora_B.weight": "B", "lora_B.bias": "bias"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ def _classify(ref: TensorRef) -> _Factor | str | None:
     segments = [s for s in ref.name.split(".") if s not in _WRAPPERS]
     while segments[:2] == ["base_model", "model"]:
         del segments[:2]
-    place = next((i for i, s in enumerate(segments) if s in ("lora_A", "lora_B")), None)
+    place = next((i for i, s in enumerate(segments) if s in _FACTORS), None)
     if place is None:
         return _kind_without_factor(ref.name, segments)
     path, tail = segments[:place], segments[place + 1 :]
@@ -133,13 +139,13 @@ def _classify(ref: TensorRef) -> _Factor | str | None:
         return "E_HEAD_LORA"
     if path and path[-1] in _EMBEDDINGS:
         return "E_EMBEDDING_LORA"
-    side = {"lora_A weight": "A", "lora_B weight": "B", "lora_B bias": "bias"}.get(
-        f"{segments[place]} {tail[-1] if tail else ''}"
-    )
-    if side is None or len(tail) > 2:
+    if segments[place] == "lora_magnitude_vector":
+        side, names = "magnitude", tail[:-1] if tail[-1:] == ["weight"] else tail
+    else:
+        side, names = _ENDINGS.get(".".join((segments[place], *tail[-1:])), ""), tail[:-1]
+    if not side or len(names) > 1:
         return "E_UNKNOWN_TENSOR"
-    adapter = tail[0] if len(tail) == 2 else None
-    return _Factor(ref, side, ".".join(path), adapter)
+    return _Factor(ref, side, ".".join(path), names[0] if names else None)
 
 
 def _kind_without_factor(name: str, segments: list[str]) -> str | None:
@@ -162,11 +168,10 @@ _MARKS: tuple[tuple[str | None, frozenset[str]], ...] = (
     (None, _BUFFERS),
     ("E_VISION", _VISION),
     ("E_MOE", _EXPERTS),
-    ("E_DORA", frozenset(("lora_magnitude_vector", "dora_scale"))),
     ("E_EMBEDDING_LORA", frozenset(("lora_embedding_A", "lora_embedding_B"))),
     ("E_TRAINABLE_TOKENS", frozenset(("trainable_tokens_delta", "token_adapter"))),
     ("E_MLX", frozenset(("lora_a", "lora_b"))),
-    ("E_KOHYA", frozenset(("lora_down", "lora_up"))),
+    ("E_KOHYA", frozenset(("lora_down", "lora_up", "dora_scale"))),
     ("E_PEFT_TYPE", frozenset(("lora_E", "ranknum"))),
     ("E_KASA", frozenset(("lora_diag",))),
     ("E_MONTECLORA", frozenset(("lora_monteclora_sampler",))),
@@ -198,7 +203,12 @@ def _refuse_resized(ref: TensorRef, spec: ModelSpec) -> None:
 
 
 def _refuse_mixture(factors: list[_Factor]) -> None:
-    names = sorted({factor.adapter or "(none)" for factor in factors})
+    # Old versions left the name in magnitudes alone.
+    marked = {f.adapter for f in factors if f.side == "magnitude" and f.adapter}
+    plain = {f.adapter for f in factors if f.side != "magnitude"}
+    if len(marked) == 1 and plain == {None}:
+        return
+    names = sorted(name or "(none)" for name in marked | plain)
     if len(names) > 1:
         raise refuse(
             "E_MIXED_ADAPTERS",
@@ -253,8 +263,8 @@ def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
 
 
 def _tensors(sides: dict[str, _Factor]) -> PairTensors:
-    bias = sides["bias"].ref if "bias" in sides else None
-    return PairTensors(sides["A"].ref, sides["B"].ref, bias)
+    refs = {side: factor.ref for side, factor in sides.items()}
+    return PairTensors(refs["A"], refs["B"], refs.get("bias"), refs.get("magnitude"))
 
 
 def _refuse_unmatched(

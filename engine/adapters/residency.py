@@ -27,7 +27,8 @@ BASE_PRIORITY = 50
 
 
 class Residency:
-    """See the module.  `block_bytes` is the pool's; `layout`, `max_rank` bound files if given."""
+    """See the module.  `block_bytes` is the pool's; `layout`, `base` and `max_rank` bound files if
+    they are given."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Residency:
         block_bytes: int,
         bytes_in_flight: int,
         layout: str = "",
+        base: str = "",
         max_rank: int = 0,
     ) -> None:
         self.slots = slots
@@ -60,7 +62,7 @@ class Residency:
         )
         self._moves = Movements(self._loader, self._journal, clock)
         self._revisions = self._moves.revisions
-        self._orders = Orders(self._moves, layout, max_rank, clock)
+        self._orders = Orders(self._moves, layout, base, max_rank, clock)
         room.bind(self)
 
     def command(self, command: AdapterCommand) -> None:

@@ -6,6 +6,7 @@ is `models/spec.py`.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,9 @@ NEUTRAL = {
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MISSING: Any = object()
 #: A safetensors header is a few MB at most; more is a broken file.
-_MAX_HEADER_BYTES = 100 << 20
+MAX_HEADER_BYTES = 100 << 20
+#: What leads to the text model in a tensor's name, in whatever order a file has it.
+_TO_TEXT_MODEL = re.compile(r"^(?:(?:model|language_model)\.)*")
 
 
 class Fields:
@@ -150,7 +153,7 @@ def weights_dtype(folder: Path) -> str:
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size)) if size <= _MAX_HEADER_BYTES else {}
+            header = json.loads(file.read(size)) if size <= MAX_HEADER_BYTES else {}
         tensors = {k: v["dtype"] for k, v in header.items() if k != "__metadata__"}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
@@ -158,6 +161,11 @@ def weights_dtype(folder: Path) -> str:
         raise ConfigError(f"{path} holds no tensors")
     embedding = [d for name, d in tensors.items() if name.endswith("embed_tokens.weight")]
     return str((embedding or list(tensors.values()))[0])
+
+
+def text_name(name: str) -> str:
+    """A published tensor's name from the text model on: what places are called in the engine."""
+    return _TO_TEXT_MODEL.sub("", name, count=1)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -6,7 +6,6 @@ never held twice.  Every tensor has to be asked for and every place has to be fi
 model family.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import ConfigError, ModelUnsupported
-from engine.models.hf_config import weight_files
+from engine.models.hf_config import text_name, weight_files
 
-_TO_TEXT_MODEL = re.compile(r"^(?:(?:model|language_model)\.)*")
 _READABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -62,6 +60,6 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - the handle is no mapping
-                    yield _TO_TEXT_MODEL.sub("", name, count=1), file.get_tensor(name)
+                    yield text_name(name), file.get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None

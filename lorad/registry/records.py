@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.adapters.states import State
-from engine.messages import PackedManifest, PackedModule
+from engine.layout import stream_id
+from engine.messages import EngineInfo, PackedManifest, PackedModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +40,23 @@ class RevisionRecord:
     packed: Mapping[str, PackedRecord] = field(default_factory=dict)  # by layout
     created_at: float = 0.0
 
-    def packed_manifest(self, layout: str) -> PackedManifest | None:
-        """What the engine needs to know of it; None until it is packed for `layout`."""
-        packed = self.packed.get(layout)
+    def stream(self, info: EngineInfo) -> str:
+        """What its packed file for that engine is called by."""
+        return stream_id(info.layout, info.base, self.modules)
+
+    def packed_for(self, info: EngineInfo | None) -> PackedRecord | None:
+        """Its packed file for that engine, if there is one."""
+        return self.packed.get(self.stream(info)) if info is not None else None
+
+    def packed_manifest(self, info: EngineInfo) -> PackedManifest | None:
+        """What that engine needs to know of it; None until it is packed for it."""
+        packed = self.packed_for(info)
         if packed is None:
             return None
         return PackedManifest(
             rev=self.rev,
             path=packed.path,
-            layout=layout,
+            layout=packed.layout,
             num_blocks=packed.num_blocks,
             true_bytes=packed.true_bytes,
             max_rank=self.rank,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from engine.adapters.states import STORED, State
-from engine.messages import RevisionStatus
+from engine.messages import EngineInfo, RevisionStatus
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.lifecycle import shown_state
@@ -26,7 +26,7 @@ _HELD = (State.LOADING, State.ACTIVE, State.IDLE, State.DRAINING)
 
 
 class Listing:
-    """`layout` names the engine's layout, "" before it is known."""
+    """`info` is the running engine's, None before it is known."""
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class Listing:
         picture: Picture,
         events: EventRing,
         *,
-        layout: Callable[[], str],
+        info: Callable[[], EngineInfo | None],
     ) -> None:
         self._names, self._picture, self._events = names, picture, events
         self._registry: Registry = names.registry
         self._catalog: Catalog = names.catalog
-        self._layout = layout
+        self._info = info
 
     def page(
         self,
@@ -166,7 +166,7 @@ class Listing:
     def _revision(self, record: RevisionRecord | None) -> wire.Revision | None:
         if record is None:
             return None
-        packed = record.packed.get(self._layout())
+        packed = record.packed_for(self._info())
         return wire.Revision(
             rev=record.rev,
             rank=record.rank,
@@ -188,7 +188,7 @@ class Listing:
         """Whole blocks once it is packed, its file's bytes before."""
         if revision is None:
             return None
-        packed = revision.packed.get(self._layout())
+        packed = revision.packed_for(self._info())
         snapshot = self._picture.snapshot
         if packed is None or snapshot is None:
             return revision.file_bytes

@@ -58,7 +58,7 @@ class PinRoom:
     def _blocks(self, record: RevisionRecord) -> int:
         info = self._link.info
         assert info is not None
-        packed = record.packed.get(info.layout)
+        packed = record.packed_for(info)
         return packed.num_blocks if packed else self._estimate(record.file_bytes)
 
     def _estimate(self, file_bytes: int) -> int:

@@ -111,15 +111,15 @@ class Revisions:
         record = self._registry.revision(rev)
         if record is None:
             raise LoradError("not_found", f"revision {rev[:12]} is not registered")
-        manifest = record.packed_manifest(info.layout)
+        manifest = record.packed_manifest(info)
         if manifest is not None and _is_whole(manifest, info):
             return manifest
         if not self._intake.store.has(rev):
             await self.on_missing(rev)
             raise LoradError("load_failed", f"the files of {rev[:12]} are gone from the store")
-        manifest = await self._intake.pack(rev, info.layout)
+        manifest = await self._intake.pack(rev, record.stream(info))
         recorded = self._registry.record_packed(
-            rev, info.layout, num_blocks=manifest.num_blocks, true_bytes=manifest.true_bytes
+            rev, manifest.layout, num_blocks=manifest.num_blocks, true_bytes=manifest.true_bytes
         )
         try:
             await asyncio.wrap_future(recorded)

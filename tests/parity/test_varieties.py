@@ -10,15 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from engine.adapters.pack import pack_folder
 from engine.adapters.peft import inspect, revision_digest
+from engine.adapters.rows import BaseRows
 from engine.config import EngineConfig
 from engine.engine import Engine, Generation
-from engine.messages import SamplingParams
+from engine.errors import LoadFailed
+from engine.layout import stream_id
+from engine.messages import PackedManifest, SamplingParams
+from engine.models.base_files import BaseFiles
 from engine.models.spec import read_spec
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -70,12 +75,24 @@ VARIETIES: dict[str, dict[str, Variety]] = {
         "lora_bias everywhere": Variety(
             {"target_modules": ALL, "lora_bias": True, "use_rslora": True}, merges=False
         ),
+        "dora": Variety({"target_modules": ALL, "use_dora": True}),
+        "dora by patterns": Variety(
+            {
+                "target_modules": ["q_proj", "o_proj", "down_proj"],
+                "use_dora": True,
+                "use_rslora": True,
+                "rank_pattern": {"o_proj": 7},
+                "alpha_pattern": {"q_proj": 1},
+            }
+        ),
+        "dora in bf16": Variety({"target_modules": QKV, "use_dora": True}, HALF),
         "lora_bias in bf16": Variety(
             {"target_modules": QKV, "lora_bias": True, "rank_pattern": {"k_proj": 3}}, HALF
         ),
     },
     "Phi3": {
         "fused": Variety({"target_modules": FUSED, "rank_pattern": {"qkv_proj": 6}}),
+        "fused dora": Variety({"target_modules": FUSED, "use_dora": True, "r": 3}),
         "fused lora_bias": Variety({"target_modules": FUSED, "lora_bias": True}, merges=False),
     },
 }
@@ -92,6 +109,7 @@ class Zoo:
     expected: dict[str, list[Tensor]]  # by adapter, "" = base; logprobs of each prompt's tokens
     merged: dict[str, Tensor]  # of the first prompt
     revs: dict[str, str | None]
+    packed: dict[str, PackedManifest] = field(default_factory=dict)
 
     def ask(self, *work: tuple[int, str]) -> list[Generation]:
         """All of (prompt, adapter) in one batch."""
@@ -160,6 +178,25 @@ def zoos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Zoo]]:
         zoo.engine.close()
 
 
+@pytest.mark.parametrize("name", ["plain", "dora"])
+def test_what_was_packed_for_other_weights_of_the_same_shape_is_not_taken(
+    name: str, zoos: dict[str, Zoo]
+) -> None:
+    """A plain adapter is the same on every base; a gain is not."""
+    zoo = zoos["Qwen2"]
+    other = msgspec.structs.replace(
+        zoo.packed[name],
+        rev="f" * 64,
+        layout=stream_id(zoo.engine.info.layout, "0" * 12, zoo.packed[name].modules),
+    )
+    if name == "plain":
+        zoo.engine.add_adapter(other)
+        zoo.engine.remove_adapter(other.rev)
+        return
+    with pytest.raises(LoadFailed, match="packed for layout"):
+        zoo.engine.add_adapter(other)
+
+
 def make_zoo(base: str, root: Path) -> Zoo:
     model = make_base(base, root / "base")
     engine = Engine(
@@ -184,7 +221,12 @@ def make_zoo(base: str, root: Path) -> Zoo:
         manifest = inspect(root / name, spec)
         rev = revision_digest(root / name, manifest)
         (root / rev).mkdir()
-        engine.add_adapter(pack_folder(root / name, manifest, layout, root / rev, rev))
+        with BaseFiles(root / "base") as files:
+            packed = pack_folder(
+                root / name, manifest, layout, root / rev, rev, base=BaseRows(files, spec)
+            )
+        engine.add_adapter(packed)
+        zoo.packed[name] = packed
         zoo.revs[name] = rev
     return zoo
 

@@ -67,14 +67,19 @@ def pair(path: str, a: tuple[int, ...], b: tuple[int, ...]) -> Spoil:
     return spoil
 
 
-def biased(shape: tuple[int, ...] = (64,), dtype: str = "F32", **fields: Any) -> Spoil:
-    """A bias on q_proj alone, and these fields of the config."""
+def besides(name: str, shape: tuple[int, ...] = (64,), dtype: str = "F32", **fields: Any) -> Spoil:
+    """A tensor more of q_proj alone, and these fields of the config."""
 
     def spoil(draft: Any) -> None:
         draft.config |= fields
-        draft.add(f"{Q}.lora_B.bias", *shape, dtype=dtype)
+        draft.add(f"{Q}.{name}", *shape, dtype=dtype)
 
     return spoil
+
+
+def twice(name: str) -> Spoil:
+    """The tensor of two adapters."""
+    return lambda draft: [draft.add(f"{Q}.{name}.{adapter}", 64) for adapter in ("one", "two")]
 
 
 def value(bits: int, dtype: str) -> Spoil:
@@ -184,21 +189,35 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
         ("E_INIT", config(init_lora_weights=word), (str(word),))
         for word in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "new", 1, {})
     ],
-    ("E_DORA", config(use_dora=True), ("use_dora",)),
-    ("E_DORA", add(f"{Q}.lora_magnitude_vector", 64), ("lora_magnitude_vector [64]",)),
-    ("E_DORA", add(f"{Q}.lora_magnitude_vector.default.weight", 64), ("lora_magnitude_vector",)),
+    ("E_DORA", add(f"{Q}.lora_magnitude_vector", 64), ("use_dora is not set", "magnitude_vector")),
+    ("E_HALF_PAIR", config(use_dora=True), ("use_dora is set", "no magnitude", "q_proj")),
+    ("E_HALF_PAIR", besides("lora_magnitude_vector", use_dora=True), ("magnitude", "up_proj")),
+    ("E_SHAPE", besides("lora_magnitude_vector", (1, 64), use_dora=True), ("is [1, 64]",)),
+    ("E_DTYPE", besides("lora_magnitude_vector", dtype="F64", use_dora=True), ("F64",)),
+    ("E_UNKNOWN_TENSOR", add(f"{Q}.lora_magnitude_vector.a.b.weight", 64), ("a.b.weight",)),
+    ("E_MIXED_ADAPTERS", twice("lora_magnitude_vector"), ("belong to", "one", "two")),
+    ("E_KOHYA", add(f"{Q}.dora_scale", 64), ("dora_scale",)),
+    ("E_LORA_BIAS", config(use_dora=True, lora_bias=True), ("both",)),
     ("E_ALORA", config(alora_invocation_tokens=[1, 2]), ("[1, 2]",)),
     ("E_ALORA", config(alora_invocation_tokens=[]), ("[]",)),
     ("E_QALORA", config(use_qalora=True), ("use_qalora",)),
     ("E_LORA_BIAS", add(f"{Q}.lora_B.bias", 64), ("not set", "q_proj.lora_B.bias")),
     ("E_CONFIG_VALUE", config(lora_bias="all"), ("lora_bias is all",)),
     ("E_UNKNOWN_TENSOR", add(f"{Q}.lora_A.bias", 4), ("lora_A.bias",)),
-    ("E_HALF_PAIR", biased(lora_bias=True), ("no lora_B.bias", "up_proj")),
-    ("E_HALF_PAIR", lambda d: (biased()(d), d.tensors.pop(f"{Q}.lora_A.weight")), ("no lora_A",)),
-    ("E_SHAPE", biased(shape=(65,), lora_bias=True), ("bias is [65]", "wanted [64]")),
-    ("E_SHAPE", biased(shape=(64, 1), lora_bias=True), ("bias is [64, 1]", "wanted [64]")),
-    ("E_SHAPE", biased(shape=(0,), lora_bias=True), ("bias is [0]",)),
-    ("E_DTYPE", biased(dtype="F64", lora_bias=True), ("bias has dtype F64",)),
+    ("E_HALF_PAIR", besides("lora_B.bias", lora_bias=True), ("no lora_B.bias", "up_proj")),
+    (
+        "E_HALF_PAIR",
+        lambda d: (besides("lora_B.bias")(d), d.tensors.pop(f"{Q}.lora_A.weight")),
+        ("no lora_A",),
+    ),
+    ("E_SHAPE", besides("lora_B.bias", (65,), lora_bias=True), ("bias is [65]", "wanted [64]")),
+    (
+        "E_SHAPE",
+        besides("lora_B.bias", (64, 1), lora_bias=True),
+        ("bias is [64, 1]", "wanted [64]"),
+    ),
+    ("E_SHAPE", besides("lora_B.bias", (0,), lora_bias=True), ("bias is [0]",)),
+    ("E_DTYPE", besides("lora_B.bias", dtype="F64", lora_bias=True), ("bias has dtype F64",)),
     ("E_MIXED_ADAPTERS", add(f"{Q}.lora_B.other.bias", 64), ("other", "(none)")),
     ("E_BIAS", add(f"{Q}.bias", 64), ("q_proj.bias",)),
     ("E_BIAS", add(f"{Q}.base_layer.bias", 64), ("base_layer.bias",)),

@@ -1,4 +1,4 @@
-"""What stands beside A and B: biases, their names, and whether the config speaks of them."""
+"""What stands beside A and B: biases and magnitudes, and whether the config speaks of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +10,7 @@ import torch
 
 from engine.adapters.pack import pack_folder
 from engine.adapters.peft import inspect, revision_digest
+from engine.errors import AdapterInvalid
 from engine.layout import place
 from engine.models.spec import ModelSpec
 
@@ -105,3 +106,40 @@ def test_a_bias_decides_the_revision_and_a_plain_adapter_keeps_its_own(
     assert rev(pair(Q)) == rev(pair(Q), lora_bias=False)
     both = pair(Q) | biases(q_proj=64)
     assert rev(both, lora_bias=True) != rev(pair(Q), lora_bias=True)
+
+
+MAGNITUDES = ["", ".weight", ".default", ".default.weight"]
+
+
+@pytest.mark.parametrize("ending", MAGNITUDES)
+@pytest.mark.parametrize("name", ["", ".default"])
+def test_magnitudes_are_known_by_all_their_names(
+    ending: str, name: str, make_folder: MakeFolder, pair: MakePair, spec: ModelSpec
+) -> None:
+    if name and "default" not in ending:
+        ending = name + ending
+    tensors = {key.replace(".weight", f"{name}.weight"): t for key, t in pair(Q).items()}
+    tensors[f"base_model.model.{Q}.lora_magnitude_vector{ending}"] = torch.ones(64)
+    (module,) = inspect(make_folder(tensors, use_dora=True), spec).modules
+    assert (module.gain, module.bias, module.b_rows) == (True, False, 6)
+
+
+def test_a_magnitude_is_never_idle_nor_too_large_for_fp16(
+    make_folder: MakeFolder, pair: MakePair, spec: ModelSpec
+) -> None:
+    """It is served as a ratio of two large numbers."""
+    tensors = {key: torch.zeros_like(t) for key, t in pair(Q).items()}
+    tensors[f"base_model.model.{Q}.lora_magnitude_vector"] = torch.full((64,), 1e6)
+    manifest = inspect(make_folder(tensors, use_dora=True), spec, served_dtype="float16")
+    assert manifest.warnings == ()
+
+
+def test_a_magnitude_that_is_not_finite_is_refused(
+    make_folder: MakeFolder, pair: MakePair, spec: ModelSpec
+) -> None:
+    tensors = pair(Q) | {
+        f"base_model.model.{Q}.lora_magnitude_vector": torch.full((64,), torch.inf)
+    }
+    with pytest.raises(AdapterInvalid) as caught:
+        inspect(make_folder(tensors, use_dora=True), spec)
+    assert caught.value.reason == "E_NONFINITE" and "magnitude" in caught.value.message

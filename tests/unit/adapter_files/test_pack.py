@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from engine.adapters import pack
-from engine.adapters.pack import convert, pack_folder, stored_ratio
+from engine.adapters.pack import pack_folder, stored_ratio
 from engine.adapters.peft import inspect
+from engine.adapters.rows import convert
 from engine.errors import AdapterInvalid
 from engine.layout import BlockLayout, RowRun, Shapes, place, stream_order
 from engine.messages import PackedManifest, PackedModule

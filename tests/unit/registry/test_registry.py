@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from engine.adapters.states import State
-from engine.messages import PackedModule
+from engine.messages import EngineInfo, PackedModule
 from lorad.errors import LoradError, RegistryUnusable
 from lorad.registry.queries import decode_modules, encode_modules
-from lorad.registry.records import AdapterRecord, Registered, RevisionRecord
+from lorad.registry.records import AdapterRecord, PackedRecord, Registered, RevisionRecord
 from lorad.registry.registry import Registry
 
 Add = Callable[..., Registered]
@@ -21,6 +21,12 @@ def _get(registry: Registry, name: str) -> AdapterRecord:
     record = registry.get(name)
     assert record is not None
     return record
+
+
+def engine_info(layout: str, base: str = "") -> EngineInfo:
+    """Of an engine of which nothing else matters."""
+    fields = {field: 0 for field in EngineInfo.__struct_fields__}
+    return EngineInfo(**fields | {"layout": layout, "base": base})  # type: ignore[arg-type]
 
 
 def _code(future: Any) -> str:
@@ -194,11 +200,28 @@ def test_a_packed_file_is_sealed_and_found_again(registry: Registry, add: Add) -
     assert path.stat().st_mode & 0o777 == 0o440
     revision = registry.revision(rev)
     assert revision is not None
-    manifest = revision.packed_manifest("abc123")
+    manifest = revision.packed_manifest(engine_info("abc123"))
     assert manifest is not None and manifest.path == str(path)
     assert (manifest.num_blocks, manifest.true_bytes, manifest.max_rank) == (3, 500, 8)
     assert manifest.modules == revision.modules
-    assert revision.packed_manifest("other") is None
+    assert revision.packed_manifest(engine_info("other")) is None
+
+
+def test_a_packed_file_with_gains_is_for_one_base_alone(
+    registry: Registry, revision: Callable[..., RevisionRecord]
+) -> None:
+    plain, dora = (
+        revision("a" * 64, modules=(PackedModule(0, "q_proj", 8, 2.0, gain=gain),))
+        for gain in (False, True)
+    )
+    one, other = engine_info("abc123", base="cafe"), engine_info("abc123", base="beef")
+    assert plain.stream(one) == plain.stream(other) == "abc123"
+    assert len({dora.stream(one), dora.stream(other), "abc123"}) == 3
+    assert registry.store.packed("a" * 64, dora.stream(one)).name == "packed-abc123wcafe.bin"
+    files = {dora.stream(one): PackedRecord(layout="", path="", num_blocks=1, true_bytes=1)}
+    held = dataclasses.replace(dora, packed=files)
+    assert held.packed_for(one) and held.packed_manifest(one)
+    assert held.packed_for(other) is held.packed_for(None) is None
 
 
 def test_biases_and_gains_come_back_with_their_modules() -> None:

@@ -278,7 +278,7 @@ class World:
             check_pin=self.check_pin,
             refresh=self.picture.refresh,
         )
-        self.listing = Listing(self.names, self.picture, self.events, layout=lambda: INFO.layout)
+        self.listing = Listing(self.names, self.picture, self.events, info=lambda: INFO)
         self.inbox = Inbox(
             self.adapters,
             self.names,

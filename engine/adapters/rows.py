@@ -1,0 +1,124 @@
+"""Tensors of an adapter's file as the rows that the packed stream holds.
+
+Goes in: the open weights file, a module's tensors and its place.  Comes out: its A rows and its
+B-wide rows, (rows, width), in the arena's dtype, bfloat16 as its bits.  One module is in memory at
+a time.  Torch-free; knows nothing of where rows lie.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.adapters.fused_base import base_rows
+from engine.adapters.gain import Floats, gain
+from engine.adapters.manifest import FLOAT_DTYPES, PairTensors, TensorRef
+from engine.adapters.reasons import refuse, shown
+from engine.adapters.value_scan import read_exactly
+from engine.layout import MODULE_ID, BlockLayout, PlacedModule
+from engine.models.base_files import BaseFiles
+from engine.models.spec import ModelSpec
+
+Words = NDArray[Any]
+
+_FILE_WORDS = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
+
+
+class BaseRows:
+    """Rows of the base's modules, by our names."""
+
+    def __init__(self, files: BaseFiles, spec: ModelSpec) -> None:
+        self._files = files
+        self._spec = spec
+        self.id = files.id()
+
+    def of(self, layer: int, module: str) -> Callable[[int, int], Floats]:
+        """rows(first, last) of the module's weight, (last - first, d_in)."""
+        name, start = base_rows(layer, module, self._spec)
+        return lambda first, last: self._files.rows(name, start + first, start + last)
+
+
+class AdapterRows:
+    """Rows of one adapter; `base` is needed where a module has a gain."""
+
+    def __init__(self, fd: int, layout: BlockLayout, base: BaseRows | None) -> None:
+        self._fd = fd
+        self.layout = layout
+        self._base = base
+
+    def a(self, placed: PlacedModule, tensors: PairTensors) -> Words:
+        """(rank, d_in)."""
+        d_in, _ = self._dims(placed)
+        return self._served(tensors.a, (placed.rank, d_in))
+
+    def b(self, placed: PlacedModule, tensors: PairTensors) -> Words:
+        """(rank and what lies behind it, d_out)."""
+        _, d_out = self._dims(placed)
+        rows = [self._served(tensors.b, (d_out, placed.rank)).T]
+        if tensors.bias is not None:
+            rows.append(self._served(tensors.bias, (d_out,))[None])
+        if tensors.magnitude is not None:
+            rows.append(self._gain(placed, tensors, tensors.magnitude))
+        return np.concatenate(rows) if len(rows) > 1 else rows[0]
+
+    def _gain(self, placed: PlacedModule, tensors: PairTensors, magnitude: TensorRef) -> Words:
+        """Two rows of which the second is what the first lost in rounding, (2, d_out)."""
+        assert self._base is not None, "a gain needs the base's weights"
+        d_in, d_out = self._dims(placed)
+        dtype = self.layout.dtype
+        exact = gain(
+            self._float32(magnitude, (d_out,)),
+            self._base.of(placed.layer, placed.module),
+            self._float32(tensors.a, (placed.rank, d_in)),
+            self._float32(tensors.b, (d_out, placed.rank)),
+            placed.scaling,
+        )
+        with np.errstate(over="ignore"):
+            high = convert(exact.astype(np.float32), "float32", dtype)
+        kept = convert(high, dtype, "float32")
+        if not np.isfinite(kept).all():
+            raise refuse(
+                "E_DORA",
+                f"{shown(magnitude.name)} gives no finite gain in row"
+                f" {int(np.flatnonzero(~np.isfinite(kept))[0])}: the adapted weight is zero there",
+                "it was probably trained on another base: serve it on that one",
+            )
+        low = convert((exact - kept).astype(np.float32), "float32", dtype)
+        return np.stack((high, low))
+
+    def _served(self, ref: TensorRef, shape: tuple[int, ...]) -> Words:
+        return convert(self._words(ref, shape), FLOAT_DTYPES[ref.dtype], self.layout.dtype)
+
+    def _float32(self, ref: TensorRef, shape: tuple[int, ...]) -> Floats:
+        return convert(self._words(ref, shape), FLOAT_DTYPES[ref.dtype], "float32")
+
+    def _words(self, ref: TensorRef, shape: tuple[int, ...]) -> Words:
+        """One tensor as it is in the file; bfloat16 as its bits."""
+        if ref.shape != shape:
+            raise refuse(
+                "E_SHAPE",
+                f"{shown(ref.name)} is {list(ref.shape)}, the layout wants {list(shape)}",
+                "pack with the base model that the adapter was inspected for",
+            )
+        data = read_exactly(self._fd, ref.begin, memoryview(bytearray(ref.end - ref.begin)))
+        return np.frombuffer(data, _FILE_WORDS[ref.dtype]).reshape(shape)
+
+    def _dims(self, placed: PlacedModule) -> tuple[int, int]:
+        return self.layout.shapes.dims[MODULE_ID[placed.module]]
+
+
+def convert(words: Words, source: str, target: str) -> Words:
+    """Round once, to nearest, ties to even.  bfloat16 is carried as uint16.  Values are finite:
+    inspection refused the others."""
+    if source == target:
+        return words
+    if source == "bfloat16":
+        single = (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        single = words.astype(np.float32)
+    if target == "bfloat16":
+        bits = single.view(np.uint32)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
+    return single if target == "float32" else single.astype(np.float16)
