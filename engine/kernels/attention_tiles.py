@@ -15,7 +15,7 @@ class DecodeTiles(NamedTuple):
 
     keys: int = 64  # of one tile; a multiple of every block size up to 64
     warps: int = 4
-    stages: int = 3  # tiles in flight and at work; each but one takes its room
+    stages: int = 3  # with two nothing is on its way while a tile is worked off
     programs_per_sm: int = 3  # as many as fit: a step's keys are cut into one share for each
     registers: int = 168  # of a thread at most; 0 = as many as it takes
     least: int = 2  # tiles of a share, so that short steps are not cut to crumbs
@@ -28,15 +28,20 @@ class PrefillTiles(NamedTuple):
     rows: int = 128  # query rows x heads of one group
     keys: int = 64
     warps: int = 8
-    stages: int = 3
+    stages: int = 3  # with two nothing is on its way while a tile is worked off
     programs_per_sm: int = 1  # as many as fit
 
 
 #: Rows of the padded product of a decode: the tensor cores' smallest.
 DECODE_ROWS = 16
 #: Steps of at most this many rows take the smaller prefill tile, so that a graph's mixed step of
-#: 512 rows still fills the card.
+#: 512 rows still fills the card.  Of 227 KiB two programs of it leave 1 KiB.
 SMALL_PREFILL = 512
+SMALL_TILES = PrefillTiles(rows=64, keys=64, warps=4, stages=3, programs_per_sm=2)
+#: fp32 of the pieces of a cut sequence that are put together at a time: 32 registers of a thread.
+MERGED = 4096
+#: What the card keeps of a multiprocessor's shared memory for each program on it.
+RESERVED_BYTES = 1024
 #: A whole prompt of at least this many rows goes through cuDNN, padded to a multiple of the step:
 #: cuDNN builds a plan for every length that it has not seen, which takes longer than it saves.
 #: From SDPA_LONG rows on a wider step will do.
@@ -56,14 +61,15 @@ def decode_tiles(group: int, head_dim: int, itemsize: int, shared_bytes: int) ->
         tiles = tiles._replace(keys=16, registers=0, programs_per_sm=2)
 
     def too_large() -> bool:
-        return tiles.programs_per_sm * decode_bytes(tiles, group, head_dim, itemsize) > shared_bytes
+        needed = decode_bytes(tiles, group, head_dim, itemsize)
+        return not _fit(tiles.programs_per_sm, needed, shared_bytes)
 
     while tiles.keys > 16 and too_large():
         tiles = tiles._replace(keys=tiles.keys // 2)
-    while tiles.stages > 2 and too_large():
-        tiles = tiles._replace(stages=tiles.stages - 1)
     while tiles.programs_per_sm > 1 and too_large():
         tiles = tiles._replace(programs_per_sm=tiles.programs_per_sm - 1)
+    while tiles.stages > 2 and too_large():
+        tiles = tiles._replace(stages=tiles.stages - 1)
     return tiles
 
 
@@ -73,9 +79,11 @@ def decode_rows(group: int) -> int:
 
 
 def decode_bytes(tiles: DecodeTiles, group: int, head_dim: int, itemsize: int) -> int:
-    """Shared memory of a program: tiles in flight, the queries, and what is left for the rest."""
-    queries = decode_rows(group) * width_of(head_dim) * itemsize
-    return (tiles.stages - 1) * _tile_bytes(tiles.keys, head_dim, itemsize) + queries + 3072
+    """Shared memory of a program: tiles in flight, the queries, a tile of weights; then pieces."""
+    rows = decode_rows(group)
+    ours = rows * (width_of(head_dim) + tiles.keys) * itemsize
+    flight = (tiles.stages - 1) * _tile_bytes(tiles.keys, head_dim, itemsize)
+    return max(flight + ours, 2 * 4 * MERGED + 4096)
 
 
 def prefill_tiles(
@@ -91,24 +99,31 @@ def prefill_tiles(
 
     `fixed`: the same for any number of rows.
     """
-    width = width_of(head_dim)
-    tiles = PrefillTiles()
-    if fixed or num_rows <= SMALL_PREFILL or width > 128 or itemsize > 2:
-        tiles = PrefillTiles(64, 64 if width <= 128 else 32, 4, 2, 2)
+    small = fixed or num_rows <= SMALL_PREFILL or itemsize > 2
+    tiles = SMALL_TILES if small else PrefillTiles()
+    if width_of(head_dim) > 128:  # registers are short: narrow tiles, and more threads to hold them
+        tiles = tiles._replace(keys=32, warps=8, programs_per_sm=1)
     if itemsize > 2:
-        tiles = tiles._replace(rows=16, keys=16, stages=2)
+        tiles = tiles._replace(rows=16, keys=16)
     tiles = tiles._replace(rows=max(tiles.rows, _power_of_two(group)))
-    while tiles.stages > 2 and prefill_bytes(tiles, head_dim, itemsize) > shared_bytes:
-        tiles = tiles._replace(stages=tiles.stages - 1)
-    while tiles.keys > 16 and prefill_bytes(tiles, head_dim, itemsize) > shared_bytes:
+
+    def too_large() -> bool:
+        needed = prefill_bytes(tiles, head_dim, itemsize)
+        return not _fit(tiles.programs_per_sm, needed, shared_bytes)
+
+    while tiles.programs_per_sm > 1 and too_large():
+        tiles = tiles._replace(programs_per_sm=tiles.programs_per_sm - 1)
+    while tiles.keys > 16 and too_large():
         tiles = tiles._replace(keys=tiles.keys // 2)
+    while tiles.stages > 2 and too_large():
+        tiles = tiles._replace(stages=tiles.stages - 1)
     return tiles
 
 
 def prefill_bytes(tiles: PrefillTiles, head_dim: int, itemsize: int) -> int:
-    """Shared memory of a program: the queries, the tiles in flight, and what is left."""
+    """Shared memory of a program: the queries, the tiles in flight, and a little for sums."""
     queries = tiles.rows * width_of(head_dim) * itemsize
-    return queries + tiles.stages * _tile_bytes(tiles.keys, head_dim, itemsize) + 3072
+    return queries + tiles.stages * _tile_bytes(tiles.keys, head_dim, itemsize) + 512
 
 
 def fits_sdpa(head_dim: int, dtype: torch.dtype) -> bool:
@@ -125,6 +140,11 @@ def sdpa_rows(rows: int) -> int:
 def sdpa_lengths(most: int) -> tuple[int, ...]:
     """What prompts of up to `most` rows are padded to: cuDNN needs a plan for each."""
     return tuple(sorted({sdpa_rows(rows) for rows in range(SDPA_ROWS, most + 1)}))
+
+
+def _fit(programs: int, needed: int, shared_bytes: int) -> bool:
+    """Whether a multiprocessor holds so many, where one may take up to `shared_bytes`."""
+    return programs * (needed + RESERVED_BYTES) <= shared_bytes + RESERVED_BYTES
 
 
 def _tile_bytes(keys: int, head_dim: int, itemsize: int) -> int:

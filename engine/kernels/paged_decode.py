@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels import backend
-from engine.kernels.attention_tiles import decode_rows, width_of
+from engine.kernels.attention_tiles import MERGED, decode_rows, width_of
 from engine.kernels.decode_plan import DecodePlan, first_key
 from engine.kernels.dependent import fetch_ahead, follow_closely
 from engine.kernels.paged_tile import (
@@ -25,9 +25,6 @@ from engine.kernels.paged_tile import (
     score,
     score_factors,
 )
-
-#: fp32 of the pieces that are put together at a time: 32 registers of a thread.
-MERGED = 4096
 
 
 @triton.jit
@@ -70,10 +67,16 @@ def _fetch_first_tiles(
     table = tables + seq.to(tl.int64) * stride_table
     first = first_key(length, WINDOW, TILE)
     column = tl.minimum(tl.arange(0, triton.next_power_of_2(LINES)), LINES - 1) * STEP
+    lane = tl.arange(0, TILE)
     for ahead in tl.static_range(AHEAD):
         key = first + (begin - start + ahead) * TILE
         if begin - start + ahead < stop:
-            ids = block_ids(table, key, length, BLOCK, TILE)
+            ids = tl.load(
+                table + key // BLOCK + lane // BLOCK,
+                mask=key + lane < length,
+                other=0,
+                cache_modifier=".cg",
+            )
             place = places(ids, key, stride_block, stride_key, BLOCK, TILE) + kv_head * DIM
             keys = kv + place[:, None] + column[None, :]
             fetch_ahead(keys)

@@ -1,0 +1,105 @@
+"""The attention kernels compiled for Hopper, on a machine without a card."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from engine.kernels.attention_tiles import decode_bytes, decode_tiles, prefill_bytes, prefill_tiles
+
+#: Stands in for a card when kernels are compiled and launches nothing.
+SCRIPT = """
+import json
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+class NoCard:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+    def get_current_device(self):
+        return 0
+    def get_current_stream(self, device=None):
+        return 0
+
+driver.set_active(NoCard())
+from engine.kernels import attention_device, backend, decode_plan, paged_decode, paged_prefill
+from engine.kernels import prefill_plan
+from engine.kernels.attention_meta import AttentionMeta
+
+backend.dependent_launch = lambda device: True
+backend.shared_bytes = lambda device: 227 << 10
+backend.num_sms = lambda device: 132
+
+class Compiled:
+    def __init__(self, name, kernel):
+        self.name, self.kernel = name, kernel
+    def __getitem__(self, grid):
+        def compile(*args, **kwargs):
+            made = self.kernel.warmup(*args, grid=grid, **kwargs)
+            shared = made.metadata.shared
+            print(json.dumps([self.name, {"ptx": made.asm["ptx"], "shared": shared, "grid": grid}]))
+        return compile
+
+for module, name in (
+    (decode_plan, "_cut"),
+    (prefill_plan, "_list"),
+    (paged_decode, "_decode"),
+    (paged_prefill, "_prefill"),
+):
+    setattr(module, name, Compiled(name, getattr(module, name)))
+
+kv = torch.zeros(8, 3, 2, 16, 8, 128, dtype=torch.bfloat16)[:, 1]
+tables, q = torch.zeros(3, 8, dtype=torch.int32), torch.zeros(34, 32, 128, dtype=torch.bfloat16)
+meta = AttentionMeta((0, 1, 2, 34), (9, 40, 99), torch.zeros(34), tables, 16)
+for _ in range(2):  # layers
+    attention_device.device_attention(q, kv, meta, scale=0.1, window=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, Any]:
+    """Name -> PTX, shared bytes and grid; the decode kernel's by its use of the plan."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    cut, tiles, first, chunk, later, again = map(json.loads, done.stdout.splitlines())
+    assert [cut[0], tiles[0], chunk[0], again[0]] == ["_cut", "_list", "_prefill", "_prefill"]
+    assert first[0] == later[0] == "_decode"
+    return {"first": first[1], "later": later[1], "prefill": chunk[1]}
+
+
+def test_a_tile_of_keys_is_on_its_way_while_another_is_worked_off(kernels: dict[str, Any]) -> None:
+    """Ids of blocks that were read in the keys' own turn had once made every tile wait for all."""
+    for name, kernel in kernels.items():
+        waits = [int(n) for n in re.findall(r"cp\.async\.wait_group\s+(0x\w+|\d+)", kernel["ptx"])]
+        assert 2 in waits, name
+
+
+def test_as_many_programs_fit_as_the_tiles_say(kernels: dict[str, Any]) -> None:
+    decode, prefill = decode_tiles(4, 128, 2, 227 << 10), prefill_tiles(34, 4, 128, 2, 227 << 10)
+    for name in ("first", "later"):
+        assert kernels[name]["shared"] <= decode_bytes(decode, 4, 128, 2)
+        assert kernels[name]["grid"] == [8, decode.programs_per_sm * 132 // 8]
+        assert re.search(rf"\.maxnreg {decode.registers}\b", kernels[name]["ptx"])
+        assert decode.programs_per_sm * decode.registers * decode.warps * 32 <= 65536
+    assert kernels["prefill"]["shared"] <= prefill_bytes(prefill, 128, 2)
+    assert "wgmma" in kernels["prefill"]["ptx"]
+
+
+def test_only_what_no_kernel_of_the_step_writes_is_read_ahead(kernels: dict[str, Any]) -> None:
+    """The plan and the tables, from L2; keys are asked for and not read."""
+    before, _, behind = kernels["later"]["ptx"].partition("griddepcontrol.wait")
+    loads = re.findall(r"ld\.global\S*", before)
+    assert loads and all(".cg" in load for load in loads)
+    assert "prefetch.global.L2" in before and "prefetch.global.L2" not in behind
+    assert "cp.async" not in before and "st.global" not in before and "atom" not in before
+    assert behind.index("griddepcontrol.launch_dependents") < behind.index("cp.async")
+    before, _, _ = kernels["first"]["ptx"].partition("griddepcontrol.wait")
+    assert not re.search(r"ld\.global|cp\.async|prefetch", before)
