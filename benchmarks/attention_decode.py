@@ -22,7 +22,7 @@ from attention_rig import (
 )
 from torch import Tensor
 
-from engine.kernels import elementwise, fused
+from engine.kernels import elementwise, fused_heads
 from engine.kernels.attention_tiles import DecodeTiles
 from engine.kernels.decode_plan import DecodePlan, plan_decode
 from engine.kernels.paged_decode import decode_attention
@@ -157,7 +157,7 @@ class _Chain:
         def step() -> Tensor:
             plan, y = None, x
             for i in range(LAYERS):
-                q, _, _ = fused.rotate_and_write(
+                q, _, _ = fused_heads.rotate_and_write(
                     F.linear(x, self._qkv[i]), cache.kv[i], slots, angles, heads=HEADS
                 )
                 out = q

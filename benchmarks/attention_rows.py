@@ -19,7 +19,7 @@ from attention_rig import (
 )
 from torch import Tensor
 
-from engine.kernels import elementwise, fused
+from engine.kernels import elementwise, fused, fused_heads
 
 
 def run(report: Report, cache: Cache) -> None:
@@ -82,7 +82,7 @@ def rotate_calls(cache: Cache, rows: int) -> tuple[Calls, Calls]:
 
         def ours(check: bool) -> tuple[Tensor, ...]:
             work = qkv.clone() if check else qkv
-            q, k, v = fused.rotate_and_write(work, kv, slots, angles, heads=HEADS)
+            q, k, v = fused_heads.rotate_and_write(work, kv, slots, angles, heads=HEADS)
             return (q, k, v, kv[blocks, :, offsets].clone()) if check else (q, k, v)
 
         def torchs(check: bool) -> tuple[Tensor, ...]:

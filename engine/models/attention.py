@@ -76,7 +76,7 @@ class Attention(nn.Module):
         self, fused: Tensor, angles: Angles | None, kv: Tensor, attn: AttentionMeta
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same in one launch, which also writes K and V to the arena."""
-        from engine.kernels.fused import rotate_and_write
+        from engine.kernels.fused_heads import rotate_and_write
 
         heads, slots = self.qkv.splits[0] // self.head_dim, attn.slot_mapping
         if self.q_norm is None or self.k_norm is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels below are imported
 
-from engine.kernels import elementwise, fused
+from engine.kernels import elementwise, fused, fused_heads
 from engine.kernels.reference import reference_write_kv
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -148,7 +148,7 @@ def test_rotation_and_write_equal_torchs(
 
     around = torch.full((case.kv.shape[0], 3, *case.kv.shape[1:]), 7.0, dtype=dtype, device=DEVICE)
     around[:, 1] = case.kv
-    got = fused.rotate_and_write(
+    got = fused_heads.rotate_and_write(
         qkv,
         around[:, 1],
         case.meta.slot_mapping.to(DEVICE),
@@ -171,7 +171,7 @@ def test_a_row_without_a_slot_writes_nothing() -> None:
     qkv = torch.ones(2, 4 * 16, device=DEVICE)
     slots = torch.tensor([-1, 8], device=DEVICE)
     still = torch.ones(2, 1, 8, device=DEVICE), torch.zeros(2, 1, 8, device=DEVICE)
-    fused.rotate_and_write(qkv, kv, slots, still, heads=2)
+    fused_heads.rotate_and_write(qkv, kv, slots, still, heads=2)
     assert kv[1, :, 0].eq(1).all() and kv.sum() == 32
 
 
@@ -182,5 +182,5 @@ def test_a_slot_may_lie_beyond_two_to_the_31_elements() -> None:
     kv[2] = 0
     qkv = torch.ones(1, 3 * 16, dtype=torch.float16, device=DEVICE)
     still = torch.ones(1, 1, 8, device=DEVICE), torch.zeros(1, 1, 8, device=DEVICE)
-    fused.rotate_and_write(qkv, kv, torch.tensor([21], device=DEVICE), still, heads=1)
+    fused_heads.rotate_and_write(qkv, kv, torch.tensor([21], device=DEVICE), still, heads=1)
     assert kv[2, :, 5].eq(1).all() and kv[2].sum() == 32

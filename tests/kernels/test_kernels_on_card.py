@@ -330,7 +330,7 @@ def test_the_row_kernels_equal_torchs(rows: int, dtype: torch.dtype) -> None:
 def test_rotation_writes_far_behind_in_a_large_arena(
     shape: Shape, dtype: torch.dtype, normed: bool
 ) -> None:
-    from engine.kernels import fused
+    from engine.kernels import fused_heads
 
     step = step_of(shape, [(0, 50)], dtype, far=True)
     heads, dim = shape.heads, shape.head_dim
@@ -347,7 +347,7 @@ def test_rotation_writes_far_behind_in_a_large_arena(
     if normed:
         q, k = (elementwise.rms_norm(a, w, 1e-6) for a, w in zip((q, k), weights, strict=True))
     q, k = elementwise.rotate(q, *angles), elementwise.rotate(k, *angles)
-    got = fused.rotate_and_write(
+    got = fused_heads.rotate_and_write(
         qkv,
         step.kv,
         slots,
