@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
-from engine.adapters.manifest import CONFIG_FILE, WEIGHTS_FILE
+from engine.adapters.manifest import CONFIG_FILE, MLX_WEIGHTS_FILE, WEIGHTS_FILE, WEIGHTS_FILES
 from engine.adapters.reasons import refuse, shown, shown_list
 from engine.errors import AdapterInvalid
 
@@ -105,7 +105,7 @@ class AdapterFolder:
 
     def need_both_files(self) -> None:
         """Refuse the folder, saying what it is instead, unless config and weights are there."""
-        has_config, has_weights = self.has(CONFIG_FILE), self.has(WEIGHTS_FILE)
+        has_config, has_weights = self.has(CONFIG_FILE), any(map(self.has, WEIGHTS_FILES))
         if has_config and has_weights:
             return
         names = self.names()
@@ -131,9 +131,22 @@ class AdapterFolder:
             f"copy or rename the adapter's weights to {WEIGHTS_FILE}",
         )
 
+    def weights_file(self, *, mlx: bool) -> str:
+        """The one of WEIGHTS_FILES that belongs to the config, or else the only one that is there.
+        A PEFT adapter is never looked for under MLX's name."""
+        if mlx and self.has(MLX_WEIGHTS_FILE):
+            return MLX_WEIGHTS_FILE
+        if not mlx and not self.has(WEIGHTS_FILE):
+            raise refuse(
+                "E_NO_WEIGHTS",
+                f"{CONFIG_FILE} is PEFT's, but there is only {MLX_WEIGHTS_FILE}",
+                f"put {WEIGHTS_FILE} or the {CONFIG_FILE} of mlx-lm beside it",
+            )
+        return WEIGHTS_FILE
+
     def _is_nested(self, names: list[str]) -> None:
         for name in names:
-            for inner in (CONFIG_FILE, WEIGHTS_FILE):
+            for inner in (CONFIG_FILE, *WEIGHTS_FILES):
                 try:
                     os.stat(f"{name}/{inner}", dir_fd=self._fd, follow_symlinks=False)
                 except (OSError, ValueError):
@@ -177,16 +190,16 @@ def _unreadable(name: str, error: OSError) -> AdapterInvalid:
 
 
 def _is_mlx(names: list[str]) -> None:
-    if "adapters.safetensors" in names or "adapters.npz" in names:
-        raise mlx("the folder holds adapters.safetensors")
+    if "adapters.npz" in names:
+        raise mlx("the folder holds adapters.npz, of an old version")
 
 
 def mlx(found: str) -> AdapterInvalid:
-    """The refusal of an MLX adapter, however it was recognised."""
+    """The refusal of an MLX adapter that is not served."""
     return refuse(
         "E_MLX",
         f"this is an MLX adapter: {found}",
-        "convert it to PEFT: transpose lora_a and lora_b, and set lora_alpha = scale x rank",
+        f"save it with a present mlx-lm as LoRA: its {CONFIG_FILE} beside {MLX_WEIGHTS_FILE}",
     )
 
 

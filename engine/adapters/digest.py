@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from engine.adapters.adapter_folder import AdapterFolder
-from engine.adapters.manifest import WEIGHTS_FILE, AdapterManifest, Limits
+from engine.adapters.manifest import AdapterManifest, Limits
 from engine.adapters.safetensors_header import read_header
 from engine.adapters.value_scan import read_exactly
 
@@ -23,7 +23,7 @@ def revision_digest(folder: Path, manifest: AdapterManifest) -> str:
     """`rev` of an inspected folder, 64 hex digits.  AdapterInvalid if they were cut meanwhile."""
     digest = hashlib.sha256(_line(manifest.semantic))
     with AdapterFolder(folder) as opened:
-        fd = opened.open(WEIGHTS_FILE)
+        fd = opened.open(manifest.weights_file)
         try:
             buffer = memoryview(bytearray(_CHUNK_BYTES))
             limits = Limits(max_bytes=manifest.file_bytes)

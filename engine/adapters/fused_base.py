@@ -8,6 +8,8 @@ shorter.  A is stored once for each part.
 Goes in: one factor's tensor and the base's spec.  Comes out: a tensor for each part.  Torch-free.
 """
 
+import msgspec
+
 from engine.adapters.manifest import TensorRef
 from engine.adapters.reasons import refuse, shown
 from engine.layout import FUSED_NAMES, GROUPS, MODULE_ID
@@ -35,11 +37,16 @@ def parts_of(module: str, side: str, ref: TensorRef, spec: ModelSpec) -> dict[st
             f"{shown(ref.name)} is {list(ref.shape)}, wanted {wanted}",
             "it was probably made for another model: serve it on that one",
         )
-    row_bytes, found, begin = (ref.end - ref.begin) // rows, {}, ref.begin
+    row_bytes, found, first = (ref.end - ref.begin) // rows, {}, 0
     for part, width in widths.items():
-        end = begin + width * row_bytes
-        found[part] = TensorRef(ref.name, ref.dtype, (width, *rank), begin, end)
-        begin = end
+        cut = msgspec.structs.replace(ref, shape=(width, *rank))
+        if ref.transposed:  # its rows are columns in the file: no part is whole there
+            found[part] = msgspec.structs.replace(cut, first=first)
+        else:
+            begin = ref.begin + first * row_bytes
+            end = begin + width * row_bytes
+            found[part] = msgspec.structs.replace(cut, begin=begin, end=end)
+        first += width
     return found
 
 

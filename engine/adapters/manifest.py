@@ -13,6 +13,9 @@ from engine.messages import PackedModule
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+MLX_WEIGHTS_FILE = "adapters.safetensors"
+#: An adapter has one of these.
+WEIGHTS_FILES = (WEIGHTS_FILE, MLX_WEIGHTS_FILE)
 #: The text files that lorad reads from an adapter folder, beside the two above.
 TEXT_FILES = (
     "added_tokens.json",
@@ -41,13 +44,19 @@ class Limits:
 
 
 class TensorRef(Struct, frozen=True):
-    """One tensor of the weights file.  `begin`, `end`: bytes from the start of the file."""
+    """One tensor of the weights file.  `begin`, `end`: bytes from the start of the file.
+
+    With `transposed` the file holds the transpose, and `shape` is what it is read as: rows `first`
+    to `first + shape[0]` of that.
+    """
 
     name: str
     dtype: str  # as in the file: F32, BF16, F16
     shape: tuple[int, ...]
     begin: int
     end: int
+    transposed: bool = False
+    first: int = 0
 
 
 class PairTensors(Struct, frozen=True):
@@ -70,7 +79,7 @@ class AdapterManifest(Struct, frozen=True, kw_only=True):
 
     rank: int  # the largest
     ranks: dict[str, int]  # module -> its largest rank over the layers
-    alpha: float  # lora_alpha; alpha_pattern is already in the modules' scaling
+    alpha: float  # lora_alpha, MLX's scale; alpha_pattern is already in the modules' scaling
     rslora: bool
     targets: tuple[str, ...]  # modules that carry a pair anywhere, in layout order
     dtype: str  # float32, bfloat16, float16, or "mixed"
@@ -82,3 +91,4 @@ class AdapterManifest(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     semantic: dict[str, Any]  # what of the config decides the arithmetic: part of the digest
     text_files: tuple[str, ...]  # those of TEXT_FILES that are there
+    weights_file: str = WEIGHTS_FILE  # which of WEIGHTS_FILES

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from engine.adapters.adapter_folder import AdapterFolder
-from engine.adapters.manifest import WEIGHTS_FILE, AdapterManifest, Limits
+from engine.adapters.manifest import AdapterManifest, Limits
 from engine.adapters.peft import inspect, revision_digest
 from engine.adapters.rows import AdapterRows, BaseRows, Words
 from engine.errors import AdapterInvalid, EngineError
@@ -65,7 +65,7 @@ def pack_folder(
         # Reserved at once, so that a full disk is noticed before any work; reserved bytes are zero.
         os.posix_fallocate(out, 0, placement.num_blocks * layout.block_bytes)
         with AdapterFolder(folder) as opened:
-            source = opened.open(WEIGHTS_FILE)
+            source = opened.open(manifest.weights_file)
             try:
                 _write_stream(out, placement, manifest, AdapterRows(source, layout, base))
             finally:

@@ -1,6 +1,7 @@
 """Inspection of an adapter folder: folder -> AdapterManifest, or AdapterInvalid with its reason.
 
-Goes in: a folder with adapter_config.json and adapter_model.safetensors, and the base's spec.
+Goes in: a folder with adapter_config.json and adapter_model.safetensors, or, as mlx-lm writes it,
+adapters.safetensors; and the base's spec.
 Comes out: everything that registry and packer need to know, or a refusal that says what was found,
 what is allowed and what to do next.  Torch-free; runs no code from the folder, opens nothing
 outside it, and never looks at the base model's name.
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from engine.adapters.adapter_folder import AdapterFolder
 from engine.adapters.adapter_text import check_text_files
+from engine.adapters.config_values import rank_too_large
 from engine.adapters.digest import revision_digest
 from engine.adapters.manifest import (
     CONFIG_FILE,
@@ -25,10 +27,16 @@ from engine.adapters.manifest import (
     Limits,
     TensorRef,
 )
+from engine.adapters.mlx_config import is_mlx, mlx_settings
 from engine.adapters.patterns import MAX_TARGET_CHARS, Pattern, PatternRefused
-from engine.adapters.peft_config import LoraSettings, Scaling, parse_config, rank_too_large
+from engine.adapters.peft_config import (
+    LoraSettings,
+    Scaling,
+    peft_settings,
+    read_config,
+)
 from engine.adapters.peft_extras import check_extras
-from engine.adapters.peft_keys import Pair, find_pairs
+from engine.adapters.peft_keys import Pair, find_pairs, shape_of
 from engine.adapters.reasons import REASONS, refuse, shown, shown_list
 from engine.adapters.safetensors_header import read_header
 from engine.adapters.value_scan import Scanner
@@ -64,13 +72,16 @@ def inspect(
     in it; "auto" leaves that check out.  Raises AdapterInvalid."""
     with AdapterFolder(folder) as opened:
         opened.need_both_files()
-        config = opened.read(CONFIG_FILE, limits.max_config, too_large="E_CONFIG_TOO_LARGE")
-        settings = parse_config(config, limits)
-        fd = opened.open(WEIGHTS_FILE)
+        data = opened.read(CONFIG_FILE, limits.max_config, too_large="E_CONFIG_TOO_LARGE")
+        config = read_config(data)
+        read = mlx_settings if is_mlx(config) else peft_settings
+        settings = read(config, limits)
+        weights_file = opened.weights_file(mlx=settings.mlx)
+        fd = opened.open(weights_file)
         try:
-            pairs = find_pairs(read_header(fd, limits), spec)
+            pairs = find_pairs(read_header(fd, limits, weights_file), spec, mlx_names=settings.mlx)
             _check_shapes(pairs, spec, limits)
-            warnings = check_extras(pairs, settings)
+            warnings = [*settings.remarks, *check_extras(pairs, settings)]
             modules = _scale(pairs, settings, warnings)
             text_files = check_text_files(opened, spec.vocab_size, limits)
             warnings += _scan(fd, pairs, modules, served_dtype)
@@ -95,6 +106,7 @@ def inspect(
         warnings=tuple(warnings),
         semantic=settings.semantic,
         text_files=text_files,
+        weights_file=weights_file,
     )
 
 
@@ -123,7 +135,7 @@ def _check_shapes(pairs: tuple[Pair, ...], spec: ModelSpec, limits: Limits) -> N
         ref, wanted = wrong[0]
         raise refuse(
             "E_SHAPE",
-            f"{shown(ref.name)} is {list(ref.shape)}, wanted {wanted};"
+            f"{shown(ref.name)} is {shape_of(ref)}, wanted {wanted};"
             f" {len(wrong)} of {len(pairs)} pairs do not fit the base",
             "it was probably made for another model: serve it on that one",
         )

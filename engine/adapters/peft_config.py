@@ -7,11 +7,18 @@ name and all paths in the file are never looked at.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.adapters.adapter_folder import mlx, refuse_pointer
+from engine.adapters.adapter_folder import refuse_pointer
+from engine.adapters.config_values import (
+    read_alpha,
+    read_flag,
+    read_names,
+    read_pattern,
+    read_rank,
+    read_targets,
+)
 from engine.adapters.manifest import CONFIG_FILE, Limits
 from engine.adapters.patterns import Budget, PatternRefused, PatternTable
 from engine.adapters.reasons import refuse, shown, shown_list
@@ -113,6 +120,8 @@ class LoraSettings:
     modules_to_save: tuple[str, ...]
     lora_bias: bool = False
     dora: bool = False
+    mlx: bool = False  # alpha is the scaling itself, and tensors have MLX's names and layout
+    remarks: tuple[str, ...] = ()  # what the operator should know
     budget: Budget = field(default_factory=Budget, compare=False)
 
     @property
@@ -127,33 +136,39 @@ class LoraSettings:
             "alpha_pattern": [list(pair) for pair in self.alpha_pattern],
         }
         # Absent where false: what was registered before they were served keeps its revision.
-        later = {"lora_bias": self.lora_bias, "use_dora": self.dora}
+        later = {"lora_bias": self.lora_bias, "use_dora": self.dora, "mlx": self.mlx}
         return known | {name: True for name, value in later.items() if value}
 
 
-def parse_config(data: bytes, limits: Limits) -> LoraSettings:
-    """Read adapter_config.json.  Raises AdapterInvalid."""
+def read_config(data: bytes) -> dict[str, Any]:
+    """The JSON object in adapter_config.json, whoever wrote it.  Raises AdapterInvalid."""
     refuse_pointer(CONFIG_FILE, data)
-    config = read_object(
+    return read_object(
         data,
         what=CONFIG_FILE,
         code="E_CONFIG_INVALID",
         hint="save the adapter again with save_pretrained",
     )
+
+
+def peft_settings(config: dict[str, Any], limits: Limits) -> LoraSettings:
+    """The arithmetic of a PEFT adapter.  Raises AdapterInvalid."""
     _check_type(config)
     _check_varieties(config)
     _check_init(config)
     _check_unknown(config)
     settings = LoraSettings(
-        rank=_rank(config.get("r"), "r", limits) if config.get("r") is not None else None,
-        alpha=_alpha(config.get("lora_alpha"), "lora_alpha"),
-        rslora=_flag(config, "use_rslora"),
-        rank_pattern=_pattern(config, "rank_pattern", lambda v, name: _rank(v, name, limits)),
-        alpha_pattern=_pattern(config, "alpha_pattern", _alpha),
-        target_modules=_targets(config.get("target_modules")),
-        modules_to_save=_names(config.get("modules_to_save")),
-        lora_bias=_flag(config, "lora_bias"),
-        dora=_flag(config, "use_dora"),
+        rank=read_rank(config.get("r"), "r", limits) if config.get("r") is not None else None,
+        alpha=read_alpha(config.get("lora_alpha"), "lora_alpha"),
+        rslora=read_flag(config, "use_rslora"),
+        rank_pattern=read_pattern(
+            config, "rank_pattern", lambda v, name: read_rank(v, name, limits)
+        ),
+        alpha_pattern=read_pattern(config, "alpha_pattern", read_alpha),
+        target_modules=read_targets(config.get("target_modules")),
+        modules_to_save=read_names(config.get("modules_to_save")),
+        lora_bias=read_flag(config, "lora_bias"),
+        dora=read_flag(config, "use_dora"),
     )
     if settings.lora_bias and settings.dora:  # PEFT refuses the pair too
         raise refuse(
@@ -194,6 +209,8 @@ class Scaling:
         except PatternRefused as error:
             raise _bad_pattern(error) from None
         alpha = self._settings.alpha if own is None else own
+        if self._settings.mlx:
+            return alpha
         return alpha / math.sqrt(rank) if self._settings.rslora else alpha / rank
 
 
@@ -202,9 +219,6 @@ def _check_type(config: dict[str, Any]) -> None:
     if kind == "LORA":
         return
     if kind is None:
-        if "fine_tune_type" in config or "lora_parameters" in config:
-            kind = config.get("fine_tune_type", "lora")
-            raise mlx(f"{CONFIG_FILE} has fine_tune_type {shown(kind)}")
         raise refuse(
             "E_NO_PEFT_TYPE",
             f"{CONFIG_FILE} has no peft_type; its fields are {shown_list(config) or 'none'}",
@@ -219,7 +233,7 @@ def _check_varieties(config: dict[str, Any]) -> None:
     for name, (code, meaning, hint) in _VARIETIES.items():
         value = config.get(name)
         # An empty list of invocation tokens still makes PEFT build the aLoRA variant.
-        neutral = value is None if name == "alora_invocation_tokens" else _is_neutral(value)
+        neutral = value is None if name == "alora_invocation_tokens" else is_neutral(value)
         if not neutral:
             raise refuse(code, f"{name} is {shown(value)}: {meaning}", hint)
 
@@ -241,7 +255,7 @@ def _check_init(config: dict[str, Any]) -> None:
 def _check_unknown(config: dict[str, Any]) -> None:
     known = _WITHOUT_EFFECT | _READ | _VARIETIES.keys()
     for name, value in config.items():
-        if name not in known and not _is_neutral(value):
+        if name not in known and not is_neutral(value):
             version = config.get("peft_version")
             said = (
                 f"peft_version {shown(version)}" if version else "a peft_version that is not given"
@@ -253,79 +267,9 @@ def _check_unknown(config: dict[str, Any]) -> None:
             )
 
 
-def _is_neutral(value: Any) -> bool:
+def is_neutral(value: Any) -> bool:
+    """Whether a field may be there, whatever it means."""
     return value is None or value is False or value in ({}, [], "")
-
-
-def _flag(config: dict[str, Any], name: str) -> bool:
-    value = config.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise _bad_value(name, value, "true or false")
-
-
-def _rank(value: Any, name: str, limits: Limits) -> int:
-    if type(value) is not int or value < 1:
-        raise _bad_value(name, value, "a whole number above 0")
-    if value > limits.max_rank:
-        raise rank_too_large(f"{name} is {shown(value)}", limits)
-    return int(value)
-
-
-def rank_too_large(found: str, limits: Limits) -> Exception:
-    """The refusal of a rank above the limit, naming the setting."""
-    return refuse(
-        "E_RANK_TOO_LARGE",
-        f"{found}, allowed are {limits.max_rank}",
-        "raise `[lora] max_rank` and restart, or train with a smaller rank",
-    )
-
-
-def _alpha(value: Any, name: str) -> float:
-    if value is None:
-        raise refuse(
-            "E_ALPHA", f"{name} is absent or null", f"set {name} to the value used in training"
-        )
-    if type(value) not in (int, float):
-        raise _bad_value(name, value, "a number")
-    if not -3e38 < value < 3e38:
-        raise refuse("E_ALPHA", f"{name} is {shown(value)}", f"set {name} to the value of training")
-    return float(value)
-
-
-def _pattern(
-    config: dict[str, Any], name: str, read: Callable[[Any, str], Any]
-) -> tuple[tuple[str, Any], ...]:
-    value = config.get(name)
-    if value is None:
-        return ()
-    if not isinstance(value, dict):
-        raise _bad_value(name, value, "an object of pattern: number")
-    for key in value:
-        if not key.isprintable():  # lone surrogates too, which no encoder takes
-            raise _bad_value(name, key, "a pattern of printable characters")
-    return tuple((key, read(each, f"{name}[{shown(key)}]")) for key, each in value.items())
-
-
-def _targets(value: Any) -> list[str] | str | None:
-    """Only good for a warning, so a strange value is as good as none."""
-    if isinstance(value, list):
-        return [each for each in value if isinstance(each, str)]
-    return value if isinstance(value, str) else None
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        return ()
-    return tuple(dict.fromkeys(each for each in value if isinstance(each, str)))
-
-
-def _bad_value(name: str, value: Any, wanted: str) -> Exception:
-    return refuse(
-        "E_CONFIG_VALUE",
-        f"{name} is {shown(value)}, wanted is {wanted}",
-        f"correct {name} in {CONFIG_FILE}",
-    )
 
 
 def _bad_pattern(error: PatternRefused) -> Exception:

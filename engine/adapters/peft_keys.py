@@ -11,6 +11,8 @@ AdapterInvalid.  Knows nothing of ranks, scaling or bytes.
 import re
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from engine.adapters.adapter_folder import mlx
 from engine.adapters.fused_base import module_names, parts_of
 from engine.adapters.manifest import PairTensors, TensorRef
@@ -96,6 +98,7 @@ _SIDES = {
     "magnitude": "lora_magnitude_vector",
 }
 _FACTORS = ("lora_A", "lora_B", "lora_magnitude_vector")
+_MLX_SIDES = {"lora_a": "A", "lora_b": "B", "m": "magnitude"}
 _ENDINGS = {"lora_A.weight": "A", "lora_B.weight": "B", "lora_B.bias": "bias"}
 
 
@@ -107,27 +110,36 @@ class _Factor:
     adapter: str | None  # the adapter's name, where it was left in
 
 
-def find_pairs(refs: tuple[TensorRef, ...], spec: ModelSpec) -> tuple[Pair, ...]:
-    """Every pair, in stream order.  Raises AdapterInvalid unless all tensors are accounted for."""
+def shape_of(ref: TensorRef) -> str:
+    """A tensor's shape, for messages."""
+    return f"{list(ref.shape)} (transposed)" if ref.transposed else f"{list(ref.shape)}"
+
+
+def find_pairs(
+    refs: tuple[TensorRef, ...], spec: ModelSpec, *, mlx_names: bool = False
+) -> tuple[Pair, ...]:
+    """Every pair, in stream order; `mlx_names`: the config is mlx-lm's, and so must names be.
+    Raises AdapterInvalid unless all tensors are accounted for."""
     factors: list[_Factor] = []
     others: dict[str, list[TensorRef]] = {}
     for ref in refs:
-        found = _classify(ref)
+        found = _classify(ref, mlx_names)
         if isinstance(found, _Factor):
             factors.append(found)
         elif found is not None:
             others.setdefault(found, []).append(ref)
-    _refuse_others(others, spec)
+    _refuse_others(others, spec, mlx_names)
     _refuse_mixture(factors)
     return _pair_up(factors, spec)
 
 
-def _classify(ref: TensorRef) -> _Factor | str | None:
+def _classify(ref: TensorRef, mlx_names: bool) -> _Factor | str | None:
     """A factor, or the code to refuse the tensor with, or None for one without meaning."""
     segments = [s for s in ref.name.split(".") if s not in _WRAPPERS]
     while segments[:2] == ["base_model", "model"]:
         del segments[:2]
-    place = next((i for i, s in enumerate(segments) if s in _FACTORS), None)
+    factors = _MLX_SIDES if mlx_names else _FACTORS
+    place = next((i for i, s in enumerate(segments) if s in factors), None)
     if place is None:
         return _kind_without_factor(ref.name, segments)
     path, tail = segments[:place], segments[place + 1 :]
@@ -139,11 +151,15 @@ def _classify(ref: TensorRef) -> _Factor | str | None:
         return "E_HEAD_LORA"
     if path and path[-1] in _EMBEDDINGS:
         return "E_EMBEDDING_LORA"
-    if segments[place] == "lora_magnitude_vector":
+    if mlx_names:
+        side, names = _MLX_SIDES[segments[place]], tail
+        if side in ("A", "B"):
+            ref = structs.replace(ref, shape=ref.shape[::-1], transposed=True)
+    elif segments[place] == "lora_magnitude_vector":
         side, names = "magnitude", tail[:-1] if tail[-1:] == ["weight"] else tail
     else:
         side, names = _ENDINGS.get(".".join((segments[place], *tail[-1:])), ""), tail[:-1]
-    if not side or len(names) > 1:
+    if not side or len(names) > (0 if mlx_names else 1):
         return "E_UNKNOWN_TENSOR"
     return _Factor(ref, side, ".".join(path), names[0] if names else None)
 
@@ -170,7 +186,8 @@ _MARKS: tuple[tuple[str | None, frozenset[str]], ...] = (
     ("E_MOE", _EXPERTS),
     ("E_EMBEDDING_LORA", frozenset(("lora_embedding_A", "lora_embedding_B"))),
     ("E_TRAINABLE_TOKENS", frozenset(("trainable_tokens_delta", "token_adapter"))),
-    ("E_MLX", frozenset(("lora_a", "lora_b"))),
+    ("E_MLX", frozenset(("lora_a", "lora_b"))),  # or PEFT's, where the config is MLX's
+    ("E_MLX", frozenset(_FACTORS)),
     ("E_KOHYA", frozenset(("lora_down", "lora_up", "dora_scale"))),
     ("E_PEFT_TYPE", frozenset(("lora_E", "ranknum"))),
     ("E_KASA", frozenset(("lora_diag",))),
@@ -180,9 +197,11 @@ _MARKS: tuple[tuple[str | None, frozenset[str]], ...] = (
 _MARKED = frozenset().union(*(marks for _, marks in _MARKS))
 
 
-def _refuse_others(others: dict[str, list[TensorRef]], spec: ModelSpec) -> None:
+def _refuse_others(others: dict[str, list[TensorRef]], spec: ModelSpec, mlx_names: bool) -> None:
     if "E_MLX" in others:
-        raise mlx(f"tensors {shown_list(ref.name for ref in others['E_MLX'])}")
+        names = shown_list(ref.name for ref in others["E_MLX"])
+        whose, other = ("MLX", "PEFT") if mlx_names else ("PEFT", "MLX")
+        raise mlx(f"the config is {whose}'s, but the tensors are {other}'s: {names}")
     if "E_MODULES_TO_SAVE" in others:
         for ref in others["E_MODULES_TO_SAVE"]:
             _refuse_resized(ref, spec)

@@ -102,7 +102,10 @@ class AdapterRows:
                 "pack with the base model that the adapter was inspected for",
             )
         data = read_exactly(self._fd, ref.begin, memoryview(bytearray(ref.end - ref.begin)))
-        return np.frombuffer(data, _FILE_WORDS[ref.dtype]).reshape(shape)
+        words: Words = np.frombuffer(data, _FILE_WORDS[ref.dtype])
+        if ref.transposed:
+            return words.reshape(shape[1], -1).T[ref.first : ref.first + shape[0]]
+        return words.reshape(shape)
 
     def _dims(self, placed: PlacedModule) -> tuple[int, int]:
         return self.layout.shapes.dims[MODULE_ID[placed.module]]

@@ -33,40 +33,40 @@ _PICKLE_HEADS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x0
 _AGAIN = "copy or save the file again; safetensors.torch.save_file writes a correct one"
 
 
-def read_header(fd: int, limits: Limits) -> tuple[TensorRef, ...]:
-    """Every tensor of the file.  Raises AdapterInvalid."""
+def read_header(fd: int, limits: Limits, file: str = WEIGHTS_FILE) -> tuple[TensorRef, ...]:
+    """Every tensor of the file, which messages call `file`.  Raises AdapterInvalid."""
     size = os.fstat(fd).st_size
-    length = _header_length(fd, size, limits)
+    length = _header_length(fd, size, limits, file)
     raw = os.pread(fd, length, 8)
     if len(raw) < length:
-        raise _truncated(size, 8 + length)
+        raise _truncated(file, size, 8 + length)
     _count_first(raw, limits)
     entries = read_object(raw, what="the safetensors header", code="E_HEADER", hint=_AGAIN)
     entries.pop("__metadata__", None)
     if len(entries) > limits.max_tensors:
         raise _too_many(f"{len(entries)}", limits)
     refs = tuple(_tensor(name, entry, 8 + length) for name, entry in entries.items())
-    _check_offsets(refs, 8 + length, size)
+    _check_offsets(refs, 8 + length, size, file)
     return refs
 
 
-def _header_length(fd: int, size: int, limits: Limits) -> int:
+def _header_length(fd: int, size: int, limits: Limits, file: str) -> int:
     head = os.pread(fd, 64, 0)
-    refuse_pointer(WEIGHTS_FILE, head)
+    refuse_pointer(file, head)
     if head.startswith(b"GGUF"):
-        raise gguf(f"{WEIGHTS_FILE} begins with GGUF")
+        raise gguf(f"{file} begins with GGUF")
     # A zip (torch.save) or a bare pickle.  Some of these are possible lengths, but then a brace
     # follows them.
     if head.startswith(_PICKLE_HEADS) and head[8:9] != b"{":
-        raise pickle(WEIGHTS_FILE)
+        raise pickle(file)
     if size > limits.max_bytes:
         raise refuse(
             "E_FILE_TOO_LARGE",
-            f"{WEIGHTS_FILE} has {size} bytes, allowed are {limits.max_bytes}",
+            f"{file} has {size} bytes, allowed are {limits.max_bytes}",
             "raise `[watch] max_adapter_bytes`",
         )
     if len(head) < 8:
-        raise _truncated(size, 8)
+        raise _truncated(file, size, 8)
     length = int.from_bytes(head[:8], "little")
     if length > limits.max_header:
         raise refuse(
@@ -75,11 +75,11 @@ def _header_length(fd: int, size: int, limits: Limits) -> int:
             _AGAIN,
         )
     if length > size - 8:
-        raise _truncated(size, 8 + length)
+        raise _truncated(file, size, 8 + length)
     if length < 2 or head[8:9] != b"{":
         raise refuse(
             "E_HEADER",
-            f"{WEIGHTS_FILE} is not a safetensors file: no JSON object after the length {length}",
+            f"{file} is not a safetensors file: no JSON object after the length {length}",
             _AGAIN,
         )
     return length
@@ -134,7 +134,7 @@ def _are_sizes(value: Any) -> bool:
     )
 
 
-def _check_offsets(refs: tuple[TensorRef, ...], data_start: int, size: int) -> None:
+def _check_offsets(refs: tuple[TensorRef, ...], data_start: int, size: int, file: str) -> None:
     at = data_start
     for ref in sorted(refs, key=lambda ref: (ref.begin, ref.end)):
         if ref.begin != at:
@@ -142,15 +142,15 @@ def _check_offsets(refs: tuple[TensorRef, ...], data_start: int, size: int) -> N
             raise refuse("E_OFFSETS", f"{shown(ref.name)} {fault}", _AGAIN)
         at = ref.end
     if at > size:
-        raise _truncated(size, at)
+        raise _truncated(file, size, at)
     if at < size:
         raise refuse("E_OFFSETS", f"{size - at} bytes follow the last tensor", _AGAIN)
 
 
-def _truncated(size: int, wanted: int) -> Exception:
+def _truncated(file: str, size: int, wanted: int) -> Exception:
     return refuse(
         "E_TRUNCATED",
-        f"{WEIGHTS_FILE}: size {size}, header says {wanted}",
+        f"{file}: size {size}, header says {wanted}",
         "the copy is not complete: copy the file again",
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.adapters.manifest import WEIGHTS_FILE, TensorRef
+from engine.adapters.manifest import TensorRef
 from engine.adapters.reasons import refuse, shown
 
 CHUNK_BYTES = 1 << 20
@@ -81,12 +81,12 @@ def read_exactly(fd: int, at: int, into: memoryview) -> memoryview:
             count = os.preadv(fd, [into[done:]], at + done)
         except OSError as error:
             raise refuse(
-                "E_UNREADABLE", f"{WEIGHTS_FILE} cannot be read: {error.strerror}", "check the disk"
+                "E_UNREADABLE", f"the weights cannot be read: {error.strerror}", "check the disk"
             ) from None
         if count == 0:
             raise refuse(
                 "E_TRUNCATED",
-                f"{WEIGHTS_FILE} ended at byte {at + done} while it was read",
+                f"the weights ended at byte {at + done} while it was read",
                 "the file changed meanwhile: copy it again",
             )
         done += count

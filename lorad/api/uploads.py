@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from engine.adapters.manifest import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILE
+from engine.adapters.manifest import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILES
 from lorad import wire
 from lorad.errors import LoradError
 
 T = TypeVar("T")
 
-FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, *TEXT_FILES})
+FILES = frozenset({CONFIG_FILE, *WEIGHTS_FILES, *TEXT_FILES})
 MAX_OPEN = 16
 IDLE_SECONDS = 600.0
 #: When all are open, one whose client was silent for this long makes way: clients crash.

@@ -18,10 +18,10 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.adapters.peft import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILE
+from engine.adapters.manifest import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILES
 
 #: What is copied; everything else in the folder stays where it is.
-FILES = (CONFIG_FILE, WEIGHTS_FILE, *TEXT_FILES)
+FILES = (CONFIG_FILE, *WEIGHTS_FILES, *TEXT_FILES)
 #: Bytes of any file but the weights; the largest tokenizer.json in common use has 33 MiB.
 MAX_SMALL_BYTES = 64 << 20
 #: Entries looked at to say what lies in the place of a missing file.
@@ -86,7 +86,7 @@ def copy_folder(
             name: _identity(s) for name, s in before.items()
         }:
             raise _changed()
-        if CONFIG_FILE not in before or WEIGHTS_FILE not in before:
+        if CONFIG_FILE not in before or not any(name in before for name in WEIGHTS_FILES):
             _leave_traces(fd, out)
     return Copied({name: status.st_size for name, status in before.items()})
 
@@ -188,7 +188,7 @@ def _stats(fd: int) -> dict[str, os.stat_result]:
 
 def _check_sizes(files: dict[str, os.stat_result], total: int, max_bytes: int) -> None:
     for name, status in files.items():
-        if name != WEIGHTS_FILE and status.st_size > MAX_SMALL_BYTES:
+        if name not in WEIGHTS_FILES and status.st_size > MAX_SMALL_BYTES:
             raise LocalSourceError(
                 "E_FILE_TOO_LARGE",
                 f"{name} has {status.st_size} bytes, allowed are {MAX_SMALL_BYTES}",
@@ -264,7 +264,7 @@ def _leave_traces(fd: int, out: int) -> None:
 
 
 def _leave_nested_trace(fd: int, out: int, name: str) -> None:
-    for inner in (CONFIG_FILE, WEIGHTS_FILE):
+    for inner in (CONFIG_FILE, *WEIGHTS_FILES):
         with suppress(OSError):
             os.stat(f"{name}/{inner}", dir_fd=fd, follow_symlinks=False)
             with suppress(FileExistsError):

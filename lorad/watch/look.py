@@ -11,14 +11,14 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from engine.adapters.peft import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILE
+from engine.adapters.manifest import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILES
 from lorad.watch.inbox import MAX_DEPTH, MAX_OPTIONS_BYTES, OPTIONS_FILE
 from lorad.watch.settle import GONE, View
 
@@ -101,7 +101,7 @@ def look(inbox: Path, folder: Path, parents: dict[Path, bool]) -> Look:
                 if inbox in parent.parents
             ):
                 return Look(GONE, None)
-            whole = _config_whole(fd) and _weights_whole(fd)
+            whole = _config_whole(fd) and _weights_whole(fd, files)
             toml = _read(fd, OPTIONS_FILE, MAX_OPTIONS_BYTES + 1)
             return Look(View(_signature(files), whole), toml)
     except OSError as error:
@@ -219,9 +219,14 @@ def _config_whole(fd: int) -> bool:
     return True
 
 
-def _weights_whole(fd: int) -> bool:
-    """Whether the file is as long as its header says."""
-    file = _open_regular(fd, WEIGHTS_FILE)
+def _weights_whole(fd: int, files: Collection[str]) -> bool:
+    """Whether there are weights, and each file is as long as its header says."""
+    there = [name for name in WEIGHTS_FILES if name in files]
+    return bool(there) and all(_is_whole(fd, name) for name in there)
+
+
+def _is_whole(fd: int, name: str) -> bool:
+    file = _open_regular(fd, name)
     if file is None:
         return False
     try:

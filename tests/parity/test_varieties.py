@@ -4,6 +4,7 @@ Alone, in one batch with all the others, again after it was evicted, and against
 """
 
 import copy
+import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.adapters.pack import pack_folder
@@ -50,6 +52,7 @@ class Variety:
     config: dict[str, Any]
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # by a part of the name
     merges: bool = True  # PEFT can: a bias needs one in the base
+    mlx: bool = False  # rewritten as mlx-lm saves the same adapter
 
 
 HALF = {"lora_A": torch.bfloat16, "lora_B": torch.bfloat16}
@@ -86,6 +89,8 @@ VARIETIES: dict[str, dict[str, Variety]] = {
             }
         ),
         "dora in bf16": Variety({"target_modules": QKV, "use_dora": True}, HALF),
+        "mlx": Variety({"target_modules": ALL, "r": 5}, mlx=True),
+        "mlx dora in bf16": Variety({"target_modules": QKV, "use_dora": True}, HALF, mlx=True),
         "lora_bias in bf16": Variety(
             {"target_modules": QKV, "lora_bias": True, "rank_pattern": {"k_proj": 3}}, HALF
         ),
@@ -93,6 +98,7 @@ VARIETIES: dict[str, dict[str, Variety]] = {
     "Phi3": {
         "fused": Variety({"target_modules": FUSED, "rank_pattern": {"qkv_proj": 6}}),
         "fused dora": Variety({"target_modules": FUSED, "use_dora": True, "r": 3}),
+        "fused mlx": Variety({"target_modules": FUSED, "use_dora": True}, mlx=True),
         "fused lora_bias": Variety({"target_modules": FUSED, "lora_bias": True}, merges=False),
     },
 }
@@ -163,7 +169,33 @@ def make_adapter(model: Any, variety: Variety, folder: Path, seed: int) -> Any:
                 if part in name:
                     parameter.data = parameter.data.to(dtype)
     tuned.save_pretrained(folder)
-    return peft.PeftModel.from_pretrained(copy.deepcopy(model), folder).eval()
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), folder).eval()
+    if variety.mlx:
+        save_as_mlx(folder, options)
+    return loaded
+
+
+def save_as_mlx(folder: Path, options: dict[str, Any]) -> None:
+    """In the place of PEFT's files what mlx-lm has for the same numbers."""
+    endings = {"lora_A.weight": "lora_a", "lora_B.weight": "lora_b", "lora_magnitude_vector": "m"}
+    tensors = {}
+    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+        (ours,) = (ending for ending in endings if name.endswith(ending))
+        path = name.removesuffix(ours).removeprefix("base_model.model.")
+        tensors[path + endings[ours]] = tensor.T.contiguous()
+    (folder / "adapter_model.safetensors").unlink()
+    save_file(tensors, folder / "adapters.safetensors")
+    rank, scale = options["r"], options["lora_alpha"] / options["r"]
+    config = {
+        "fine_tune_type": "dora" if options.get("use_dora") else "lora",
+        "num_layers": -1,
+        "lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.05},
+        "model": "mlx-community/of-the-same-weights",
+        "iters": 600,
+        "learning_rate": 1e-5,
+        "lr_schedule": {"name": "cosine_decay"},
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture(scope="module")

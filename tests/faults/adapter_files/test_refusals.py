@@ -15,6 +15,7 @@ from engine.models.spec import ModelSpec
 
 P = "base_model.model.model."
 Q = f"{P}layers.0.self_attn.q_proj"
+MLX_Q = "model.layers.0.self_attn.q_proj"
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 Spoil = Callable[[Any], object]
 
@@ -63,6 +64,24 @@ def pair(path: str, a: tuple[int, ...], b: tuple[int, ...]) -> Spoil:
     def spoil(draft: Any) -> None:
         draft.add(f"{path}.lora_A.weight", *a)
         draft.add(f"{path}.lora_B.weight", *b)
+
+    return spoil
+
+
+def mlx(**fields: Any) -> Spoil:
+    """The same adapter as mlx-lm saves it, with these fields of the config."""
+
+    def spoil(draft: Any) -> None:
+        draft.config = {"fine_tune_type": "lora", "lora_parameters": {"rank": 4, "scale": 2.0}}
+        draft.config |= fields
+        for name, (dtype, shape, data) in list(draft.tensors.items()):
+            renamed = name.removeprefix("base_model.model.").removesuffix(".weight")
+            del draft.tensors[name]
+            draft.tensors[renamed.replace("lora_A", "lora_a").replace("lora_B", "lora_b")] = (
+                dtype,
+                shape[::-1],
+                data,
+            )
 
     return spoil
 
@@ -133,10 +152,24 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("E_PICKLE", raw_weights(b"\x80\x04\x95" + bytes(100)), ("adapter_model.safetensors",)),
     ("E_GGUF", only(lora_DOT_gguf=b"GGUF"), ("lora.gguf",)),
     ("E_GGUF", raw_weights(b"GGUF\x03\0\0\0" + bytes(100)), ("begins with GGUF",)),
-    ("E_MLX", only(adapters_DOT_safetensors=b"x"), ("adapters.safetensors",)),
+    ("E_MLX", only(adapters_DOT_npz=b"x"), ("adapters.npz",)),
     ("E_MLX", config(peft_type=None, fine_tune_type="full"), ("fine_tune_type full",)),
-    ("E_MLX", config(peft_type=None, lora_parameters={"rank": 8}), ("MLX",)),
-    ("E_MLX", add("model.layers.0.self_attn.q_proj.lora_a", 64, 4), ("q_proj.lora_a",)),
+    ("E_MLX", add(f"{Q[17:]}.lora_a", 64, 4), ("PEFT's, but the tensors are MLX's", "q_proj")),
+    ("E_MLX", config(peft_type=None, lora_parameters={}), ("MLX's, but", "q_proj.lora_A")),
+    ("E_NO_WEIGHTS", weights_replaced_by("adapters.safetensors"), ("is PEFT's", "only adapters.")),
+    ("E_CONFIG_VALUE", mlx(lora_parameters=None), ("lora_parameters is None",)),
+    ("E_CONFIG_VALUE", mlx(lora_parameters={"rank": "8"}), ("lora_parameters.rank is 8",)),
+    ("E_ALPHA", mlx(lora_parameters={"rank": 4, "scale": None}), ("lora_parameters.scale",)),
+    ("E_ALPHA", mlx(lora_parameters={"alpha": 16, "scale": 10.0}), ("alpha 16", "old versions")),
+    ("E_UNKNOWN_FIELD", mlx(lora_parameters={"rank": 4, "gain": 2}), ("gain = 2",)),
+    ("E_RANK_MISMATCH", mlx(lora_parameters={"rank": 8, "scale": 1.0}), ("rank 4", "says 8")),
+    ("E_HALF_PAIR", mlx(fine_tune_type="dora"), ("no magnitude", "q_proj")),
+    ("E_DORA", lambda d: (mlx()(d), d.add(f"{MLX_Q}.m", 64)), ("not set", "q_proj.m")),
+    ("E_SHAPE", lambda d: (mlx()(d), d.add(f"{MLX_Q}.lora_a", 65, 4)), ("[4, 65] (transposed)",)),
+    ("E_ZERO_SHARD", lambda d: (mlx()(d), d.add(f"{MLX_Q}.lora_b", 0)), ("lora_b [0]",)),
+    ("E_HALF_PAIR", lambda d: (mlx()(d), d.tensors.pop(f"{MLX_Q}.lora_b")), ("no lora_B",)),
+    ("E_UNKNOWN_TENSOR", lambda d: (mlx()(d), d.add(f"{MLX_Q}.lora_a.x", 4)), ("lora_a.x",)),
+    ("E_MODULES_TO_SAVE", lambda d: (mlx()(d), d.add("model.norm.weight", 64)), ("norm.weight",)),
     ("E_LFS_POINTER", raw_weights(LFS), ("adapter_model.safetensors", "Git LFS pointer")),
     ("E_LFS_POINTER", raw_config(LFS), ("adapter_config.json", "Git LFS pointer")),
     ("E_LFS_POINTER", file("tokenizer.json", LFS), ("tokenizer.json", "Git LFS pointer")),

@@ -80,6 +80,18 @@ def test_the_adapters_files_are_copied_and_nothing_else(
     assert copied.num_bytes == sum(copied.files.values())
 
 
+def test_an_mlx_adapters_weights_are_copied_under_their_own_name(
+    copy: Callable[..., Copied], source: Path, tmp_path: Path
+) -> None:
+    """Large as they are, and without traces of the checkpoints beside them."""
+    (source / "adapter_model.safetensors").rename(source / "adapters.safetensors")
+    (source / "0000100_adapters.safetensors").write_bytes(b"x")
+    copy(source)
+    assert staged(tmp_path) == {
+        name.replace("adapter_model.", "adapters."): data for name, data in FILES.items()
+    }
+
+
 def test_each_file_that_a_chat_template_may_lie_in_reaches_who_reads_it(
     copy: Callable[..., Copied], source: Path, tmp_path: Path
 ) -> None:

@@ -188,3 +188,18 @@ def test_a_missing_inbox_is_an_error_and_a_missing_folder_is_not(tmp_path: Path)
         scan(tmp_path / "none")
     assert scan(tmp_path, tmp_path / "none").found == {}
     assert look(tmp_path, tmp_path / "none", {}).view.signature == ""
+
+
+def test_an_mlx_adapter_is_whole_by_its_own_weights(tmp_path: Path, fill_folder: Fill) -> None:
+    folder = fill_folder(tmp_path / "a")
+    mlx = folder / "adapters.safetensors"
+    (folder / "adapter_model.safetensors").rename(mlx)
+    assert names(tmp_path) == {"a"} and is_whole(folder)
+    os.truncate(mlx, mlx.stat().st_size - 1)
+    assert not is_whole(folder)
+
+
+def test_of_two_weights_files_both_must_be_whole(tmp_path: Path, fill_folder: Fill) -> None:
+    folder = fill_folder(tmp_path / "a")
+    (folder / "adapters.safetensors").write_bytes(b"\0" * 7)
+    assert not is_whole(folder)
