@@ -29,12 +29,12 @@ from engine.kernels.paged_prefill import prefill_attention
 from engine.kernels.prefill_plan import plan_prefill
 
 VARIANTS: dict[str, PrefillTiles | None] = {
-    "default": None,
-    "128 x 64, 8 warps, 2 stages": PrefillTiles(128, 64, 8, 2),
-    "128 x 128, 8 warps, 2 stages": PrefillTiles(128, 128, 8, 2),
-    "64 x 64, 4 warps, 2 stages": PrefillTiles(64, 64, 4, 2, 2),
-    "64 x 64, 4 warps, 3 stages": PrefillTiles(64, 64, 4, 3),
-    "64 x 128, 4 warps, 2 stages": PrefillTiles(64, 128, 4, 2),
+    "default": None,  # 128 x 64, 8 warps, 3 stages; up to 512 rows 64 x 64, 4 warps, 2 a SM
+    "64 x 64, 4 warps, 2 a SM": PrefillTiles(64, 64, 4, 3, 2),
+    "128 x 64, 8 warps": PrefillTiles(128, 64, 8, 3),
+    "128 x 64, 8 warps, 4 stages": PrefillTiles(128, 64, 8, 4),
+    "128 x 128, 8 warps": PrefillTiles(128, 128, 8, 3),
+    "64 x 32, 4 warps, 4 stages, 2 a SM": PrefillTiles(64, 32, 4, 4, 2),
 }
 WHOLE = (256, 384, 512, 700, 1024, 2048, 8192)
 #: (rows, tokens before them)
