@@ -31,6 +31,8 @@ from engine.kernels.prefill_plan import plan_prefill
 VARIANTS: dict[str, PrefillTiles | None] = {
     "default": None,  # 128 x 64, 8 warps, 3 stages; up to 512 rows 64 x 64, 4 warps, 2 a SM
     "64 x 64, 4 warps, 2 a SM": PrefillTiles(64, 64, 4, 3, 2),
+    "64 x 64, 4 warps, 2 a SM, least 4": PrefillTiles(64, 64, 4, 3, 2, 4),
+    "64 x 64, 4 warps, 2 a SM, not cut": PrefillTiles(64, 64, 4, 3, 2, 1 << 20),
     "128 x 64, 8 warps": PrefillTiles(128, 64, 8, 3),
     "128 x 64, 8 warps, 4 stages": PrefillTiles(128, 64, 8, 4),
     "128 x 128, 8 warps": PrefillTiles(128, 128, 8, 3),
@@ -38,7 +40,15 @@ VARIANTS: dict[str, PrefillTiles | None] = {
 }
 WHOLE = (256, 384, 512, 700, 1024, 2048, 8192)
 #: (rows, tokens before them)
-CHUNKS = ((16, 4096), (256, 1536), (512, 1536), (512, 4096), (2048, 2048), (2048, 6144))
+CHUNKS = (
+    (16, 4096),
+    (192, 4096),
+    (256, 1536),
+    (512, 1536),
+    (512, 4096),
+    (2048, 2048),
+    (2048, 6144),
+)
 LAYERS = 8  # of the graph that is timed
 #: New lengths, as prompts come.
 LENGTHS = (513, 640, 777, 1024, 1100, 1536, 2000, 2048)
@@ -58,7 +68,7 @@ def ways(report: Report, cache: Cache) -> None:
         for rows, context in CHUNKS:
             case = f"prefill {rows} after {context}"
             report.line(case, name, lambda r=rows, c=context, t=tiles: _own(cache, r, c, t))
-    for rows, context in CHUNKS[2:]:
+    for rows, context in CHUNKS[3:]:
         for name, way in (("gathered, flash", _flash), ("gathered, cudnn twice", _cudnn_twice)):
             report.line(
                 f"prefill {rows} after {context}",

@@ -30,6 +30,7 @@ class PrefillTiles(NamedTuple):
     warps: int = 8
     stages: int = 3  # with two nothing is on its way while a tile is worked off
     programs_per_sm: int = 1  # as many as fit
+    least: int = 8  # tiles of keys of a piece, where few tiles of rows are cut into pieces
 
 
 #: Rows of the padded product of a decode: the tensor cores' smallest.

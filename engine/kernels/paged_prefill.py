@@ -30,9 +30,51 @@ from engine.kernels.paged_tile import (
 from engine.kernels.prefill_plan import PrefillPlan
 
 
+@triton.jit
+def _merge(
+    arrived,
+    tile,
+    pieces,
+    first,
+    kv_head,
+    to,
+    here,
+    partial,
+    weight,
+    KV_HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Say that a piece of `tile` is there; if it was the last, put all of them together.
+
+    The pieces are `pieces` from `first` on, and are added in that order, whoever comes last.
+    """
+    tl.debug_barrier()  # the piece is written by all threads, and told by one
+    before = tl.atomic_add(arrived + tile * KV_HEADS + kv_head, 1, sem="acq_rel")
+    if before % pieces == pieces - 1:  # every layer counts on from where the last one ended
+        m = tl.arange(0, ROWS)
+        column = tl.arange(0, WIDTH)
+        best = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, WIDTH], tl.float32)
+        for piece in range(0, pieces):
+            at = (((first + piece) * KV_HEADS + kv_head) * ROWS).to(tl.int64) + m
+            scores = tl.load(weight + at, cache_modifier=".cg")
+            part = tl.load(partial + at[:, None] * WIDTH + column[None, :], cache_modifier=".cg")
+            higher = tl.maximum(best, scores)
+            shift = tl.where(higher == float("-inf"), 0.0, higher)
+            share = tl.exp2(scores - shift)
+            keep = tl.exp2(best - shift)
+            total = total * keep + share
+            acc = acc * keep[:, None] + part * share[:, None]
+            best = higher
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(to, acc.to(to.dtype.element_ty), mask=here)
+
+
 @triton.jit(
     do_not_specialize=["stride_table"],
-    do_not_specialize_on_alignment=["tables", "seq_lens", "query_starts", "items"],
+    do_not_specialize_on_alignment=["tables", "seq_lens", "query_starts", "items", "arrived"],
 )
 def _prefill(
     q,
@@ -41,7 +83,10 @@ def _prefill(
     seq_lens,
     query_starts,
     items,
+    arrived,
     out,
+    partial,
+    weight,
     stride_q,
     stride_block,
     stride_side,
@@ -56,6 +101,7 @@ def _prefill(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
+    LEAST: tl.constexpr,
     ROWS: tl.constexpr,
     SPAN: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -67,14 +113,16 @@ def _prefill(
     follow(PDL)
     kv_head = tl.program_id(0)
     count = tl.load(items)
+    most = tl.load(items + 1)  # pieces of a tile
     m = tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     lane = tl.arange(0, TILE)
     head = kv_head * GROUP + m % GROUP
     keys_at = kv + kv_head * DIM
     values_at = keys_at + stride_side
-    for turn in range(tl.program_id(1), count, tl.num_programs(1)):
-        item = items + (count - turn) * 2
+    for turn in range(tl.program_id(1), count * most, tl.num_programs(1)):
+        tile = count - 1 - turn // most
+        item = items + (tile + 1) * 2
         seq = tl.load(item)
         first = tl.load(item + 1)
         start = tl.load(query_starts + seq)
@@ -85,47 +133,67 @@ def _prefill(
         mine = (m < SPAN * GROUP) & (local < num_rows)
         if FIXED:
             mine = mine & (local >= 0)
-        here = mine[:, None] & (column < DIM)[None, :]
-        row = (start + local).to(tl.int64)
-        at = row[:, None] * stride_q + (head * DIM)[:, None] + column[None, :]
-        queries = tl.load(q + at, mask=here, other=0.0)
         position = base + local
-        end = base + tl.minimum(first + SPAN, num_rows)  # of what the last row sees
-
-        best = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, WIDTH], tl.float32)
-        edge = base * 0
+        begin = base * 0
         if WINDOW:
-            edge = tl.maximum(base + first + 1 - WINDOW, 0) // TILE * TILE
-        ids = block_ids(table, edge, end, BLOCK, TILE)
-        if (not WINDOW) and (not FIXED):  # every row sees every key of the tiles before its own
-            full = (base + first + 1) // TILE * TILE
-            for key in range(0, full, TILE):
+            begin = tl.maximum(base + first + 1 - WINDOW, 0) // TILE * TILE
+        end = base + tl.minimum(first + SPAN, num_rows)  # of what the last row sees
+        num_tiles = tl.cdiv(end - begin, TILE)
+        pieces = tl.minimum(most, tl.maximum(num_tiles // LEAST, 1))
+        piece = turn % most
+        if FIXED:
+            pieces = 1
+            piece = 0
+        if piece < pieces:
+            end = tl.minimum(begin + (piece + 1) * num_tiles // pieces * TILE, end)
+            begin += piece * num_tiles // pieces * TILE
+            row = (start + local).to(tl.int64)
+            here = mine[:, None] & (column < DIM)[None, :]
+            at = row[:, None] * stride_q + (head * DIM)[:, None] + column[None, :]
+            queries = tl.load(q + at, mask=here, other=0.0)
+            best = tl.full([ROWS], float("-inf"), tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+            acc = tl.zeros([ROWS, WIDTH], tl.float32)
+            edge = begin
+            ids = block_ids(table, edge, end, BLOCK, TILE)
+            if (not WINDOW) and (not FIXED):  # every row sees every key of the tiles before its own
+                edge = tl.maximum(tl.minimum((base + first + 1) // TILE * TILE, end), begin)
+                for key in range(begin, edge, TILE):
+                    where = places(ids, key, stride_block, stride_key, BLOCK, TILE)
+                    ids = block_ids(table, key + TILE, end, BLOCK, TILE)
+                    keys = load_rows(keys_at, where, lane >= 0, DIM, WIDTH, False)
+                    scores = score(queries, keys, scale, cap, CAPPED)
+                    values = load_rows(values_at, where, lane >= 0, DIM, WIDTH, False)
+                    acc, best, total = accumulate(acc, best, total, scores, values, factor)
+            for done in range(0, end - edge, TILE):
+                key = edge + done
+                live = key + lane < end
                 where = places(ids, key, stride_block, stride_key, BLOCK, TILE)
                 ids = block_ids(table, key + TILE, end, BLOCK, TILE)
-                keys = load_rows(keys_at, where, lane >= 0, DIM, WIDTH, False)
+                keys = load_rows(keys_at, where, live, DIM, WIDTH, True)
                 scores = score(queries, keys, scale, cap, CAPPED)
-                values = load_rows(values_at, where, lane >= 0, DIM, WIDTH, False)
+                seen = (key + lane)[None, :] <= position[:, None]
+                if WINDOW:
+                    seen = seen & ((key + lane)[None, :] > position[:, None] - WINDOW)
+                scores = tl.where(seen, scores, float("-inf"))
+                values = load_rows(values_at, where, live, DIM, WIDTH, True)
                 acc, best, total = accumulate(acc, best, total, scores, values, factor)
-            edge = full
-        for done in range(0, end - edge, TILE):
-            key = edge + done
-            live = key + lane < end
-            where = places(ids, key, stride_block, stride_key, BLOCK, TILE)
-            ids = block_ids(table, key + TILE, end, BLOCK, TILE)
-            keys = load_rows(keys_at, where, live, DIM, WIDTH, True)
-            scores = score(queries, keys, scale, cap, CAPPED)
-            seen = (key + lane)[None, :] <= position[:, None]
-            if WINDOW:
-                seen = seen & ((key + lane)[None, :] > position[:, None] - WINDOW)
-            scores = tl.where(seen, scores, float("-inf"))
-            values = load_rows(values_at, where, live, DIM, WIDTH, True)
-            acc, best, total = accumulate(acc, best, total, scores, values, factor)
 
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows of no sequence see nothing
-        at = (row * HEADS + head)[:, None] * DIM + column[None, :]
-        tl.store(out + at, acc.to(out.dtype.element_ty), mask=here)
+            sees = total > 0.0  # not every row has a key here
+            total = tl.where(sees, total, 1.0)
+            acc = acc / total[:, None]
+            to = out + (row * HEADS + head)[:, None] * DIM + column[None, :]
+            if pieces == 1:
+                tl.store(to, acc.to(out.dtype.element_ty), mask=here)
+            elif not FIXED:
+                KV_HEADS: tl.constexpr = HEADS // GROUP
+                place = ((turn * KV_HEADS + kv_head) * ROWS).to(tl.int64) + m
+                tl.store(partial + place[:, None] * WIDTH + column[None, :], acc)
+                tl.store(weight + place, tl.where(sees, best + tl.log2(total), float("-inf")))
+                _merge(
+                    arrived, tile, pieces, turn - piece, kv_head, to, here, partial, weight,
+                    KV_HEADS, ROWS, WIDTH,
+                )  # fmt: skip
 
 
 def prefill_attention(
@@ -159,7 +227,10 @@ def prefill_attention(
         seq_lens,
         query_starts,
         plan.items,
+        plan.arrived,
         out,
+        plan.partial,
+        plan.weight,
         q.stride(0),
         kv.stride(0),
         kv.stride(1),
@@ -174,6 +245,7 @@ def prefill_attention(
         WIDTH=width_of(head_dim),
         BLOCK=block_size,
         TILE=tiles.keys,
+        LEAST=tiles.least,
         ROWS=tiles.rows,
         SPAN=plan.span,
         WINDOW=plan.window,

@@ -1,8 +1,10 @@
 """Which program of the prefill kernel takes which rows: a list of tiles, in device memory.
 
 Goes in: row ranges and lengths.  Comes out: the tiles of every sequence that is the kernel's, one
-after the other.  Nothing is waited for, and room and grids depend on the numbers of rows and
-sequences alone: a graph may be replayed with other ranges.
+after the other, and into how many pieces the keys of each may be cut: a step of few tiles would
+leave most of the card idle while they walk through a long prefix.  Nothing is waited for, and room
+and grids depend on the numbers of rows and sequences alone: a graph may be replayed with other
+ranges.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -15,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels import backend
-from engine.kernels.attention_tiles import PrefillTiles, prefill_tiles
+from engine.kernels.attention_tiles import PrefillTiles, prefill_tiles, width_of
 from engine.kernels.dependent import follow
 
 #: Sequences that `_list` looks at together.
@@ -26,8 +28,11 @@ SCAN = 128
 class PrefillPlan:
     """A step's tiles, for every layer of the same window."""
 
-    #: (most + 1, 2) int32: how many tiles there are; then of each its sequence and first row.
+    #: (most + 1, 2) int32: numbers of tiles and of pieces; then of each its sequence and first row.
     items: Tensor
+    arrived: Tensor  # (P, kv_heads) int32: pieces of a tile that are there
+    partial: Tensor  # (P, kv_heads, rows, width) fp32: a piece's share of the result
+    weight: Tensor  # (P, kv_heads, rows) fp32: log2 of its sum of exponentials
     programs: int  # of a KV head
     tiles: PrefillTiles
     span: int  # rows of a tile
@@ -36,16 +41,19 @@ class PrefillPlan:
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "least", "most"],
-    do_not_specialize_on_alignment=["seq_lens", "query_starts", "items"],
+    do_not_specialize=["num_seqs", "least", "most", "room", "num_counters"],
+    do_not_specialize_on_alignment=["seq_lens", "query_starts", "items", "arrived"],
 )
 def _list(
     seq_lens,
     query_starts,
     items,
+    arrived,
     num_seqs,
     least,
     most,
+    room,
+    num_counters,
     SPAN: tl.constexpr,
     SINGLES: tl.constexpr,
     FIXED: tl.constexpr,
@@ -55,6 +63,7 @@ def _list(
     """One program.  Sequences of `least` to `most` rows with nothing before them are left out.
 
     With FIXED tiles begin at positions that are multiples of SPAN, before the first row if need be.
+    Without, keys are cut so that there are up to `room` pieces of all tiles.
     """
     follow(PDL)
     lane = tl.arange(0, SCAN)
@@ -78,6 +87,12 @@ def _list(
             tl.store(items + (at + i) * 2 + 1, i * SPAN - lead, mask=i < tiles)
         count += tl.sum(tiles)
     tl.store(items, count)
+    pieces = count * 0 + 1
+    if not FIXED:
+        pieces = tl.maximum(room // tl.maximum(count, 1), 1)
+        for i in range(0, num_counters, SCAN):
+            tl.store(arrived + i + lane, lane * 0, mask=i + lane < num_counters)
+    tl.store(items + 1, pieces)
 
 
 def plan_prefill(
@@ -110,17 +125,29 @@ def plan_prefill(
     room = num_rows // span + min(num_seqs, num_rows if singles else num_rows // 2)
     if fixed:
         room += num_seqs
-    if counts is None:
-        programs = min(room, tiles.programs_per_sm * backend.num_sms(kv.device) // kv_heads)
-    else:
+    programs = at_once = max(1, tiles.programs_per_sm * backend.num_sms(kv.device) // kv_heads)
+    if counts is not None:
         programs = sum(-(-n // span) + (fixed and n > 1) for n in counts if singles or n > 1)
-    items = torch.empty((room + 1) * 2, dtype=torch.int32, device=kv.device)
+        if 2 * programs <= at_once and not fixed:
+            programs = at_once
+    pieces = 0 if fixed else at_once
+    sizes = [(room + 1) * 2, pieces * kv_heads]
+    items, arrived = torch.split(
+        torch.empty(sum(sizes), dtype=torch.int32, device=kv.device), sizes
+    )
+    sums, width = pieces * kv_heads * tiles.rows, width_of(kv.shape[4])
+    partial, weight = torch.split(
+        torch.empty(sums * (width + 1), dtype=torch.float32, device=kv.device), [sums * width, sums]
+    )
     _list[(1,)](
         seq_lens,
         query_starts,
         items,
+        arrived,
         num_seqs,
         *left_out,
+        at_once,
+        pieces * kv_heads,
         SPAN=span,
         SINGLES=singles,
         FIXED=fixed,
@@ -129,4 +156,14 @@ def plan_prefill(
         num_warps=4,
         launch_pdl=pdl,
     )
-    return PrefillPlan(items.view(-1, 2), max(1, programs), tiles, span, window, fixed)
+    return PrefillPlan(
+        items.view(-1, 2),
+        arrived.view(pieces, kv_heads),
+        partial.view(pieces, kv_heads, tiles.rows, width),
+        weight.view(pieces, kv_heads, tiles.rows),
+        max(1, programs),
+        tiles,
+        span,
+        window,
+        fixed,
+    )

@@ -180,6 +180,20 @@ def test_prefill_with_other_tiles(tiles: PrefillTiles) -> None:
     close(out, step.expected(), torch.bfloat16)
 
 
+@pytest.mark.parametrize("shape", [SMOLLM2, LLAMA3, Shape(4, 8, 4, 256)])
+def test_a_chunk_behind_a_long_prefix_gives_the_same_bits_every_time(shape: Shape) -> None:
+    """Its keys are cut into pieces, which arrive in another order each time."""
+    from engine.kernels.attention_device import device_attention
+
+    step = step_of(shape, [(3000, 16), (700, 5), (10, 3)], torch.bfloat16)
+    meta = replace(step.meta, derived={})
+    outs = [device_attention(step.q, step.kv, meta, scale=0.1, window=0) for _ in range(40)]
+    close(outs[0], step.expected(), torch.bfloat16)
+    plan = meta.derived["routes", 0].prefill
+    assert int(plan.arrived.max()) >= 2 * len(outs), "nothing was cut"
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("dtype", list(ERRORS))
 @pytest.mark.parametrize("shape", [SMOLLM2, LLAMA3, Shape(4, 8, 4, 256)])

@@ -31,7 +31,7 @@ from engine.kernels.reference import reference_attention
 Paged = Callable[..., Any]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TILES = DecodeTiles(keys=16, programs_per_sm=4, least=1, registers=0)
-SMALL = PrefillTiles(rows=16, keys=16, warps=4, stages=2)
+SMALL = PrefillTiles(rows=16, keys=16, warps=4, stages=2, least=2)
 TOLERANCES = {
     torch.float32: {"atol": 1e-5, "rtol": 1e-4},
     torch.float16: {"atol": 4e-3, "rtol": 4e-3},
@@ -242,6 +242,36 @@ def test_prefill_with_capped_scores_and_other_tiles(paged: Paged) -> None:
     for tiles in (SMALL, SMALL._replace(rows=64, keys=32)):
         got = prefill(case, softcap=0.7, tiles=tiles)
         torch.testing.assert_close(got, want, **TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("least", [1, 3, 100])
+@pytest.mark.parametrize("window", [0, 60])
+def test_a_chunk_behind_a_long_prefix_is_cut_into_pieces(
+    paged: Paged, window: int, least: int
+) -> None:
+    """And whoever of them comes last puts the same bits together."""
+    case = poisoned(paged([(200, 3), (3, 2), (130, 5)], heads=2, kv_heads=1))
+    q, kv, meta = on_device(case)
+    lens, starts = ints(meta.seq_lens), ints(meta.query_starts)
+    tiles = SMALL._replace(programs_per_sm=4, least=least)
+    plan = plan_prefill(lens, starts, num_rows=10, heads=2, kv=kv, window=window, tiles=tiles)
+
+    def run() -> Tensor:
+        out = torch.full(q.shape, torch.nan, device=DEVICE)
+        prefill_attention(q, kv, meta.block_tables, lens, starts, plan, out, scale=0.3)
+        return out
+
+    first = run()
+    want = expected(case, window=window)
+    torch.testing.assert_close(first.cpu(), want, **TOLERANCES[torch.float32])
+    if DEVICE == "cpu":
+        assert plan.items[:4].tolist() == [[3, 5], [0, 0], [1, 0], [2, 0]]  # 16 programs at once
+        tiles_of = (5, 5) if window else (13, 9)
+        pieces = [max(1, min(5, n // least)) for n in tiles_of]
+        assert plan.arrived[[0, 2], 0].tolist() == [n if n > 1 else 0 for n in pieces]
+    for _ in range(4):
+        plan.arrived.add_(1)  # the pieces of the run before are still there, and are the same
+        assert torch.equal(run(), first)
 
 
 def as_captured(meta: AttentionMeta, *, seqs: int, rows: int) -> AttentionMeta:
