@@ -6,6 +6,8 @@ order.  A `StepBuilder` lives for one pass.  Knows nothing of queues or of who c
 
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.adapters.residency import Residency
 from engine.memory.reclaim import Reclaimer
 from engine.messages import Submit
@@ -77,6 +79,38 @@ def refusal(submit: Submit, limits: SchedulerLimits, residency: Residency) -> Re
     if submit.rev is not None and not residency.knows(submit.rev):
         return Refusal("model_not_found", f"revision {submit.rev[:12]} is unknown")
     return None
+
+
+def invoke(submit: Submit, residency: Residency) -> tuple[Submit, int] | Refusal:
+    """What is to run, for a known revision, and its first row on which the adapter acts.
+
+    That is 0, but for an activated LoRA where its tokens begin for the last time in the prompt.
+    """
+    wanted = () if submit.rev is None else residency.manifest(submit.rev).alora_tokens
+    if not wanted:
+        return submit, 0
+    activation = last_place(submit.prompt, wanted)
+    if activation >= 0:
+        return submit, activation
+    if submit.alora_fallback == "base":
+        return msgspec.structs.replace(submit, rev=None), 0
+    return Refusal(
+        "invocation_missing",
+        f"the prompt lacks the invocation tokens {list(wanted)} from which this aLoRA acts; "
+        'add them, or send "alora_fallback": "base" to have the base model answer',
+    )
+
+
+def last_place(tokens: list[int], wanted: tuple[int, ...]) -> int:
+    """Where `wanted`, not empty, begins for the last time in `tokens`; -1: nowhere.
+
+    From the end, where it mostly is: all of 128k ids take 3 ms.
+    """
+    size, first = len(wanted), wanted[0]
+    for at in range(len(tokens) - size, -1, -1):
+        if tokens[at] == first and tuple(tokens[at : at + size]) == wanted:
+            return at
+    return -1
 
 
 def never_fits(
@@ -165,5 +199,11 @@ class StepBuilder:
             Chunk(seq, seq.next_row, length, length == seq.pending, seq.stay)
             for seq, length in self._rows.items()
         ]
-        chunks.sort(key=lambda c: 2 * c.seq.slot + (c.length > 1))
+        chunks.sort(key=_place)
         return StepWork(tuple(chunks), tuple(self._fences)) if chunks else None
+
+
+def _place(chunk: Chunk) -> int:
+    seq = chunk.seq
+    slot = seq.slot if chunk.start + chunk.length > seq.activation else -1
+    return 2 * slot + (chunk.length > 1)

@@ -6,6 +6,7 @@
     ├── ModelUnsupported model_unsupported   yes, at start
     ├── AdapterInvalid   adapter_invalid     yes: carries an E_ code of adapters/peft.py
     ├── RequestInvalid   invalid_value       yes
+    │   └── NotInvoked   invocation_missing  yes: an aLoRA whose tokens the prompt lacks
     ├── UnknownRevision  model_not_found     yes
     ├── NoRoom           no_room             no: the pool cannot hold it
     ├── LoadFailed       load_failed         no: its packed file is unreadable
@@ -59,6 +60,12 @@ class RequestInvalid(EngineError):
     """A request asks for something impossible, for example more tokens than the context holds."""
 
     code = "invalid_value"
+
+
+class NotInvoked(RequestInvalid):
+    """A prompt for an activated LoRA does not hold its invocation tokens."""
+
+    code = "invocation_missing"
 
 
 class UnknownRevision(EngineError):

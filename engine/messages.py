@@ -77,6 +77,8 @@ class PackedManifest(Struct, frozen=True, kw_only=True):
     max_rank: int
     changes_kv: bool  # False: its KV equals the base's, and the base's prefix cache is shared
     modules: tuple[PackedModule, ...]
+    #: aLoRA: it acts from the last place in a prompt on where these ids begin; () = everywhere.
+    alora_tokens: tuple[int, ...] = ()
 
 
 class TokenLogprobs(Struct, frozen=True, gc=False):
@@ -98,6 +100,8 @@ class Submit(Struct, frozen=True, kw_only=True, tag="submit"):
     priority: int = 50
     cache_salt: str = ""
     deadline_seconds: float | None = None  # from receipt; then it ends deadline_exceeded
+    #: An aLoRA whose tokens the prompt lacks: "" = refused, "base" = the base model answers.
+    alora_fallback: Literal["", "base"] = ""
 
 
 class Abort(Struct, frozen=True, tag="abort"):

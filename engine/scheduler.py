@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from engine.adapters.residency import Residency
-from engine.admission import SchedulerLimits, StepBuilder, never_fits, refusal
+from engine.admission import Refusal, SchedulerLimits, StepBuilder, invoke, never_fits, refusal
 from engine.fairness import Drainer, TokenCounters, WaitingQueue
 from engine.memory.reclaim import Reclaimer
 from engine.messages import FinishReason, SequenceDelta, Submit
@@ -62,13 +62,11 @@ class Scheduler:
             # The other one goes on: this delta is the end of the second Submit, not of the first.
             self._refuse(submit, "invalid_value", f"request id {submit.request_id} is in use")
             return
-        wrong = refusal(submit, self.limits, self.residency) or never_fits(
-            len(submit.prompt), submit.rev, self.limits, self.memory, self.residency
-        )
-        if wrong is not None:
-            self._refuse(submit, wrong.code, wrong.message)
+        ready = self._ready(submit)
+        if isinstance(ready, Refusal):
+            self._refuse(submit, ready.code, ready.message)
             return
-        seq = self._sequence(submit)
+        seq = self._sequence(*ready)
         self._live[seq.request_id] = seq
         self._counters.enter(seq.rev)
         if seq.rev is not None:
@@ -251,7 +249,7 @@ class Scheduler:
         """Prompt log-probabilities need every row of the prompt, so nothing is reused for them."""
         if seq.sampling.prompt_logprobs is not None and not seq.num_generated:
             return []
-        return self._prefix.find(seq.tokens, seq.identity, seq.salt, seq.chain)
+        return self._prefix.find(seq.tokens, seq.identity, seq.salt, seq.chain, seq.activation)
 
     def _has_room(self, seq: Sequence, found: list[int]) -> bool:
         """Room for all of `seq` beside the next token of those that run.
@@ -274,7 +272,16 @@ class Scheduler:
             self._prefix.note(seq.rev or "", seq.num_prompt, found, seq.chain, seconds)
 
     # ------------------------------------------------------------- small acts
-    def _sequence(self, submit: Submit) -> Sequence:
+    def _ready(self, submit: Submit) -> tuple[Submit, int] | Refusal:
+        """What runs of a request, and from which row its adapter acts; or why it never can."""
+        wrong = refusal(submit, self.limits, self.residency)
+        invoked = wrong or invoke(submit, self.residency)
+        if isinstance(invoked, Refusal):
+            return invoked
+        rev, length = invoked[0].rev, len(submit.prompt)
+        return never_fits(length, rev, self.limits, self.memory, self.residency) or invoked
+
+    def _sequence(self, submit: Submit, activation: int) -> Sequence:
         self._arrivals += 1
         seconds = submit.deadline_seconds
         return Sequence(
@@ -287,6 +294,7 @@ class Scheduler:
             salt=submit.cache_salt,
             priority=submit.priority,
             order=self._arrivals,
+            activation=activation,
             longest=self.limits.longest(submit),
             deadline=None if seconds is None else self._clock() + seconds,
         )
@@ -302,9 +310,10 @@ class Scheduler:
         count = seq.num_computed // self.limits.block_size
         if count == seq.num_entered:
             return
-        self._prefix.keys(seq.tokens, count, seq.chain, seq.identity, seq.salt)
+        identity, activation = seq.identity, seq.activation
+        self._prefix.keys(seq.tokens, count, seq.chain, identity, seq.salt, activation)
         for i in range(seq.num_entered, count):
-            self._prefix.enter(seq.chain, i, seq.blocks[i], seq.identity)
+            self._prefix.enter(seq.chain, i, seq.blocks[i], identity, activation)
         seq.num_entered = count
 
     def _end_what_cannot_go_on(self) -> None:

@@ -44,6 +44,7 @@ class Sequence:
     salt: str
     priority: int
     order: int  # of arrival
+    activation: int = 0  # rows before it are the base model's, though it has a slot (aLoRA)
     longest: int = 1 << 62  # tokens with which it ends, whatever they are
     deadline: float | None = None  # of the injected clock
     status: Status = Status.WAITING
@@ -101,6 +102,7 @@ class Sequence:
         assert runs or not (self.blocks or self.num_computed or self.flying), "holds while it waits"
         assert not runs or self.next_row <= len(self.blocks) * block_size, "rows without a block"
         assert not runs or (self.slot >= 0) == (self.rev is not None), "on other weights"
+        assert 0 <= self.activation < self.num_prompt, "activated outside of its prompt"
         assert self.num_entered * block_size <= self.num_computed <= self.length, "KV of nothing"
 
     @property
@@ -123,10 +125,16 @@ class Chunk:
     samples: bool  # the last row's logits are sampled
     stay: int = 0  # the sequence's, when this was launched
 
+    @property
+    def inactive(self) -> int:
+        """Rows at its start that are the base model's, whatever slot the sequence has."""
+        return min(max(self.seq.activation - self.start, 0), self.length)
+
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One step.  Rows of one slot are consecutive, base first, decode before prefill in a slot.
+    """One step.  Rows of one slot are consecutive, base first, decode before prefill in a slot; but
+    a chunk that begins before its sequence's activation has rows of the base model among them.
 
     `fences` are what the step's stream waits for: events on blocks that changed owner.
     """

@@ -38,6 +38,7 @@ TABLE: Mapping[str, Meaning] = {
     "invalid_value": Meaning(400, 2, _REQUEST),
     "unsupported_parameter": Meaning(400, 2, _REQUEST),
     "context_length_exceeded": Meaning(400, 2, _REQUEST),
+    "invocation_missing": Meaning(400, 2, _REQUEST),
     "invalid_config": Meaning(400, 2, _REQUEST),
     "model_unsupported": Meaning(400, 2, _REQUEST),
     # who, and what

@@ -184,19 +184,34 @@ class DevicePlanner:
 
 
 def cut_runs(chunks: Sequence[Chunk]) -> tuple[Ints, int]:
-    """Neighbouring chunks of one slot as (3, n): first rows, rows, slots; and the step's rows.
+    """Neighbouring rows of one slot as (3, n): first rows, rows, slots; and the step's rows.
 
     Rows of the base model are in no run.
     """
     count = len(chunks)
     slots = np.fromiter((c.seq.slot for c in chunks), dtype=np.int64, count=count)
-    ends = np.cumsum(np.fromiter((c.length for c in chunks), dtype=np.int64, count=count))
-    last = np.append(np.flatnonzero(slots[1:] != slots[:-1]), count - 1)
+    lengths = np.fromiter((c.length for c in chunks), dtype=np.int64, count=count)
+    early = [i for i, c in enumerate(chunks) if c.start < c.seq.activation]
+    if early:
+        slots, lengths = _cut_early(slots, lengths, early, [chunks[i].inactive for i in early])
+    ends = np.cumsum(lengths)
+    last = np.append(np.flatnonzero(slots[1:] != slots[:-1]), len(slots) - 1)
     run_ends, run_slots = ends[last], slots[last]
     run_starts = np.append(0, run_ends[:-1])
     used = run_slots >= 0
     runs = np.stack((run_starts, run_ends - run_starts, run_slots))[:, used]
     return runs, int(ends[-1])
+
+
+def _cut_early(
+    slots: Ints, lengths: Ints, early: list[int], inactive: list[int]
+) -> tuple[Ints, Ints]:
+    """Chunks `early` begin with `inactive` rows of the base model: slots and lengths of the parts
+    that have rows."""
+    lengths[early] -= inactive
+    lengths = np.insert(lengths, early, inactive)
+    slots = np.insert(slots, early, -1)
+    return slots[lengths > 0], lengths[lengths > 0]
 
 
 def rung(count: int) -> int:

@@ -154,11 +154,14 @@ class StepPlanner:
 
 
 def cut_segments(chunks: Sequence[Chunk]) -> tuple[Segment, ...]:
-    """Neighbouring chunks of one slot are one segment; rows of the base model are in none."""
+    """Neighbouring rows of one slot are one segment; rows of the base model are in none."""
     segments: list[Segment] = []
     row = 0
     for chunk in chunks:
         end, slot = row + chunk.length, chunk.seq.slot
+        row += chunk.inactive
+        if row == end:
+            continue
         if segments and segments[-1].slot == slot and segments[-1].end == row:
             segments[-1] = Segment(segments[-1].start, end, slot)
         elif slot >= 0:

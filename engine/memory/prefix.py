@@ -1,9 +1,11 @@
 """PrefixIndex: KV of full blocks, found again by what was computed.
 
-Goes in: token ids, a cache identity ("base" or a revision) and a salt.  Comes out: pool blocks that
-hold exactly the KV of those tokens under that identity.  A block's key is a digest over its
-parent's key and its own tokens, and the first parent is a digest over identity and salt: equal
-keys mean equal history, and nothing is ever shared between identities or salts.
+Goes in: token ids, a cache identity ("base" or a revision), a salt, and for an activated LoRA the
+row from which it acts.  Comes out: pool blocks that hold exactly the KV of those tokens.  A block's
+key is a digest over its parent's key and its own tokens, and the first parent is a digest over
+identity and salt: equal keys mean equal history, and nothing is shared between identities or salts.
+Blocks that end before an activation are the base's, whoever computes them; the first of the others
+is also a digest over the revision and the activation, since what lies in it depends on both.
 Knows nothing of requests, nor of when room is short (`memory/reclaim.py` asks and evicts).
 """
 
@@ -16,6 +18,9 @@ from hashlib import blake2b
 from engine.memory.pool import BlockPool
 from engine.memory.reuse import ReuseLog
 from engine.recency import Usage
+
+#: The identity of what the base model alone computes.
+BASE = "base"
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +40,13 @@ def root_key(identity: str, salt: str) -> bytes:
     """Where the chains of one identity and salt begin; lengths keep the two fields apart."""
     fields = [identity.encode(), salt.encode()]
     return blake2b(b"".join(len(f).to_bytes(8, "big") + f for f in fields), digest_size=32).digest()
+
+
+def switch_key(parent: bytes, identity: str, activation: int) -> bytes:
+    """What the chain goes on from where base blocks after `parent` end, at row `activation`."""
+    # Another `person` than a block's: no tokens can be read as an identity.
+    data = parent + activation.to_bytes(8, "big") + identity.encode()
+    return blake2b(data, digest_size=32, person=b"activation").digest()
 
 
 def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -61,13 +73,26 @@ class PrefixIndex:
         return len(self._entries)
 
     # ------------------------------------------------------------- finding
+    def identity_of(self, index: int, identity: str, activation: int) -> str:
+        """Of block `index` of a chain: the base's while it ends at `activation` or before."""
+        return BASE if (index + 1) * self.block_size <= activation else identity
+
     def keys(
-        self, tokens: Sequence[int], count: int, chain: list[bytes], identity: str, salt: str
+        self,
+        tokens: Sequence[int],
+        count: int,
+        chain: list[bytes],
+        identity: str,
+        salt: str,
+        activation: int = 0,
     ) -> list[bytes]:
         """The keys of the first `count` full blocks; extends `chain`, which the caller keeps."""
         size = self.block_size
+        switches = activation > 0 and identity != BASE
         for i in range(len(chain), count):
-            parent = chain[i - 1] if i else root_key(identity, salt)
+            parent = chain[i - 1] if i else root_key(BASE if switches else identity, salt)
+            if switches and i == activation // size:
+                parent = switch_key(parent, identity, activation)
             chain.append(block_key(parent, tokens[i * size : (i + 1) * size]))
         return chain[:count]
 
@@ -77,23 +102,27 @@ class PrefixIndex:
         identity: str,
         salt: str = "",
         chain: list[bytes] | None = None,
+        activation: int = 0,
     ) -> list[int]:
         """Blocks of the longest indexed prefix that leaves at least one token to compute.
 
         Takes no references; `share` does.  `chain` is the caller's memory of earlier keys.
         """
         count = max(len(tokens) - 1, 0) // self.block_size
+        chain = [] if chain is None else chain
         blocks = []
-        for key in self.keys(tokens, count, [] if chain is None else chain, identity, salt):
+        for key in self.keys(tokens, count, chain, identity, salt, activation):
             entry = self._entries.get(key)
             if entry is None:
                 break
             blocks.append(entry.block)
         return blocks
 
-    def match(self, tokens: Sequence[int], identity: str, salt: str = "") -> list[int]:
+    def match(
+        self, tokens: Sequence[int], identity: str, salt: str = "", activation: int = 0
+    ) -> list[int]:
         """`find`, then `share`: the blocks are the caller's to release."""
-        blocks = self.find(tokens, identity, salt)
+        blocks = self.find(tokens, identity, salt, activation=activation)
         self.share(blocks)
         return blocks
 
@@ -105,7 +134,9 @@ class PrefixIndex:
             self._by_block[block].usage.touch(now)
 
     # ------------------------------------------------------------- entering and leaving
-    def enter(self, chain: Sequence[bytes], index: int, block: int, identity: str) -> None:
+    def enter(
+        self, chain: Sequence[bytes], index: int, block: int, identity: str, activation: int = 0
+    ) -> None:
         """File `block` as number `index` of `chain`: its tokens are accepted and its KV computed.
 
         A key that is filed already stays with its first block, and a block whose parent was
@@ -115,6 +146,7 @@ class PrefixIndex:
         parent = self._entries.get(chain[index - 1]) if index else None
         if key in self._entries or (index and parent is None):
             return
+        identity = self.identity_of(index, identity, activation)
         entry = Entry(key, block, identity, parent, Usage(self._clock()), self.reuse.now)
         self.reuse.filed(key)
         self._pool.keep(block)
@@ -131,10 +163,17 @@ class PrefixIndex:
             self._offer(entry)
 
     def drop(self, identity: str) -> None:
-        """Forget everything computed under `identity`."""
+        """Forget everything computed under `identity`.  What it continues stays.
+
+        The base is dropped last, if ever: others continue its blocks.
+        """
         for entry in self._by_identity.pop(identity, {}).values():
             del self._entries[entry.key], self._by_block[entry.block]
             self._pool.forget(entry.block)
+            parent = entry.parent
+            if parent is not None and parent.identity != identity:
+                del parent.children[entry.key]
+                self._offer(parent)
         self._oldest.pop(identity, None)
 
     # ------------------------------------------------------------- giving way
@@ -145,7 +184,8 @@ class PrefixIndex:
     def oldest(self, identity: str) -> Entry | None:
         """The least recently used cached block that nothing continues, leaves before parents.
 
-        If every cached block has a successor in use, the oldest of them.
+        If all that continue cached blocks are in use, the oldest that no cached block continues;
+        None if those that do are of another identity: they go first.
         """
         heap = self._oldest.get(identity, [])
         while heap:
@@ -155,9 +195,16 @@ class PrefixIndex:
                 return entry
             heapq.heappop(heap)
         cached = (
-            e for e in self._by_identity.get(identity, {}).values() if self._pool.is_cached(e.block)
+            e
+            for e in self._by_identity.get(identity, {}).values()
+            if self._pool.is_cached(e.block)
+            and not any(self._pool.is_cached(child.block) for child in e.children.values())
         )
         return min(cached, key=lambda e: e.usage.last, default=None)
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether it is filed still."""
+        return self._entries.get(entry.key) is entry
 
     def evict(self, entry: Entry) -> None:
         """Free a cached block; what continues it cannot be found any more and leaves the index."""
@@ -197,6 +244,8 @@ class PrefixIndex:
             assert self._pool.owner(entry.block) is not None, f"filed block {entry.block} is free"
             parent = entry.parent
             assert parent is None or self._entries.get(parent.key) is parent, "orphan"
+            assert parent is None or parent.children[key] is entry, "unknown to its parent"
+            assert all(map(self.holds, entry.children.values())), "continued by what is gone"
         assert len(self._by_block) == len(self._entries)
         assert sum(map(len, self._by_identity.values())) == len(self._entries)
         filed = sum(self._pool.is_cached(block) for block in self._by_block)

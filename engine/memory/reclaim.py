@@ -235,6 +235,7 @@ class _Victims:
         self._owner = owner
         self._adapters = sorted(adapters, key=owner.adapter_rank, reverse=True)  # next one last
         self._prefixes: list[tuple[tuple[bool, int, float], bytes, Entry]] = []
+        self._offered: set[bytes] = set()  # keys in `_prefixes`
         for identity in owner.prefix.identities():
             self._offer(identity)
 
@@ -247,12 +248,15 @@ class _Victims:
 
     def evict_cheapest(self, adapter_floor: int = 0) -> None:
         """Whatever costs least goes: one cached block, or one adapter."""
+        self._skip_those_gone()
         if self._adapters and (not self._prefixes or self._adapter_is_cheaper(adapter_floor)):
             self.evict_adapter()
             return
-        _, _, entry = heapq.heappop(self._prefixes)
+        entry = self._pop()
         self._owner.prefix.evict(entry)
         self._offer(entry.identity)
+        if entry.parent is not None and entry.parent.identity != entry.identity:
+            self._offer(entry.parent.identity)  # maybe its last successor was in the way
 
     def _adapter_is_cheaper(self, floor: int) -> bool:
         adapter = self._adapters[-1]
@@ -260,7 +264,18 @@ class _Victims:
             return False
         return self._owner.adapter_cost(adapter) < self._prefixes[0][0]
 
+    def _skip_those_gone(self) -> None:
+        """One that continued an evicted block of another identity went with it."""
+        while self._prefixes and not self._owner.prefix.holds(self._prefixes[0][2]):
+            self._offer(self._pop().identity)
+
+    def _pop(self) -> Entry:
+        _, key, entry = heapq.heappop(self._prefixes)
+        self._offered.discard(key)
+        return entry
+
     def _offer(self, identity: str) -> None:
         entry = self._owner.prefix.oldest(identity)
-        if entry is not None:
+        if entry is not None and entry.key not in self._offered:
+            self._offered.add(entry.key)
             heapq.heappush(self._prefixes, (self._owner.prefix_cost(entry), entry.key, entry))

@@ -1,10 +1,13 @@
 """What a step's arrays and its plan hold, before anything is computed."""
 
+import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.adapters.device_plan import cut_runs
 from engine.adapters.plan import StepPlanner, cut_segments
 from engine.adapters.slots import SlotTable
 from engine.batch import Batcher
@@ -16,7 +19,9 @@ from engine.models.spec import read_spec
 from engine.sequence import Chunk, Sequence, StepWork
 
 
-def sequence(name: str, tokens: list[int], *, slot: int = -1, blocks: list[int] = ()) -> Sequence:
+def sequence(
+    name: str, tokens: list[int], *, slot: int = -1, blocks: list[int] = (), activation: int = 0
+) -> Sequence:
     return Sequence(
         request_id=name,
         tokens=tokens,
@@ -29,6 +34,7 @@ def sequence(name: str, tokens: list[int], *, slot: int = -1, blocks: list[int] 
         order=0,
         blocks=list(blocks),
         slot=slot,
+        activation=activation,
     )
 
 
@@ -255,3 +261,29 @@ def test_views_show_the_rows_that_were_packed(arena, adapters) -> None:
         a, b = adapter.tensors[key]
         assert torch.equal(torch.cat(pair.a), a) and torch.equal(torch.cat(pair.b).T, b)
         assert pair.scaling == 2.0 / 8 and pair.rank == 8
+
+
+def test_a_chunk_that_crosses_its_activation_is_cut_in_both_plans() -> None:
+    draw = random.Random(3)
+    crossed = 0
+    for _ in range(300):
+        chunks, slots = [], []
+        for n in range(draw.randrange(1, 7)):
+            slot, activation = draw.randrange(-1, 3), draw.choice([0, 0, draw.randrange(12)])
+            start, length = draw.randrange(12), draw.randrange(1, 9)
+            seq = sequence(str(n), [0] * 30, slot=slot, activation=activation)
+            chunks.append(Chunk(seq, start, length, False))
+            own = [slot if start + i >= activation else -1 for i in range(length)]
+            crossed += slot >= 0 and len(set(own)) == 2
+            slots += own
+        segments = cut_segments(chunks)
+        seen = [-1] * len(slots)
+        for segment in segments:
+            seen[segment.start : segment.end] = [segment.slot] * (segment.end - segment.start)
+        assert seen == slots
+        assert all(a.end < b.start or a.slot != b.slot for a, b in pairwise(segments))
+        assert len(segments) <= len(chunks), "more than the plan has room for"
+        runs, total = cut_runs(chunks)
+        assert total == len(slots)
+        assert [Segment(a, a + n, slot) for a, n, slot in runs.T.tolist()] == list(segments)
+    assert crossed > 50

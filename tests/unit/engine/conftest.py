@@ -208,6 +208,7 @@ class Harness:
         self.events: list[AdapterEvent] = []
         self.answers: dict[int, Answer] = {}
         self.shares_base_kv: set[str | None] = {None}
+        self.invocations: dict[str | None, tuple[int, ...]] = {}  # of those that are activated
         self._ids = count(1)
 
     # ------------------------------------------------------------- asking for things
@@ -221,6 +222,7 @@ class Harness:
         priority: int = 50,
         salt: str = "",
         deadline: float | None = None,
+        fallback: str = "",
         **sampling: object,
     ) -> None:
         self.scheduler.add(
@@ -232,6 +234,7 @@ class Harness:
                 priority=priority,
                 cache_salt=salt,
                 deadline_seconds=deadline,
+                alora_fallback=fallback,  # type: ignore[arg-type]
             )
         )
 
@@ -243,9 +246,11 @@ class Harness:
         changes_kv: bool = True,
         pinned: bool = False,
         priority: int = 50,
+        alora_tokens: tuple[int, ...] = (),
     ) -> int:
         if not changes_kv:
             self.shares_base_kv.add(rev)
+        self.invocations[rev] = alora_tokens
         manifest = PackedManifest(
             rev=rev,
             path=f"/{rev}.bin",
@@ -255,6 +260,7 @@ class Harness:
             max_rank=1,
             changes_kv=changes_kv,
             modules=(),
+            alora_tokens=alora_tokens,
         )
         return self.command(AddRevision, manifest=manifest, priority=priority, pinned=pinned)
 
@@ -339,10 +345,12 @@ class Harness:
     def alone(self, prompt: list[int], rev: str | None, num_tokens: int) -> list[int]:
         """What the fake model answers, computed from its definition, one token after another."""
         writer = None if rev in self.shares_base_kv else rev
+        begin = activation(prompt, self.invocations.get(rev, ()))
+        assert begin is not None or not num_tokens, "never runs"
         answer: list[int] = []
         history = 0
-        for token in prompt:
-            history = _after(history, _row(history, token, writer))
+        for i, token in enumerate(prompt):
+            history = _after(history, _row(history, token, writer if i >= (begin or 0) else None))
         for _ in range(num_tokens):
             answer.append(_draw(history, rev))
             history = _after(history, _row(history, answer[-1], writer))
@@ -364,7 +372,8 @@ class Harness:
                     block = self.arena.setdefault(number, {})
                     if not isinstance(block, dict):
                         block = self.arena[number] = {}
-                    block[offset] = (_row(history, token, writer), i)
+                    by = writer if i >= seq.activation else None
+                    block[offset] = (_row(history, token, by), i)
                 value, position = self.arena[number][offset]  # type: ignore[index]
                 assert position == i, "KV of another position"
                 history = _after(history, value)
@@ -384,7 +393,7 @@ class Harness:
     def _check_order(self) -> None:
         """Rows of a slot are consecutive, base first; budgets hold."""
         chunks = self.work.chunks if self.work else ()
-        slots = [c.seq.slot for c in chunks]
+        slots = [c.seq.slot if c.inactive < c.length else -1 for c in chunks]
         assert slots == sorted(slots)
         decoding = sum(c.seq in self._decoding for c in chunks)
         limits = self.scheduler.limits
@@ -412,6 +421,14 @@ def _number(rev: str | None) -> int:
 def _row(history: int, token: int, writer: str | None) -> int:
     """The KV of a token after `history`, under the weights of `writer`."""
     return hash((history, token, _number(writer)))
+
+
+def activation(prompt: list[int], wanted: tuple[int, ...]) -> int | None:
+    """From which row an adapter acts, by its definition; None: it is not invoked."""
+    if not wanted:
+        return 0
+    places = [i for i in range(len(prompt)) if tuple(prompt[i : i + len(wanted)]) == wanted]
+    return max(places, default=None)
 
 
 def _after(history: int, row: int) -> int:

@@ -14,28 +14,28 @@ class Cache:
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex(self.pool, 4, lambda: self.now)
 
-    def compute(self, tokens, identity="base", salt="") -> list[int]:
+    def compute(self, tokens, identity="base", salt="", activation=0) -> list[int]:
         """A sequence computes `tokens` and stays; returns its blocks."""
-        found = self.index.match(tokens, identity, salt)
+        found = self.index.match(tokens, identity, salt, activation)
         count = len(tokens) // 4
         blocks = found + self.pool.allocate(count - len(found), Owner.KV)
         chain: list[bytes] = []
-        self.index.keys(tokens, count, chain, identity, salt)
+        self.index.keys(tokens, count, chain, identity, salt, activation)
         for i in range(len(found), count):
-            self.index.enter(chain, i, blocks[i], identity)
+            self.index.enter(chain, i, blocks[i], identity, activation)
         self.index.check()
         return blocks
 
-    def pass_through(self, tokens, identity="base", salt="") -> list[int]:
+    def pass_through(self, tokens, identity="base", salt="", activation=0) -> list[int]:
         """The same, and it leaves."""
         self.now += 1
-        blocks = self.compute(tokens, identity, salt)
+        blocks = self.compute(tokens, identity, salt, activation)
         self.index.release(blocks)
         self.index.check()
         return blocks
 
-    def hit(self, tokens, identity="base", salt="") -> int:
-        return len(self.index.find(tokens, identity, salt))
+    def hit(self, tokens, identity="base", salt="", activation=0) -> int:
+        return len(self.index.find(tokens, identity, salt, activation=activation))
 
     def evict_oldest(self, identity="base") -> int:
         entry = self.index.oldest(identity)
@@ -173,3 +173,67 @@ def test_a_hot_block_does_not_pile_up_stale_entries(cache):
         cache.pass_through(ABC)
     assert len(cache.index._oldest["base"]) < 200
     assert len(cache.index) == 3
+
+
+# ----------------------------------------------------------------- activated LoRAs
+LONG = list(range(21))
+
+
+@pytest.mark.parametrize("activation", range(1, 20))
+def test_blocks_before_an_activation_are_the_bases_and_no_others(cache, activation):
+    before = activation // 4
+    cache.pass_through(LONG, "rev", activation=activation)
+    assert cache.hit(LONG) == cache.hit(LONG, "other", activation=activation) == before
+    assert cache.hit(LONG, "rev") == 0, "the same revision, active from the first row"
+    assert cache.hit(LONG, "rev", activation=activation) == 5
+    assert cache.hit(LONG, "rev", "salt", activation) == 0
+    assert set(cache.index.identities()) == ({"base"} if before else set()) | {"rev"}
+
+
+def test_an_activated_lora_finds_what_the_base_computed(cache):
+    blocks = cache.pass_through(LONG)
+    assert cache.index.find(LONG, "rev", activation=9) == blocks[:2]
+    assert cache.pass_through(LONG, "rev", activation=9)[:2] == blocks[:2]
+    assert cache.hit(LONG) == 5
+
+
+def test_blocks_after_other_activations_are_other_blocks():
+    """The tokens are equal, and so is the revision: what one has generated another may be sent."""
+    cache = Cache(128)
+    for activation in range(20):
+        cache.pass_through(LONG, "rev", activation=activation)
+        others = [cache.hit(LONG, "rev", activation=other) for other in range(activation + 1, 20)]
+        assert all(hit <= (activation + 1 + i) // 4 for i, hit in enumerate(others))
+        assert cache.hit(LONG, "rev", activation=activation) == 5
+
+
+def test_an_adapter_that_changes_no_kv_shares_all_blocks_wherever_it_is_activated(cache):
+    blocks = cache.pass_through(LONG)
+    assert cache.index.find(LONG, "base", activation=9) == blocks
+
+
+def test_a_dropped_revision_leaves_the_base_blocks_that_it_went_on_from(cache):
+    base = cache.pass_through(LONG, "rev", activation=9)[:2]
+    held = cache.compute(LONG, "rev", activation=13)
+    cache.index.drop("rev")
+    cache.index.check()
+    assert cache.index.find(LONG, "rev", activation=9) == base
+    assert cache.hit(LONG) == 3 and cache.hit(LONG, "rev", activation=13) == 3
+    cache.index.release(held)
+    assert [cache.evict_oldest() for _ in range(3)][1:] == base[::-1], "leaves again"
+    assert cache.pool.num_free == 32
+
+
+def test_a_base_block_that_a_cached_one_continues_is_not_offered_before_it(cache):
+    blocks = cache.pass_through(LONG, "rev", activation=9)
+    assert cache.index.oldest("base") is None
+    assert [cache.evict_oldest("rev") for _ in range(3)] == blocks[:1:-1]
+    assert [cache.evict_oldest() for _ in range(2)] == blocks[1::-1]
+
+
+def test_an_evicted_base_block_takes_along_what_went_on_from_it(cache):
+    blocks = cache.pass_through(LONG, "rev", activation=9)
+    cache.index.evict(cache.index._by_block[blocks[0]])
+    cache.index.check()
+    assert len(cache.index) == 0 and cache.pool.num_free == 32
+    assert cache.index.identities() == []

@@ -67,11 +67,12 @@ class Shop:
         self.adapters.append(Adapter(rev, blocks, usage, loaded_at, **more))
         return self.adapters[-1]
 
-    def cache(self, tokens, identity="base") -> list[int]:
-        blocks = self.pool.allocate(len(tokens) // 4, Owner.KV)
-        chain = self.prefix.keys(tokens, len(blocks), [], identity, "")
+    def cache(self, tokens, identity="base", activation=0) -> list[int]:
+        found = self.prefix.match([*tokens, 0], identity, activation=activation)
+        blocks = found + self.pool.allocate(len(tokens) // 4 - len(found), Owner.KV)
+        chain = self.prefix.keys(tokens, len(blocks), [], identity, "", activation)
         for i, block in enumerate(blocks):
-            self.prefix.enter(chain, i, block, identity)
+            self.prefix.enter(chain, i, block, identity, activation)
         self.prefix.release(blocks)
         return blocks
 
@@ -245,3 +246,33 @@ def test_uses_age_and_the_order_of_heat_does_not_depend_on_when_one_looks():
     assert often.heat > late.heat
     late.touch(HALF_LIFE_SECONDS)
     assert often.heat < late.heat, "2.5 uses now against 4 a half-life ago"
+
+
+def test_blocks_of_activated_loras_leave_before_the_base_blocks_under_them() -> None:
+    """However cheap those are: without them nothing behind them could be found."""
+    shop = Shop(num_blocks=8, priorities={"base": 0})
+    first = shop.cache(range(16), "one", activation=8)
+    second = shop.cache(range(16), "two", activation=8)
+    assert first[:2] == second[:2] and shop.pool.num_free == 2
+    taken = shop.memory.take_kv(5, None)
+    assert not {*first[:2]} & {*taken} and len({*first[2:], *second[2:]} & {*taken}) == 3
+    taken += shop.memory.take_kv(3, None)
+    shop.prefix.check()
+    assert len(taken) == 8 and len(shop.prefix) == 0
+
+
+def test_what_goes_on_from_an_evicted_base_block_is_not_evicted_twice() -> None:
+    """A base block whose own copy of a successor is in use gives way with what lies behind it."""
+    shop = Shop(num_blocks=8, priorities={"base": 0, "rev": 90})
+    tokens = range(16)
+    cached = shop.cache(range(8))
+    chain = shop.prefix.keys(tokens, 4, [], "rev", "", 8)
+    own = shop.pool.allocate(2, Owner.KV)
+    for i, block in enumerate(own, start=2):
+        shop.prefix.enter(chain, i, block, "rev", 8)
+    shop.prefix.release(own[1:])  # its end is cached, its middle in use
+    other = shop.cache([9] * 4, "rev")
+    taken = shop.memory.take_kv(7, None)
+    assert taken is not None and {*cached, own[1], *other} <= {*taken}
+    shop.prefix.check()
+    assert shop.pool.num_free == 0 and len(shop.prefix) == 0

@@ -18,9 +18,11 @@ from engine.admission import StepBuilder
 from engine.sequence import Chunk, StepWork
 
 DEVICES = ("now", "ahead", "late")
-NAMES = {"a": 2, "b": 3, "c": 5, "d": 2, "huge": 60}  # blocks
+NAMES = {"a": 2, "b": 3, "c": 5, "d": 2, "e": 2, "f": 3, "huge": 60}  # blocks
 SHARES_BASE_KV = {"d"}  # changes no K and no V
+INVOKED_BY = {"e": (7,), "f": (3, 4)}  # activated LoRAs
 PROMPTS = [list(range(length)) for length in (1, 4, 9, 17, 30)] + [[7] * 12, [1, 2, 3, 4, 9, 9]]
+PROMPTS += [[*range(17), 3, 4, 7, *range(6)]]
 SIZES: dict[str, list] = {
     "num_blocks": [14, 20, 40],
     "slots": [1, 2, 4],
@@ -75,7 +77,13 @@ class Life:
     def add(self, name: str, pinned: bool) -> None:
         rev = self.serving[name]
         self.revs.add(rev)
-        command = self.h.add(rev, NAMES[name], changes_kv=name not in SHARES_BASE_KV, pinned=pinned)
+        command = self.h.add(
+            rev,
+            NAMES[name],
+            changes_kv=name not in SHARES_BASE_KV,
+            pinned=pinned,
+            alora_tokens=INVOKED_BY.get(name, ()),
+        )
         self.commands.append(command)
 
     # ------------------------------------------------------------- acts
@@ -172,6 +180,13 @@ class Life:
         end = self.h.end(request_id)
         assert end is not None, f"{request_id} never ended"
         tokens = self.h.tokens(request_id)
+        if end.code == "invocation_missing":
+            self.census[end.code] += 1
+            called = self.h.invocations[asked.rev]
+            assert not tokens and not any(
+                tuple(asked.prompt[i:][: len(called)]) == called for i in range(len(asked.prompt))
+            )
+            return
         right = self.h.alone(asked.prompt, asked.rev, len(tokens))
         assert tokens == right, f"{request_id}: {asked} answered {tokens}, alone {right}"
         ends = [token in self.h.scheduler.limits.eos_token_ids for token in tokens]
@@ -269,6 +284,7 @@ class Known:
     def __init__(self, seq, rows) -> None:
         self.seq, self.request_id = seq, seq.request_id
         self.tokens, self.blocks = tuple(seq.tokens), tuple(seq.blocks)
+        self.activation = seq.activation
         self.slot = rows.get(seq.slot)  # the row itself: the slot may be another's by then
 
     def __eq__(self, other) -> bool:
