@@ -173,7 +173,7 @@ def _pack(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayout]:
     # Whoever filed the folder has bounded its size already.
     limits = Limits(max_rank=options.max_rank, max_bytes=sys.maxsize)
     layout = spec.block_layout(block_size=options.block_size, dtype=options.dtype)
-    manifest = inspect(options.folder, spec, limits, served_dtype=options.dtype)
+    manifest = inspect(options.folder, spec, limits, served_dtype=options.dtype, base=options.model)
     rev = revision_digest(options.folder, manifest)
     with contextlib.ExitStack() as stack:
         base = None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from engine.adapters.adapter_folder import AdapterFolder
 from engine.adapters.adapter_text import check_text_files
+from engine.adapters.base_copies import without_copies
 from engine.adapters.config_values import rank_too_large
 from engine.adapters.digest import revision_digest
 from engine.adapters.manifest import (
@@ -67,9 +68,12 @@ def inspect(
     limits: Limits = _DEFAULT_LIMITS,
     *,
     served_dtype: str = "auto",
+    base: Path | None = None,
 ) -> AdapterManifest:
     """Read and check a whole adapter.  `served_dtype` is the arena's, to find values that overflow
-    in it; "auto" leaves that check out.  Raises AdapterInvalid."""
+    in it; "auto" leaves that check out.  `base` is the base model's folder: copies of its weights
+    beside the adapter are ignored if they equal them, and without it refused.  Raises
+    AdapterInvalid."""
     with AdapterFolder(folder) as opened:
         opened.need_both_files()
         data = opened.read(CONFIG_FILE, limits.max_config, too_large="E_CONFIG_TOO_LARGE")
@@ -79,7 +83,8 @@ def inspect(
         weights_file = opened.weights_file(mlx=settings.mlx)
         fd = opened.open(weights_file)
         try:
-            pairs = find_pairs(read_header(fd, limits, weights_file), spec, mlx_names=settings.mlx)
+            refs = without_copies(read_header(fd, limits, weights_file), fd, base)
+            pairs = find_pairs(refs, spec, mlx_names=settings.mlx)
             _check_shapes(pairs, spec, limits)
             warnings = [*settings.remarks, *check_extras(pairs, settings)]
             modules = _scale(pairs, settings, warnings)

@@ -66,8 +66,8 @@ _KINDS: dict[str, tuple[str, str]] = {
     "E_MONTECLORA": ("MonteCLoRA samplers", "train or convert it as plain LoRA"),
     "E_BIAS": ("trained biases", 'train with bias="none"'),
     "E_BASE_COPY": (
-        "copies of base weights",
-        "remove these tensors if they equal the base's, or save with save_embedding_layers=False",
+        "copies of base weights, which differ from this base's",
+        "serve it on the base that it was trained on, or train without changing that",
     ),
     "E_MODULES_TO_SAVE": ("whole replacement weights", _RETRAIN),
     "E_UNKNOWN_TENSOR": ("tensors of an unknown kind", "save the adapter again with PEFT"),

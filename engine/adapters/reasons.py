@@ -71,7 +71,7 @@ READING: dict[str, str] = {
     "E_EMBEDDING_LORA": "LoRA on the embedding is not served",
     "E_MODULES_TO_SAVE": "whole replacement weights (modules_to_save) are not served",
     "E_VOCAB_RESIZED": "the adapter brings an embedding or head of another vocabulary size",
-    "E_BASE_COPY": "copies of base weights stand beside the LoRA pairs",
+    "E_BASE_COPY": "copies of base weights beside the LoRA pairs differ from this base's",
     "E_ZERO_SHARD": "an empty or flattened factor: saved from a sharded (ZeRO-3, FSDP) run",
     # shapes and values
     "E_SHAPE": "a factor's shape does not fit the base's module",

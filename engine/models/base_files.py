@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from engine.errors import ConfigError, ModelUnsupported
 from engine.models.hf_config import MAX_HEADER_BYTES, text_name, weight_files
 
-_ITEMSIZE = {"F32": 4, "BF16": 2, "F16": 2}
+#: The dtypes that are read, and bytes an element.
+ITEMSIZE = {"F32": 4, "BF16": 2, "F16": 2}
 #: Of every tensor this much, from its middle, goes into the id: a page is what a disk reads.
 _SAMPLE_BYTES = 4096
 
@@ -68,14 +69,17 @@ class BaseFiles:
         """Rows [first, last) of the matrix `name`, (rows, width).  ModelUnsupported if there is
         no such matrix of a float dtype."""
         tensor = self.tensors.get(name)
-        if tensor is None or len(tensor.shape) != 2 or tensor.dtype not in _ITEMSIZE:
+        if tensor is None or len(tensor.shape) != 2 or tensor.dtype not in ITEMSIZE:
             raise ModelUnsupported(f"the base has no matrix {name} of a float dtype")
         width = tensor.shape[1]
-        row_bytes = width * _ITEMSIZE[tensor.dtype]
-        start = tensor.begin + first * row_bytes
-        assert start + (last - first) * row_bytes <= tensor.end, f"{name} has no row {last - 1}"
-        data = self._read(tensor.file, start, (last - first) * row_bytes)
-        return _as_float32(data, tensor.dtype).reshape(last - first, width)
+        return self.values(tensor, first * width, last * width).reshape(last - first, width)
+
+    def values(self, tensor: BaseTensor, first: int, last: int) -> NDArray[np.float32]:
+        """Elements [first, last) of a tensor of one of the dtypes of ITEMSIZE, (last - first,)."""
+        size = ITEMSIZE[tensor.dtype]
+        start, end = tensor.begin + first * size, tensor.begin + last * size
+        assert end <= tensor.end, f"there is no element {last - 1}"
+        return as_float32(self._read(tensor.file, start, end - start), tensor.dtype)
 
     def id(self) -> str:
         """Twelve hex digits of the weights: of every tensor its name, dtype and shape, and a
@@ -130,7 +134,8 @@ def base_id(folder: Path) -> str:
         return files.id()
 
 
-def _as_float32(data: bytearray, dtype: str) -> NDArray[np.float32]:
+def as_float32(data: bytearray, dtype: str) -> NDArray[np.float32]:
+    """Bytes of F32, BF16 or F16 as numbers; each has its place in float32."""
     if dtype == "BF16":
         wide = np.frombuffer(data, "<u2").astype(np.uint32)
         wide <<= np.uint32(16)

@@ -49,7 +49,8 @@ class AdapterFiles:
     def inspect(self, folder: Path, /) -> tuple[AdapterManifest, str]:
         """Manifest and digest.  Runs in a thread."""
         dtype = self._settings.model.dtype
-        manifest = inspect(folder, self._spec, self._limits, served_dtype=dtype)
+        base = Path(self._settings.model.base)
+        manifest = inspect(folder, self._spec, self._limits, served_dtype=dtype, base=base)
         try:
             template = ChatTemplate.load(folder)
         except TextError as error:
