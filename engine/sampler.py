@@ -79,7 +79,8 @@ class Drawn:
 class Sampler:
     """Draws tokens.  Keeps one random number, which seeds requests without a seed.
 
-    `max_rows` sizes what is allocated on a card.
+    `max_rows` sizes what is allocated on a card, where `kernels` draw instead of those that are
+    served.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Sampler:
         *,
         device: torch.device | None = None,
         max_rows: int = 64,
+        kernels: Ops | None = None,
     ) -> None:
         device = device or torch.device("cpu")
         self._vocab = limits.vocab_size
@@ -96,7 +98,9 @@ class Sampler:
         self._up = Parcel(max_rows * WISH_WORDS, device)
         self._down = DownloadRing(max_rows * (2 + 2 * MAX_TOP), device)
         self._reference: Ops = ReferenceOps(limits.vocab_size)
-        self._kernels = self._make_kernels(device) if device.type == "cuda" else None
+        if kernels is None and device.type == "cuda":
+            kernels = self._make_kernels(device)
+        self._kernels = kernels
 
     def sample(self, logits: Tensor, seqs: Seq[Sequence]) -> list[Sampled]:
         """One token for each row of `logits` (rows, vocab), fp32, which is overwritten."""

@@ -25,14 +25,8 @@ from torch import Tensor
 from engine.kernels import backend
 from engine.kernels.dependent import follow
 from engine.kernels.sample_meta import NOT_FINITE, NOTHING_LEFT, RECORD, Field, Kind, SampleMeta
-from engine.kernels.sample_parts import (
-    first_best,
-    from_ordered,
-    gumbel,
-    load_float,
-    ordered,
-    write_token,
-)
+from engine.kernels.sample_parts import first_best, gumbel, load_float, write_token
+from engine.kernels.sample_search import bound_of_filters, load_part, weigh_above
 
 _KIND, _HEAT, _KEY_LOW, _KEY_HIGH, _TOP_K, _TOP_P, _FLOOR = (
     tl.constexpr(int(f))
@@ -48,8 +42,8 @@ _KIND, _HEAT, _KEY_LOW, _KEY_HIGH, _TOP_K, _TOP_P, _FLOOR = (
 )
 _FILTERED = tl.constexpr(int(Kind.FILTERED))
 _NOTHING_LEFT, _NOT_FINITE = tl.constexpr(NOTHING_LEFT), tl.constexpr(NOT_FINITE)
-#: `ordered(-inf)`; how often a pivot is tried; steps of a search that may go by value.
-_BOTTOM, _TRIES, _BY_VALUE = tl.constexpr(-2139095041), tl.constexpr(5), tl.constexpr(16)
+#: How often a pivot is tried.
+_TRIES = tl.constexpr(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +65,6 @@ class FilterScratch:
 
 
 @triton.jit
-def _load(values, start, count, TAKE: tl.constexpr):
-    """Places and values of a list from `start` on; -inf beyond its end."""
-    at = start + tl.arange(0, TAKE)
-    x = tl.load(values + at, mask=at < count, other=float("-inf"))
-    return at, x.to(tl.float32)
-
-
-@triton.jit
 def _survey(values, count, TAKE: tl.constexpr):
     """The largest, mean and standard deviation, and whether any is NaN or +inf.
 
@@ -90,7 +76,7 @@ def _survey(values, count, TAKE: tl.constexpr):
     squares = tl.zeros([TAKE], tl.float32)
     wrong = tl.zeros([TAKE], tl.int32)
     for start in range(0, count, TAKE):
-        _, x = _load(values, start, count, TAKE)
+        _, x = load_part(values, start, count, TAKE)
         fine = x < float("inf")  # not NaN either
         wrong |= fine.to(tl.int32) ^ 1
         largest = tl.where(fine & (x > largest), x, largest)
@@ -103,117 +89,6 @@ def _survey(values, count, TAKE: tl.constexpr):
     mean = tl.sum(total, 0) / n
     spread = tl.sqrt(tl.maximum(tl.sum(squares, 0) / n - mean * mean, 0.0))
     return tl.max(largest, 0), mean, spread, tl.max(wrong, 0)
-
-
-@triton.jit
-def _above(values, count, pivot, peak, heat, WEIGH: tl.constexpr, TAKE: tl.constexpr):
-    """How many of the list are over `pivot`, and if WEIGH their weight: exp((x - peak) * heat)."""
-    number = tl.zeros([TAKE], tl.int32)
-    weight = tl.zeros([TAKE], tl.float32)
-    for start in range(0, count, TAKE):
-        _, x = _load(values, start, count, TAKE)
-        over = x > pivot
-        number += over.to(tl.int32)
-        if WEIGH:
-            weight += tl.where(over, tl.exp((x - peak) * heat), 0.0)
-    return tl.sum(number, 0), tl.sum(weight, 0)
-
-
-@triton.jit
-def _highest(values, count, limit, TAKE: tl.constexpr):
-    """The largest of the list that is not over `limit`."""
-    highest = tl.full([TAKE], float("-inf"), tl.float32)
-    for start in range(0, count, TAKE):
-        _, x = _load(values, start, count, TAKE)
-        highest = tl.where((x <= limit) & (x > highest), x, highest)
-    return tl.max(highest, 0)
-
-
-@triton.jit
-def _between(low, high, step):
-    """A key between: first by value, which is where logits lie; in the end by bits, which end."""
-    middle = low + ((high - low) >> 1)
-    from_low = from_ordered(tl.maximum(low, _BOTTOM).to(tl.int32))
-    value = from_low * 0.5 + from_ordered(high.to(tl.int32)) * 0.5
-    by_value = tl.minimum(tl.maximum(ordered(value).to(tl.int64), low + 1), high - 1)
-    far = (high - low > 1 << 25) & (low > _BOTTOM) & (step < _BY_VALUE)
-    return tl.where(far, by_value, middle)
-
-
-@triton.jit
-def _search(values, count, limit, low, high, peak, heat, WEIGH: tl.constexpr, TAKE: tl.constexpr):
-    """The smallest key in (low, high] over which there are at most `limit`, and how many.
-
-    With WEIGH: over which lies less weight than `limit`, and how much.  A single value that is left
-    between the two ends the search: it is the one.
-    """
-    over = tl.full([], 0.0, tl.float32)
-    over_low, over_high, step = count + 0, 0, 0
-    while (high - low > 1) & (over_low - over_high != 1):
-        middle = _between(low, high, step)
-        pivot = from_ordered(middle.to(tl.int32))
-        number, weight = _above(values, count, pivot, peak, heat, WEIGH, TAKE)
-        amount = weight if WEIGH else number.to(tl.float32)  # exact below 2^24
-        fits = (amount < limit) if WEIGH else (amount <= limit)
-        over = tl.where(fits, amount, over)
-        high = tl.where(fits, middle, high)
-        over_high = tl.where(fits, number, over_high)
-        low = tl.where(fits, low, middle)
-        over_low = tl.where(fits, over_low, number)
-        if not WEIGH:
-            low = tl.where(amount == limit, high - 1, low)  # exactly so many: no ties to part
-        step += 1
-    if high - low > 1:
-        last = _highest(values, count, from_ordered(high.to(tl.int32)), TAKE)
-        high = ordered(last).to(tl.int64)
-    return high, over
-
-
-@triton.jit
-def _last_tie(values, count, bound, ties, TAKE: tl.constexpr):
-    """The place of the last of the first `ties` that equal `bound`; -1 if there are none."""
-    last = -1
-    passed = 0
-    for start in range(0, count, TAKE):
-        at, x = _load(values, start, count, TAKE)
-        equal = ((x == bound) & (at < count)).to(tl.int32)
-        rank = passed + tl.cumsum(equal, 0)
-        last = tl.maximum(last, tl.max(tl.where((equal > 0) & (rank <= ties), at, -1), 0))
-        passed += tl.sum(equal, 0)
-    return last
-
-
-@triton.jit
-def bound_of_filters(values, count, limited, top_k, top_p, peak, heat, total, TAKE: tl.constexpr):
-    """What top-k and top-p leave: values over the bound, and equal ones up to a place.
-
-    If `limited` there is a k, and all that it leaves is in the list; else `total` is the row's
-    whole weight.
-    """
-    top = ordered(peak).to(tl.int64)
-    key = tl.full([], _BOTTOM, tl.int64)
-    ties = tl.full([], 0.0, tl.float32)
-    if limited & (top_k < count):
-        limit = top_k.to(tl.float32)
-        key, over = _search(values, count, limit, key, top, peak, heat, False, TAKE)
-        ties = limit - over
-    if top_p < 1.0:
-        if limited:
-            bound = from_ordered(key.to(tl.int32))
-            _, over = _above(values, count, bound, peak, heat, True, TAKE)
-            total = over + ties * tl.exp((bound - peak) * heat)
-        limit = top_p * total
-        spent, over = _search(values, count, limit, key - 1, top, peak, heat, True, TAKE)
-        weight = tl.exp((from_ordered(spent.to(tl.int32)) - peak) * heat)
-        fitting = tl.ceil((limit - over) / tl.maximum(weight, 1e-30))
-        fitting = tl.minimum(fitting, 16777216.0)
-        ties = tl.where(spent == key, tl.minimum(ties, fitting), fitting)
-        key = spent
-    bound = from_ordered(key.to(tl.int32))
-    place = -1
-    if ties > 0:
-        place = _last_tie(values, count, bound, ties.to(tl.int32), TAKE)
-    return bound, place
 
 
 @triton.jit
@@ -235,7 +110,7 @@ def _race(
     best = tl.full([TAKE], float("-inf"), tl.float32)
     winner = tl.zeros([TAKE], tl.int32)
     for start in range(0, count, TAKE):
-        at, x = _load(values, start, count, TAKE)
+        at, x = load_part(values, start, count, TAKE)
         left = (x > bound) | ((x == bound) & (at <= place))
         left = left & (x >= floor) & (x > float("-inf"))
         if tl.max(left.to(tl.int32), 0) > 0:
@@ -294,7 +169,7 @@ def _narrow(
     pivot = mean + 2.5 * spread
     pivot = tl.where(pivot < peak, pivot, 0.5 * (mean + peak))
     while (tries < _TRIES) & (found == 0):
-        number, over = _above(values, count, pivot, peak, heat, True, TAKE)
+        number, over = weigh_above(values, count, pivot, peak, heat, True, TAKE)
         few = number <= KEEP
         enough = tl.where(limited, number >= top_k, over >= weight)
         found = (few & enough).to(tl.int32)
@@ -310,7 +185,7 @@ def _list(values, count, pivot, kept, ids, TAKE: tl.constexpr):
     """Write the values over `pivot` and their places, in order; returns how many they are."""
     number = 0
     for start in range(0, count, TAKE):
-        at, x = _load(values, start, count, TAKE)
+        at, x = load_part(values, start, count, TAKE)
         over = x > pivot
         one = over.to(tl.int32)
         to = number + tl.cumsum(one, 0) - one
@@ -355,7 +230,7 @@ def _filtered(
     limited, spends = top_k < VOCAB, top_p < 1.0
     total = tl.full([], 0.0, tl.float32)
     if spends & (top_k >= VOCAB):
-        _, total = _above(line, VOCAB, float("-inf"), peak, heat, True, TAKE)
+        _, total = weigh_above(line, VOCAB, float("-inf"), peak, heat, True, TAKE)
     pivot, found = peak, 0
     if (VOCAB > KEEP) & ((top_k <= KEEP) | (spends & (top_k >= VOCAB))):
         weight = top_p * total

@@ -17,11 +17,12 @@ import triton.language as tl
 
 from engine.kernels import sample_reference
 from engine.kernels.sample_device import DeviceOps, Tiles
-from engine.kernels.sample_filter import FilterTile, bound_of_filters
+from engine.kernels.sample_filter import FilterTile
 from engine.kernels.sample_meta import NOT_FINITE, NOTHING_LEFT
 from engine.kernels.sample_parts import gumbel
 from engine.kernels.sample_race import RaceTile
 from engine.kernels.sample_reference import ReferenceOps
+from engine.kernels.sample_search import bound_of_filters
 from engine.kernels.sample_tell import TellTile
 from engine.messages import SamplingParams
 from engine.sampling_plan import Planner, SamplerLimits
