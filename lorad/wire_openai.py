@@ -57,6 +57,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: tuple[int, ...] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
     priority: int | None = None
     cache_salt: str | None = None
 

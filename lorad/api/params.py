@@ -35,7 +35,6 @@ _BOTH: dict[str, Refused] = {
     "use_beam_search": Refused("beam search is not served; leave it out", (False,)),
     "length_penalty": Refused("beam search is not served; leave it out", (1,)),
     "bad_words": Refused("use logit_bias", ([],)),
-    "allowed_token_ids": Refused("use logit_bias", ([],)),
     "include_stop_str_in_output": Refused("append the stop string yourself", (False,)),
     "skip_special_tokens": Refused("leave it out", (True,)),
     "spaces_between_special_tokens": Refused("leave it out", (True,)),

@@ -167,6 +167,8 @@ def _sampling(
     _within("repetition_penalty", request.repetition_penalty, 0.01, 10)
     _within("min_tokens", request.min_tokens, 0, limits.max_tokens)
     _within("seed", request.seed, -_SEED, _SEED - 1)
+    if request.allowed_token_ids is not None and not request.allowed_token_ids:
+        raise _invalid("allowed_token_ids", "must name at least one token")
     stop_ids = request.stop_token_ids or ()
     if len(stop_ids) > limits.stop:
         raise _invalid("stop_token_ids", f"{len(stop_ids)} ids; at most {limits.stop} are taken")
@@ -183,6 +185,7 @@ def _sampling(
         logprobs=logprobs,
         prompt_logprobs=logprobs if score_prompt else None,
         logit_bias=_logit_bias(request, limits),
+        allowed_token_ids=request.allowed_token_ids,
         stop_token_ids=stop_ids,
         ignore_eos=bool(request.ignore_eos),
     )

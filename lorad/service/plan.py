@@ -48,6 +48,7 @@ def plan(
 def _check_vocabulary(ask: Ask, prompts: Sequence[tuple[int, ...]], size: int) -> None:
     named = [("logit_bias", ask.sampling.logit_bias)]
     named += [("stop_token_ids", dict.fromkeys(ask.sampling.stop_token_ids, 0.0))]
+    named += [("allowed_token_ids", dict.fromkeys(ask.sampling.allowed_token_ids or (), 0.0))]
     for number, (prompt, given) in enumerate(zip(prompts, ask.prompts, strict=False)):
         param = f"prompt[{number}]" if len(prompts) > 1 else "prompt"
         if not prompt:

@@ -167,6 +167,7 @@ def test_every_sampling_parameter_reaches_the_engine(api, client):
             "min_tokens": 2,
             "ignore_eos": True,
             "stop_token_ids": [66],
+            "allowed_token_ids": [65, 66],
             "priority": 80,
             "cache_salt": "s",
             "unheard_of": 1,
@@ -177,6 +178,7 @@ def test_every_sampling_parameter_reaches_the_engine(api, client):
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.5, 0.9, 3)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.1, 0.2)
     assert sampling.logit_bias == {65: -100.0}
+    assert sampling.allowed_token_ids == (65, 66)
     assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (5, 0.05, 1.1)
     assert (sampling.min_tokens, sampling.ignore_eos) == (2, True)
     assert sampling.stop_token_ids == (66,)

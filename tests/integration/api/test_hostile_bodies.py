@@ -61,6 +61,8 @@ WRONG = {
     "bias value": (ASK | {"logit_bias": {"1": 101}}, "logit_bias.1"),
     "bias outside": (ASK | {"logit_bias": {"-5": 1}}, "logit_bias"),
     "huge bias": (ASK | {"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    "nothing allowed": (ASK | {"allowed_token_ids": []}, "allowed_token_ids"),
+    "allowed beyond": (ASK | {"allowed_token_ids": [5, 99999]}, "allowed_token_ids"),
     "stop ids": (ASK | {"stop_token_ids": [99999]}, "stop_token_ids"),
     "options alone": (ASK | {"stream_options": {"include_usage": True}}, "stream_options"),
     "priority": (ASK | {"priority": 101}, "priority"),
