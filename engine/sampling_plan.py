@@ -24,6 +24,8 @@ from engine.upload import Parcel
 
 #: Below this a temperature is greedy: dividing by it would only overflow.
 GREEDY_BELOW = 1e-5
+#: From here on every token is as likely: -inf divided by infinity would be none.
+FAIR_ABOVE = 1e9
 #: No limit: more tokens than any vocabulary has.
 _ALL = 0x7FFFFFFF
 
@@ -233,7 +235,7 @@ def _record(params: SamplingParams, kind: Kind) -> Words:
     floats = record.view(np.float32)
     record[Field.KIND] = kind
     if kind is not Kind.GREEDY:
-        floats[Field.HEAT] = 1.0 / params.temperature
+        floats[Field.HEAT] = 1.0 / min(params.temperature, FAIR_ABOVE)
         record[Field.TOP_K] = params.top_k if 0 < params.top_k < _ALL else _ALL
         floats[Field.TOP_P] = max(params.top_p, 1e-9)  # 0 keeps the best token alone
         floats[Field.FLOOR] = _floor(params)
@@ -248,7 +250,7 @@ def _floor(params: SamplingParams) -> float:
     """p >= min_p * p_best, said of logits: at most so far below the best."""
     if params.min_p <= 0.0:
         return -math.inf
-    return params.temperature * math.log(min(params.min_p, 1.0))
+    return min(params.temperature, FAIR_ABOVE) * math.log(min(params.min_p, 1.0))
 
 
 def _meta(rows: int, **counts: int) -> SampleMeta:

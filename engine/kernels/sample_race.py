@@ -91,7 +91,6 @@ def _race(
         if tl.load(record + _KIND) == _PLAIN:
             low, high = tl.load(record + _KEY_LOW), tl.load(record + _KEY_HIGH)
             score = x * load_float(record + _HEAT) + gumbel(token, low, high, CARD)
-            score = tl.where(x > float("-inf"), score, float("-inf"))
     best, place = first_best(score, token)
     place = tl.where(best > float("-inf"), place, _NOTHING_LEFT)
     wrong = tl.max((x < float("inf")).to(tl.int32) ^ 1, 0)

@@ -132,7 +132,7 @@ def _race(x: Tensor, peak: float, wish: Wish) -> Tensor:
         ids = left_by_filters(x, peak, wish)
         return ids[(x[ids] * wish.heat + gumbel(ids, wish.low, wish.high)).argmax()]
     noise = gumbel(torch.arange(len(x), device=x.device), wish.low, wish.high)
-    return torch.where(x > -torch.inf, x * wish.heat + noise, -torch.inf).argmax()
+    return (x * wish.heat + noise).argmax()
 
 
 def left_by_filters(x: Tensor, peak: float, wish: Wish) -> Tensor:

@@ -110,7 +110,7 @@ def _tell(
     shift = tl.where(peak > float("-inf"), peak, 0.0)
     tl.store(peaks + row * SPLITS + split, peak)
     tl.store(sums + row * SPLITS + split, tl.sum(tl.exp(x - shift), 0))
-    key = tl.where(live, ordered(x), _TAKEN)
+    key = ordered(x)
     keys += row * SPLITS * MOST
     ids += row * SPLITS * MOST
     for i in range(width):

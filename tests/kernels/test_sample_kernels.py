@@ -121,14 +121,14 @@ FILTERS: list[dict[str, Any]] = [
 
 @triton.jit
 def noise(words, out, SIZE: tl.constexpr, CARD: tl.constexpr):
-    ids = tl.arange(0, SIZE)
+    ids = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     tl.store(out + ids, gumbel(ids, tl.load(words), tl.load(words + 1), CARD))
 
 
 def test_the_noise_is_the_references() -> None:
     words = torch.tensor([-123456789, 987654321], dtype=torch.int32, device=DEVICE)
     out = torch.empty(1 << 16, device=DEVICE)
-    noise[(1,)](words, out, SIZE=1 << 16, CARD=DEVICE.type == "cuda")
+    noise[(16,)](words, out, SIZE=1 << 12, CARD=DEVICE.type == "cuda")
     want = sample_reference.gumbel(torch.arange(1 << 16), *words.tolist())
     torch.testing.assert_close(out.cpu(), want, atol=5e-6, rtol=2e-6)
 
@@ -188,6 +188,20 @@ def test_what_top_k_and_top_p_leave_is_the_same_set(params: dict[str, Any], deci
     assert torch.equal(got.nonzero()[:, 0], want)
 
 
+@pytest.mark.parametrize("top_k", [1, 3, 4, 5, 6, 8, 62, 63])
+def test_a_list_holds_all_of_the_largest(top_k: int) -> None:
+    """The first pivot is between the fourth and the fifth; so hot that all have their turn."""
+    logits = random_logits(1, 700, seed=top_k).expand(4, -1)
+    check(logits, [sequence(seed=i, top_k=top_k, temperature=1e6) for i in range(4)], 700)
+
+
+def test_top_p_that_is_spent_exactly_ends_there() -> None:
+    logits = torch.full((8, 200), -torch.inf)
+    logits[:, [5, 70, 71, 150]] = 1.0
+    got = check(logits, [sequence(seed=i, top_p=0.5) for i in range(8)], 200)
+    assert set(got.tokens) == {5, 70}
+
+
 EVERY_KIND: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -218,11 +232,12 @@ def test_a_row_without_any_token_yields_none_and_one_with_one_yields_it() -> Non
 
 
 @of_the_interpreter
-@pytest.mark.parametrize("temperature", [1e-5, 1e-3, 1e9])
+@pytest.mark.parametrize("temperature", [1e-5, 1e-3, torch.inf])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_extreme_temperatures_and_logits(temperature: float, scale: float) -> None:
     logits = random_logits(5, 150) * scale
     logits[:, 3:9] = torch.finfo(torch.float32).min
+    logits[:, 9:20] = -torch.inf
     params = [{}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.3}, {"top_k": 140, "top_p": 0.9}]
     check(logits, [sequence(temperature=temperature, **p) for p in params], 150)
 

@@ -99,6 +99,12 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(sampler) -> None:
     assert kept == {0.1: {4}, 0.45: {4}, 0.7: {4, 5}, 0.9: {4, 5, 6}}
 
 
+def test_top_p_that_is_spent_exactly_ends_there(sampler) -> None:
+    logits = torch.full((VOCAB,), -torch.inf)
+    logits[[5, 7, 20, 21]] = 1.0
+    assert set(histogram(sampler, logits, count=100, top_p=0.5)) == {5, 7}
+
+
 def test_min_p_is_relative_to_the_best_token(sampler) -> None:
     probs = torch.full((VOCAB,), 1e-9)
     probs[[4, 5, 6]] = torch.tensor([0.6, 0.3, 0.1])
@@ -163,6 +169,15 @@ def test_min_tokens_bans_end_and_stop_ids_until_reached(sampler) -> None:
     early = row([1, 20], num_prompt=1, min_tokens=2, stop_token_ids=(9,))
     late = row([1, 20, 20], num_prompt=1, min_tokens=2, stop_token_ids=(9,))
     assert draw(sampler, logits, early, late) == [20, EOS]
+
+
+def test_a_ban_that_ends_leaves_the_bias_that_was_asked_for(sampler) -> None:
+    logits = torch.zeros(VOCAB)
+    logits[20] = 3.0
+    seq = row([1], num_prompt=1, min_tokens=1, logit_bias={EOS: 5.0})
+    assert draw(sampler, logits, seq) == [20]
+    seq.tokens.append(20)
+    assert draw(sampler, logits, seq) == [EOS]
 
 
 def test_logprobs_are_of_the_raw_distribution(sampler, logits) -> None:
