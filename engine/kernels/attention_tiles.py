@@ -16,8 +16,10 @@ class DecodeTiles(NamedTuple):
     keys: int = 64  # of one tile; a multiple of every block size up to 64
     warps: int = 4
     stages: int = 3  # with two nothing is on its way while a tile is worked off
-    programs_per_sm: int = 3  # as many as fit: a step's keys are cut into one share for each
-    registers: int = 168  # of a thread at most; 0 = as many as it takes
+    #: A step's keys are cut into one share for each.  Measured on an H200 (docs/bench-log.md):
+    #: three would fit too, and took up to 16% longer in all ten mixes of lengths that were tried.
+    programs_per_sm: int = 2
+    registers: int = 0  # of a thread at most; 0 = as many as it takes
     least: int = 2  # tiles of a share, so that short steps are not cut to crumbs
     ahead: int = 1  # tiles that are asked for while the kernel ahead still runs
 

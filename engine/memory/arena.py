@@ -77,21 +77,23 @@ def plan_blocks(
 ) -> int:
     """How many blocks the arena gets.
 
-    `config.num_blocks` if set; otherwise what fits in `room` bytes (`cpu_pool` when None), but
-    never more than all sequences at full length plus every slot at the highest rank could use.
+    `config.num_blocks` if set; otherwise what fits in the card's `room` bytes, where more is a
+    larger prefix cache.  With `room` None, what fits in `cpu_pool`, but never more than all
+    sequences at full length plus every slot at the highest rank could use.
     Raises ConfigError if that does not hold one sequence of two blocks beside a spare.
     """
     length = config.max_model_len or spec.default_length
     if config.num_blocks:
         blocks = config.num_blocks
+    elif room is not None:
+        blocks = room // layout.block_bytes
     else:
-        size = config.cpu_pool if room is None else room
         adapter = sum(a + b for a, b in layout.shapes.dims) * layout.shapes.num_layers
         adapter_blocks = -(-adapter * config.max_rank * layout.itemsize // layout.block_bytes)
         useful = (
             config.max_num_seqs * -(-length // config.block_size) + config.slots * adapter_blocks
         )
-        blocks = min(size // layout.block_bytes, useful)
+        blocks = min(config.cpu_pool // layout.block_bytes, useful)
     if blocks < 3:
         raise ConfigError(
             f"the arena would hold {blocks} blocks of {layout.block_bytes} bytes",

@@ -87,8 +87,10 @@ def test_as_many_programs_fit_as_the_tiles_say(kernels: dict[str, Any]) -> None:
     for name in ("first", "later"):
         assert kernels[name]["shared"] <= decode_bytes(decode, 4, 128, 2)
         assert kernels[name]["grid"] == [8, decode.programs_per_sm * 132 // 8]
-        assert re.search(rf"\.maxnreg {decode.registers}\b", kernels[name]["ptx"])
-        assert decode.programs_per_sm * decode.registers * decode.warps * 32 <= 65536
+        if decode.registers:
+            assert re.search(rf"\.maxnreg {decode.registers}\b", kernels[name]["ptx"])
+        most = decode.registers or 255  # a thread cannot have more
+        assert decode.programs_per_sm * most * decode.warps * 32 <= 65536
     assert kernels["prefill"]["shared"] <= prefill_bytes(prefill, 128, 2)
     assert "wgmma" in kernels["prefill"]["ptx"]
 
