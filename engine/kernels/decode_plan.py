@@ -48,6 +48,13 @@ class DecodePlan:
 
 
 @triton.jit
+def plan_word(p):
+    """A word of the plan, from L2: ahead of the wait nobody promises that what a multiprocessor
+    still has in L1 is not the step before's."""
+    return tl.load(p, cache_modifier=".cg")
+
+
+@triton.jit
 def first_key(length, WINDOW: tl.constexpr, TILE: tl.constexpr):
     """Start of the tile that holds the first visible key."""
     first = length * 0

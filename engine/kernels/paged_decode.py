@@ -15,8 +15,9 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.attention_tiles import MERGED, decode_rows, width_of
-from engine.kernels.decode_plan import DecodePlan, first_key
+from engine.kernels.decode_plan import DecodePlan, first_key, plan_word
 from engine.kernels.dependent import fetch_ahead, follow_closely
+from engine.kernels.paged_merge import merge_heads
 from engine.kernels.paged_tile import (
     accumulate,
     block_ids,
@@ -25,13 +26,6 @@ from engine.kernels.paged_tile import (
     score,
     score_factors,
 )
-
-
-@triton.jit
-def _word(p):
-    """A word of the plan, from L2: ahead of the wait nobody promises that what a multiprocessor
-    still has in L1 is not the step before's."""
-    return tl.load(p, cache_modifier=".cg")
 
 
 @triton.jit
@@ -60,10 +54,10 @@ def _fetch_first_tiles(
     LINES: tl.constexpr = (DIM * kv.dtype.element_ty.primitive_bitwidth // 8 + 127) // 128
     STEP: tl.constexpr = 128 // (kv.dtype.element_ty.primitive_bitwidth // 8)
     at = segments + segment * 4
-    seq = _word(at)
-    length = _word(at + 2)
-    start = _word(at + 3)
-    stop = tl.minimum(end, _word(at + 7)) - start
+    seq = plan_word(at)
+    length = plan_word(at + 2)
+    start = plan_word(at + 3)
+    stop = tl.minimum(end, plan_word(at + 7)) - start
     table = tables + seq.to(tl.int64) * stride_table
     first = first_key(length, WINDOW, TILE)
     column = tl.minimum(tl.arange(0, triton.next_power_of_2(LINES)), LINES - 1) * STEP
@@ -81,66 +75,6 @@ def _fetch_first_tiles(
             keys = kv + place[:, None] + column[None, :]
             fetch_ahead(keys)
             fetch_ahead(keys + stride_side)
-
-
-@triton.jit
-def _merge(
-    segments,
-    segment,
-    size,
-    arrived,
-    row,
-    kv_head,
-    out,
-    partial,
-    weight,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    MERGE: tl.constexpr,
-):
-    """Say that a piece of `segment` is there; if it was the last, put all of them together."""
-    start = _word(segments + segment * 4 + 3)
-    end = _word(segments + segment * 4 + 7)
-    first = start // size
-    pieces = (end - 1) // size - first + 1
-    tl.debug_barrier()  # the piece is written by all threads, and told by one
-    before = tl.atomic_add(arrived + segment * KV_HEADS + kv_head, 1, sem="acq_rel")
-    if before % pieces == pieces - 1:  # every layer counts on from where the last one ended
-        member = tl.arange(0, MEMBERS)
-        column = tl.arange(0, WIDTH)
-        mine = member < GROUP
-        head = kv_head * GROUP + member
-        best = tl.full([MEMBERS], float("-inf"), tl.float32)
-        total = tl.zeros([MEMBERS], tl.float32)
-        acc = tl.zeros([MEMBERS, WIDTH], tl.float32)
-        for done in tl.range(0, pieces, MERGE, num_stages=3):  # the next ones are on their way
-            piece = done + tl.arange(0, MERGE)
-            live = (piece < pieces)[:, None] & mine[None, :]
-            # The share in which a segment begins holds it as its last piece, the others as first.
-            place = 2 * (first + piece) + (piece == 0).to(tl.int32)
-            at = place.to(tl.int64)[:, None] * HEADS + head[None, :]
-            scores = tl.load(weight + at, mask=live, other=float("-inf"), cache_modifier=".cg")
-            parts = tl.load(
-                partial + at[:, :, None] * WIDTH + column[None, None, :],
-                mask=live[:, :, None] & (column < DIM)[None, None, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            higher = tl.maximum(best, tl.max(scores, 0))
-            shift = tl.where(higher == float("-inf"), 0.0, higher)  # heads of nobody
-            part = tl.exp2(scores - shift[None, :])
-            keep = tl.exp2(best - shift)
-            total = total * keep + tl.sum(part, 0)
-            acc = acc * keep[:, None] + tl.sum(parts * part[:, :, None], 0)
-            best = higher
-        acc = acc / tl.where(mine, total, 1.0)[:, None]
-        at = (row.to(tl.int64) * HEADS + head)[:, None] * DIM + column[None, :]
-        here = mine[:, None] & (column < DIM)[None, :]
-        tl.store(out + at, acc.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit(
@@ -190,14 +124,14 @@ def _decode(
     share = tl.program_id(1)
     if AHEAD == 0:
         follow_closely(PDL)
-    size = _word(head + 1)
+    size = plan_word(head + 1)
     begin = share * size
-    end = tl.minimum(begin + size, _word(head))
+    end = tl.minimum(begin + size, plan_word(head))
     segment = 0
     past = 0
     if begin < end:
-        segment = _word(shares + 2 * share)
-        past = _word(shares + 2 * share + 1) + 1
+        segment = plan_word(shares + 2 * share)
+        past = plan_word(shares + 2 * share + 1) + 1
         if AHEAD:
             _fetch_first_tiles(
                 kv, tables, segments, segment, begin, end, kv_head, stride_block, stride_side,
@@ -215,11 +149,11 @@ def _decode(
     lane = tl.arange(0, TILE)
     for j in range(segment, past):
         at = segments + j * 4
-        seq = _word(at)
-        row = _word(at + 1).to(tl.int64)
-        length = _word(at + 2)
-        start = _word(at + 3)
-        tiles = _word(at + 7) - start  # of the sequence; the share's are those from low to high
+        seq = plan_word(at)
+        row = plan_word(at + 1).to(tl.int64)
+        length = plan_word(at + 2)
+        start = plan_word(at + 3)
+        tiles = plan_word(at + 7) - start  # of the sequence; the share's are those from low to high
         low = tl.maximum(begin - start, 0)
         high = tl.minimum(end - start, tiles)
         first = first_key(length, WINDOW, TILE)
@@ -254,13 +188,13 @@ def _decode(
             place = (2 * share + (low == 0).to(tl.int32)).to(tl.int64) * HEADS + heads
             tl.store(partial + place[:, None] * WIDTH + column[None, :], acc, mask=here)
             tl.store(weight + place, best + tl.log2(total), mask=member < GROUP)
-            _merge(
+            merge_heads(
                 segments, j, size, arrived, row, kv_head, out, partial, weight,
                 HEADS, HEADS // GROUP, GROUP, MEMBERS, DIM, WIDTH, MERGE,
             )  # fmt: skip
     if not MIXED:
-        for i in range(share, _word(head + 2), tl.num_programs(1)):
-            row = _word(empty + i).to(tl.int64)
+        for i in range(share, plan_word(head + 2), tl.num_programs(1)):
+            row = plan_word(empty + i).to(tl.int64)
             at = (row * HEADS + heads)[:, None] * DIM + column[None, :]
             tl.store(out + at, tl.zeros([ROWS, WIDTH], out.dtype.element_ty), mask=here)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.kernels import backend
 from engine.kernels.attention_tiles import width_of
 from engine.kernels.dependent import follow
+from engine.kernels.paged_merge import merge_rows
 from engine.kernels.paged_tile import (
     accumulate,
     block_ids,
@@ -28,48 +29,6 @@ from engine.kernels.paged_tile import (
     score_factors,
 )
 from engine.kernels.prefill_plan import PrefillPlan
-
-
-@triton.jit
-def _merge(
-    arrived,
-    tile,
-    pieces,
-    first,
-    kv_head,
-    to,
-    here,
-    partial,
-    weight,
-    KV_HEADS: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Say that a piece of `tile` is there; if it was the last, put all of them together.
-
-    The pieces are `pieces` from `first` on, and are added in that order, whoever comes last.
-    """
-    tl.debug_barrier()  # the piece is written by all threads, and told by one
-    before = tl.atomic_add(arrived + tile * KV_HEADS + kv_head, 1, sem="acq_rel")
-    if before % pieces == pieces - 1:  # every layer counts on from where the last one ended
-        m = tl.arange(0, ROWS)
-        column = tl.arange(0, WIDTH)
-        best = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, WIDTH], tl.float32)
-        for piece in range(0, pieces):
-            at = (((first + piece) * KV_HEADS + kv_head) * ROWS).to(tl.int64) + m
-            scores = tl.load(weight + at, cache_modifier=".cg")
-            part = tl.load(partial + at[:, None] * WIDTH + column[None, :], cache_modifier=".cg")
-            higher = tl.maximum(best, scores)
-            shift = tl.where(higher == float("-inf"), 0.0, higher)
-            share = tl.exp2(scores - shift)
-            keep = tl.exp2(best - shift)
-            total = total * keep + share
-            acc = acc * keep[:, None] + part * share[:, None]
-            best = higher
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(to, acc.to(to.dtype.element_ty), mask=here)
 
 
 @triton.jit(
@@ -190,7 +149,7 @@ def _prefill(
                 place = ((turn * KV_HEADS + kv_head) * ROWS).to(tl.int64) + m
                 tl.store(partial + place[:, None] * WIDTH + column[None, :], acc)
                 tl.store(weight + place, tl.where(sees, best + tl.log2(total), float("-inf")))
-                _merge(
+                merge_rows(
                     arrived, tile, pieces, turn - piece, kv_head, to, here, partial, weight,
                     KV_HEADS, ROWS, WIDTH,
                 )  # fmt: skip
