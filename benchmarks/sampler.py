@@ -1,6 +1,6 @@
 """Time of a draw on one card, from logits to tokens on their way down, and the host's part in it.
 
-    python benchmarks/sampler.py [--rows 1,16,64,256] [--cases greedy,top_k,...] [--seconds 120]
+    python benchmarks/sampler.py [--rows 1,16,64,256] [--cases greedy,top_k,...] [--seconds 200]
                                  [--tiles] [--torch]
 
 A vocabulary of 128,256, sequences of 576 tokens.  One JSON line a case:
@@ -207,7 +207,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default="64,1,16,256")
     parser.add_argument("--cases", default="", help="of: " + ", ".join(CASES))
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--torch", action="store_true")
