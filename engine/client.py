@@ -53,6 +53,7 @@ READ_BYTES = 1 << 18
 #: Past this many events that nobody has taken, no more are read; looked at this often.
 EVENTS_AHEAD, BEHIND_SECONDS = 512, 0.001
 STDERR_FD = 2
+_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 #: The packer's status for "the folder is refused".
 EXIT_INVALID = 8
 
@@ -276,7 +277,8 @@ async def pack(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=_child_environment(),
+        # Norms of a base's weights would have BLAS start a thread on every core, beside the engine.
+        env=_child_environment() | dict.fromkeys(_BLAS_THREADS, "1"),
     )
     try:
         stdout, stderr = await process.communicate()

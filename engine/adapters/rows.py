@@ -78,10 +78,11 @@ class AdapterRows:
             high = convert(exact.astype(np.float32), "float32", dtype)
         kept = convert(high, dtype, "float32")
         if not np.isfinite(kept).all():
+            row = int(np.flatnonzero(~np.isfinite(kept))[0])
             raise refuse(
                 "E_DORA",
-                f"{shown(magnitude.name)} gives no finite gain in row"
-                f" {int(np.flatnonzero(~np.isfinite(kept))[0])}: the adapted weight is zero there",
+                f"{shown(magnitude.name)} over the norm of the adapted weight is"
+                f" {exact[row]:.3g} in row {row}, which {dtype} does not hold",
                 "it was probably trained on another base: serve it on that one",
             )
         low = convert((exact - kept).astype(np.float32), "float32", dtype)

@@ -13,6 +13,7 @@ import pytest
 from engine.adapters.peft import AdapterManifest
 from engine.config import EngineConfig
 from engine.errors import AdapterInvalid, EngineError
+from engine.layout import stream_id
 from engine.messages import (
     AdapterEvent,
     AddRevision,
@@ -248,6 +249,8 @@ class World:
         self.pin_room = 99
         self.packed = []
         self.bad_packs = {}  # rev -> reason
+        self.info = INFO
+        self.with_gain = set()  # revisions that depend on the base's weights
         self.link = EngineLink(
             EngineConfig(model="m"), self.events, new_client=self.new_client, first_pause=0.0
         )
@@ -278,7 +281,7 @@ class World:
             check_pin=self.check_pin,
             refresh=self.picture.refresh,
         )
-        self.listing = Listing(self.names, self.picture, self.events, info=lambda: INFO)
+        self.listing = Listing(self.names, self.picture, self.events, info=lambda: self.info)
         self.inbox = Inbox(
             self.adapters,
             self.names,
@@ -291,7 +294,7 @@ class World:
         )
 
     def new_client(self):
-        client = FakeClient()
+        client = FakeClient(self.info)
         client.pin_room = self.pin_room
         self.clients.append(client)
         return client
@@ -323,6 +326,9 @@ class World:
     def rev(self, n):
         return hashlib.sha256(str(n).encode()).hexdigest()
 
+    def modules(self, rev):
+        return (PackedModule(0, "q_proj", 4, 2.0, gain=rev in self.with_gain),)
+
     def inspect(self, folder, /):
         config = json.loads((folder / "adapter_config.json").read_text())
         if "bad" in config:
@@ -336,7 +342,7 @@ class World:
             dtype="float32",
             num_layers=1,
             file_bytes=100,
-            modules=(PackedModule(0, "q_proj", 4, 2.0),),
+            modules=self.modules(self.rev(config["n"])),
             tensors=(),
             changes_kv=True,
             warnings=(),
@@ -350,18 +356,19 @@ class World:
         if reason := self.bad_packs.get(rev):
             raise AdapterInvalid(reason, "cannot be packed")
         self.packed.append(rev)
-        path = out / f"packed-{INFO.layout}.bin"
+        stream = stream_id(self.info.layout, self.info.base, self.modules(rev))
+        path = out / f"packed-{stream}.bin"
         path.unlink(missing_ok=True)
         path.write_bytes(bytes(2 * INFO.block_bytes))
         return PackedManifest(
             rev=rev,
             path=str(path),
-            layout=INFO.layout,
+            layout=stream,
             num_blocks=2,
             true_bytes=100,
             max_rank=4,
             changes_kv=True,
-            modules=(PackedModule(0, "q_proj", 4, 2.0),),
+            modules=self.modules(rev),
         )
 
     async def disk_full(self, folder, out):

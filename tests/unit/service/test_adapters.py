@@ -5,6 +5,7 @@ import errno
 import shutil
 from concurrent.futures import Future
 
+import msgspec
 import pytest
 
 from engine.messages import (
@@ -318,6 +319,38 @@ def test_a_packed_file_that_was_cut_short_or_lost_is_packed_anew(world):
 
     world(first)
     world(second)
+
+
+def test_what_depends_on_the_bases_weights_is_packed_for_each_base(world):
+    """Two bases of one shape; the plain adapter has one packed file for both."""
+
+    async def serve_on(w, base):
+        w.with_gain.add(w.rev(1))
+        w.info = msgspec.structs.replace(w.info, base=base)
+        await w.start()
+
+    async def first(w):
+        await serve_on(w, "cafe")
+        await w.add("dora", 1)
+        await w.add("plain", 2)
+        assert sorted(w.packed) == sorted([w.rev(1), w.rev(2)])
+
+    async def second(w):
+        await serve_on(w, "beef")
+        for n in (1, 2):
+            await w.revisions.load(w.rev(n))
+        assert w.packed == [w.rev(1)]
+        layout = w.info.layout
+        names = {path.name for path in w.store.path(w.rev(1)).glob("packed-*")}
+        assert names == {f"packed-{layout}wcafe.bin", f"packed-{layout}wbeef.bin"}
+
+    async def third(w):
+        await serve_on(w, "cafe")
+        await w.revisions.load(w.rev(1))
+        assert w.packed == []
+
+    for scenario in (first, second, third):
+        world(scenario, start=False)
 
 
 def test_names_that_may_not_be_are_refused(world):
