@@ -65,6 +65,11 @@ class StepGraphs:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
+    def start_over(self) -> None:
+        """Forget every step so far, which were a rehearsal; graphs stay."""
+        self.num_replays = 0
+        self._seen.clear()
+
     def kinds(self, rung: Rung) -> Sequence[LoraClass]:
         """Classes that steps of `rung` have graphs for: a plan that fits into one takes it."""
         return self._kinds.get(rung, ())

@@ -149,6 +149,8 @@ class Runner:
     def start_over(self) -> None:
         """Forget every step so far: they were a rehearsal."""
         self.forward_passes, self.fence = 0, None
+        if self.graphs is not None:
+            self.graphs.start_over()
         self._drawing.clear()
         self._prompts.clear()
         self._batcher.forget()
