@@ -5,7 +5,9 @@ import os
 import signal
 import threading
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from lorad import wire
 from lorad.client import ApiError
@@ -32,6 +34,44 @@ def test_what_lies_in_the_inbox_is_served_and_the_pinned_is_resident(daemon):
     texts = {name: daemon.text(name) for name in ("tiny", "bible", "acme/jargon")}
     assert len(set(texts.values())) == 3
     daemon.wait_state("acme/jargon", "idle", "active")
+
+
+def test_the_same_adapter_from_mlx_and_as_dora_of_gain_one_says_the_same(daemon, poll):
+    """The magnitudes are the norms of the adapted weights, so the gains that the packer finds from
+    the base's files are one."""
+    peft = load_file(daemon.inbox / "bible/adapter_model.safetensors")
+    base = load_file(daemon.base / "model.safetensors")
+    mlx, dora = {}, dict(peft)
+    for name, a in peft.items():
+        if "lora_A" in name:
+            b = peft[name.replace("lora_A", "lora_B")]
+            path = name.removesuffix(".lora_A.weight").removeprefix("base_model.model.")
+            mlx |= {f"{path}.lora_a": a.T.copy(), f"{path}.lora_b": b.T.copy()}
+            norm = np.linalg.norm(base[f"{path}.weight"] + 2.0 * (b @ a), axis=1)
+            dora[f"base_model.model.{path}.lora_magnitude_vector"] = norm.astype(np.float32)
+    config = json.loads((daemon.inbox / "bible/adapter_config.json").read_text())
+    drop_files(daemon, "mlx", {"lora_parameters": {"scale": 2.0}}, "adapters", mlx)
+    drop_files(daemon, "dora", config | {"use_dora": True}, "adapter_model", dora)
+    for name in dora:
+        if "magnitude" in name:
+            dora[name] = 1.5 * dora[name]
+    drop_files(daemon, "louder", config | {"use_dora": True}, "adapter_model", dora)
+    for name in ("mlx", "dora", "louder"):
+        daemon.wait_state(name, "registered")
+        poll(lambda name=name: daemon.adapter(name).rev, f"{name} to be packed")
+    revs = {daemon.adapter(name).rev for name in ("bible", "mlx", "dora", "louder")}
+    assert len(revs) == 4
+    assert daemon.text("mlx") == daemon.text("dora") == daemon.text("bible")
+    assert daemon.text("louder") != daemon.text("bible")
+
+
+def drop_files(daemon, name, config, weights, tensors):
+    """An adapter of these files, in one move."""
+    folder = daemon.inbox / f".{name}"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / f"{weights}.safetensors")
+    folder.rename(daemon.inbox / name)
 
 
 def test_a_broken_folder_is_quarantined_with_its_reason(daemon):
