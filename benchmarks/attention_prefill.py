@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from engine.kernels.attention_device import whole_prompt
 from engine.kernels.attention_tiles import PrefillTiles
 from engine.kernels.paged_prefill import prefill_attention
 from engine.kernels.prefill_plan import plan_prefill
@@ -38,7 +37,7 @@ VARIANTS: dict[str, PrefillTiles | None] = {
     "128 x 128, 8 warps": PrefillTiles(128, 128, 8, 3),
     "64 x 32, 4 warps, 4 stages, 2 a SM": PrefillTiles(64, 32, 4, 4, 2),
 }
-WHOLE = (256, 384, 512, 700, 1024, 2048, 8192)
+WHOLE = (256, 512, 700, 1024, 2048, 4096, 8192)
 #: (rows, tokens before them)
 CHUNKS = (
     (16, 4096),
@@ -58,7 +57,7 @@ Call = Callable[[int], Tensor]
 
 def ways(report: Report, cache: Cache) -> None:
     for rows in WHOLE:
-        for name in ("as served", "cudnn", "flash"):
+        for name in ("cudnn", "flash"):
             report.line(f"prefill {rows}", name, lambda r=rows, n=name: _whole(r, n))
     for name, tiles in VARIANTS.items():
         for rows, context in ((r, 0) for r in WHOLE):
@@ -79,16 +78,14 @@ def ways(report: Report, cache: Cache) -> None:
 
 def plans(report: Report) -> None:
     """Milliseconds on the host's clock, the device's work included: first, second, third prompt."""
-    for padded in (False, True):
-        for rows in LENGTHS:
-            name = "padded, as served" if padded else "as it comes"
-            report.line(f"plan {rows}", name, lambda r=rows, p=padded: _plan(r, p))
+    for rows in LENGTHS:
+        report.line(f"plan {rows}", "cudnn", lambda r=rows: _plan(r))
 
 
-def _plan(rows: int, padded: bool) -> dict[str, float]:
+def _plan(rows: int) -> dict[str, float]:
     [q] = queries(rows, 1)
     k, v = (torch.randn(rows, KV_HEADS, DIM, device="cuda").bfloat16() for _ in range(2))
-    call = (lambda: whole_prompt(q, k, v, SCALE)) if padded else _sdpa([q], k, v, "cudnn", 0)
+    call = _sdpa([q], k, v, "cudnn", 0)
     times = []
     for _ in range(3):
         torch.cuda.synchronize()
@@ -123,12 +120,7 @@ def _whole(rows: int, name: str) -> dict[str, float]:
     """Torch's own ways, of a prompt whose k and v lie side by side with q."""
     qs = queries(rows)
     k, v = (torch.randn(rows, KV_HEADS, DIM, device="cuda").bfloat16() for _ in range(2))
-    calls = [
-        (lambda q=q: whole_prompt(q, k, v, SCALE))
-        if name == "as served"
-        else _sdpa([q], k, v, name, 0)
-        for q in qs * 2
-    ]
+    calls = [_sdpa([q], k, v, name, 0) for q in qs * 2]
     error = _error(calls[1](), qs[1], k, v)
     return _rates(rows, 0, seconds_of(calls), error)
 

@@ -55,7 +55,7 @@ def rehearse(
             steps += [[chunk], [*beside, chunk]]
     longest = min(config.max_batch_tokens, max_len)
     for length in sdpa_lengths(longest):
-        steps.append(cast.prompts(min(length, longest), 1))
+        steps.append(cast.prompts(length, 1))
     if (size := min(longest, max_len - config.block_size)) > 1:
         [begun] = cast.sequences(1, config.block_size + size)
         steps.append([Chunk(begun, config.block_size, size, True)])

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.kernels.attention_meta import AttentionMeta
-from engine.kernels.attention_tiles import SDPA_ROWS, fits_sdpa, sdpa_rows
+from engine.kernels.attention_tiles import SDPA_ROWS, SDPA_STEP, fits_sdpa
 from engine.kernels.decode_plan import DecodePlan, plan_decode
 from engine.kernels.paged_decode import decode_attention
 from engine.kernels.paged_prefill import prefill_attention
@@ -103,24 +103,13 @@ def device_attention(
 
 
 def whole_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention of q (T, heads, head_dim) over k and v (T, kv_heads, head_dim).
-
-    Rows are padded at their end, where no row that counts sees them, so that cuDNN meets few
-    lengths.  The padding is zeros: what a mask hides is still multiplied by 0, and must be finite.
-    """
-    rows, heads = q.shape[:2]
-    padded = sdpa_rows(rows)
-    if padded > rows:
-        both = q.new_empty(padded, heads + 2 * k.shape[1], q.shape[2])
-        torch.cat((q, k, v), dim=1, out=both[:rows])
-        both[rows:] = 0
-        q, k, v = torch.split(both, [heads, k.shape[1], v.shape[1]], dim=1)
+    """Causal attention of q (T, heads, head_dim) over k and v (T, kv_heads, head_dim)."""
     query, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
     with sdpa_kernel(_SDPA, set_priority=True):
         out = F.scaled_dot_product_attention(
             query, keys, values, is_causal=True, scale=scale, enable_gqa=True
         )
-    return out.squeeze(0).transpose(0, 1)[:rows]
+    return out.squeeze(0).transpose(0, 1)
 
 
 def _one_way(q: Tensor, kv: Tensor, meta: AttentionMeta, window: int) -> _Routes:
@@ -147,11 +136,11 @@ def _routes(q: Tensor, kv: Tensor, meta: AttentionMeta, window: int, whole: bool
     known = len(counts) > 0
     single = meta.single_rows or (known and max(counts) == 1)
     # Host and device leave out the same sequences by the same rule: nothing has to be sent.
-    left_out = (SDPA_ROWS, window or _ANY_ROWS) if whole and known else (1, 0)
+    least, most = (SDPA_ROWS, window or _ANY_ROWS) if whole and known else (1, 0)
     prompts = {
         s: rows
         for s, rows in enumerate(pairwise(meta.query_starts))
-        if counts[s] == meta.seq_lens[s] and left_out[0] <= counts[s] <= left_out[1]
+        if least <= counts[s] == meta.seq_lens[s] <= most and counts[s] % SDPA_STEP == 0
     }
     chunks = [n for s, n in enumerate(counts) if n > 1 and s not in prompts]
     decode = prefill = None
@@ -167,7 +156,7 @@ def _routes(q: Tensor, kv: Tensor, meta: AttentionMeta, window: int, whole: bool
             window=window,
             counts=chunks if known else None,
             singles=False,
-            left_out=left_out,
+            left_out=(least, most, SDPA_STEP),
         )
     return _Routes(decode, prefill, tuple(prompts.values()), mixed=not single, settled=False)
 

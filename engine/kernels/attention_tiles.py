@@ -45,11 +45,12 @@ SMALL_TILES = PrefillTiles(rows=64, keys=64, warps=4, stages=3, programs_per_sm=
 MERGED = 4096
 #: What the card keeps of a multiprocessor's shared memory for each program on it.
 RESERVED_BYTES = 1024
-#: A whole prompt of at least this many rows goes through cuDNN, padded to a multiple of the step:
-#: cuDNN builds a plan for every length that it has not seen, which takes longer than it saves.
-#: From SDPA_LONG rows on a wider step will do.
-SDPA_ROWS, SDPA_STEP = 512, 256
-SDPA_LONG, SDPA_LONG_STEP = 2048, 512
+#: A whole prompt goes through cuDNN from so many rows on, if they are a multiple of the step: cuDNN
+#: builds a plan for every length that it has not seen, and `rehearsal.py` has it see these.
+#: Measured on an H200 (docs/bench-log.md): at 1,024 rows it is as fast as the own kernel, at 2,048
+#: 13% faster and at 8,192 24%.  Padding prompts to such lengths lost: 700 rows took 42 us as 768
+#: rows, and 20 in the own kernel.
+SDPA_ROWS, SDPA_STEP = 2048, 1024
 
 
 def width_of(head_dim: int) -> int:
@@ -134,15 +135,9 @@ def fits_sdpa(head_dim: int, dtype: torch.dtype) -> bool:
     return dtype in (torch.float16, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= 128
 
 
-def sdpa_rows(rows: int) -> int:
-    """What a whole prompt of `rows` rows is padded to."""
-    step = SDPA_STEP if rows <= SDPA_LONG else SDPA_LONG_STEP
-    return -(-rows // step) * step
-
-
-def sdpa_lengths(most: int) -> tuple[int, ...]:
-    """What prompts of up to `most` rows are padded to: cuDNN needs a plan for each."""
-    return tuple(sorted({sdpa_rows(rows) for rows in range(SDPA_ROWS, most + 1)}))
+def sdpa_lengths(most: int) -> range:
+    """Lengths of whole prompts, of up to `most` rows, that cuDNN takes."""
+    return range(SDPA_ROWS, most + 1, SDPA_STEP)
 
 
 def _fit(programs: int, needed: int, shared_bytes: int) -> bool:

@@ -41,7 +41,7 @@ class PrefillPlan:
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "least", "most", "room", "num_counters"],
+    do_not_specialize=["num_seqs", "least", "most", "step", "room", "num_counters"],
     do_not_specialize_on_alignment=["seq_lens", "query_starts", "items", "arrived"],
 )
 def _list(
@@ -52,6 +52,7 @@ def _list(
     num_seqs,
     least,
     most,
+    step,
     room,
     num_counters,
     SPAN: tl.constexpr,
@@ -60,7 +61,8 @@ def _list(
     SCAN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program.  Sequences of `least` to `most` rows with nothing before them are left out.
+    """One program.  Sequences that are all of their keys, of `least` to `most` rows and a multiple
+    of `step`, are left out.
 
     With FIXED tiles begin at positions that are multiples of SPAN, before the first row if need be.
     Without, keys are cut so that there are up to `room` pieces of all tiles.
@@ -74,7 +76,8 @@ def _list(
         length = tl.load(seq_lens + seq, mask=live, other=0)
         start = tl.load(query_starts + seq, mask=live, other=0)
         rows = tl.load(query_starts + seq + 1, mask=live, other=0) - start
-        mine = (length > 0) & ~((rows == length) & (least <= rows) & (rows <= most))
+        whole = (rows == length) & (least <= rows) & (rows <= most) & (rows % step == 0)
+        mine = (length > 0) & ~whole
         if not SINGLES:
             mine = mine & (rows > 1)
         lead = rows * 0
@@ -105,16 +108,16 @@ def plan_prefill(
     window: int = 0,
     counts: list[int] | None = None,
     singles: bool = True,
-    left_out: tuple[int, int] = (1, 0),
+    left_out: tuple[int, int, int] = (1, 0, 1),
     fixed: bool = False,
     tiles: PrefillTiles | None = None,
 ) -> PrefillPlan:
     """List a step's tiles.  Holds for every layer of the same window and shapes.
 
     seq_lens (S,) and query_starts (S + 1,) int32; sequences of length 0 and rows of no sequence are
-    left out, those of one row without `singles`, and those of `left_out` (least, most) rows that
-    are all of their keys.  `counts`: rows of each sequence, where the host knows them; where not,
-    programs are as many as the card holds and take what there is.
+    left out, those of one row without `singles`, and those that are all of their keys and have
+    `left_out` (least, most, multiple of) rows.  `counts`: rows of each sequence, where the host
+    knows them; where not, programs are as many as the card holds and take what there is.
     """
     kv_heads, num_seqs = kv.shape[3], seq_lens.shape[0]
     group = heads // kv_heads

@@ -303,7 +303,7 @@ def test_a_captured_step_follows_lengths_that_change(mixed: bool) -> None:
         close(out[live], want, torch.bfloat16)
 
 
-@pytest.mark.parametrize("rows", [2048, 512, 701])
+@pytest.mark.parametrize("rows", [2048, 3072])
 def test_a_whole_prompt_through_sdpa_equals_the_kernel(rows: int) -> None:
     from engine.kernels.attention_device import device_attention
 

@@ -12,7 +12,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels below are imported
 
-from engine.kernels import attention_device, attention_tiles, backend
+from engine.kernels import attention_device, backend
 from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.attention_tiles import (
     DecodeTiles,
@@ -341,7 +341,7 @@ def through_sdpa(monkeypatch: pytest.MonkeyPatch, *, rows: int, step: int) -> No
     """What cuDNN does on a card, by any means, for prompts of `rows` rows or more."""
     monkeypatch.setattr(attention_device, "fits_sdpa", lambda *_: True)
     monkeypatch.setattr(attention_device, "SDPA_ROWS", rows)
-    monkeypatch.setattr(attention_tiles, "SDPA_STEP", step)
+    monkeypatch.setattr(attention_device, "SDPA_STEP", step)
     monkeypatch.setattr(attention_device, "_SDPA", [torch.nn.attention.SDPBackend.MATH])
 
 
@@ -349,8 +349,8 @@ def test_a_long_uncached_prompt_goes_through_sdpa_beside_others(
     paged: Paged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its keys in the arena are not even looked at."""
-    through_sdpa(monkeypatch, rows=20, step=16)
-    case = poisoned(paged([(8, 1), (0, 24), (0, 6), (3, 22)], head_dim=16))
+    through_sdpa(monkeypatch, rows=20, step=8)
+    case = poisoned(paged([(8, 1), (0, 24), (0, 6), (3, 24), (0, 25)], head_dim=16))
     want = expected(case)
     q, kv, meta = on_device(case)
     k = torch.full((q.shape[0], *kv.shape[3:]), torch.nan, device=DEVICE)
@@ -426,16 +426,6 @@ def test_tiles_fit_the_shared_memory_of_small_and_large_cards(head_dim: int, ite
             assert chunk.rows >= group and chunk.keys >= 16
             if group <= 8:
                 assert prefill_bytes(chunk, head_dim, itemsize) <= shared
-
-
-def test_prompts_of_any_length_come_to_few_lengths_in_cudnn() -> None:
-    for rows in range(512, 9000, 37):
-        padded = attention_tiles.sdpa_rows(rows)
-        assert rows <= padded < rows + min(rows / 2, 512) and padded % 128 == 0
-        assert padded in attention_tiles.sdpa_lengths(rows)
-    assert attention_tiles.sdpa_lengths(511) == ()
-    assert attention_tiles.sdpa_lengths(700) == (512, 768)
-    assert len(attention_tiles.sdpa_lengths(8192)) == 19
 
 
 def test_a_tensor_on_the_cpu_keeps_to_torch() -> None:
