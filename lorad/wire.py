@@ -46,6 +46,7 @@ class Revision(Struct, frozen=True, kw_only=True):
     packed_bytes: int  # whole blocks
     num_blocks: int
     changes_kv: bool
+    alora_tokens: tuple[int, ...] = ()  # of an activated LoRA: those that it is invoked by
     warnings: tuple[str, ...] = ()
     created_at: str = ""
 

@@ -60,6 +60,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     allowed_token_ids: tuple[int, ...] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    alora_fallback: Literal["base"] | None = None
 
 
 class ChatRequest(GenerateRequest, frozen=True, kw_only=True):

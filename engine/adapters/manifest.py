@@ -92,3 +92,4 @@ class AdapterManifest(Struct, frozen=True, kw_only=True):
     semantic: dict[str, Any]  # what of the config decides the arithmetic: part of the digest
     text_files: tuple[str, ...]  # those of TEXT_FILES that are there
     weights_file: str = WEIGHTS_FILE  # which of WEIGHTS_FILES
+    alora_tokens: tuple[int, ...] = ()  # an activated LoRA: those that it is invoked by

@@ -87,6 +87,7 @@ def pack_folder(
         max_rank=manifest.rank,
         changes_kv=manifest.changes_kv,
         modules=manifest.modules,
+        alora_tokens=manifest.alora_tokens,
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from engine.adapters.adapter_folder import AdapterFolder
 from engine.adapters.adapter_text import check_text_files
+from engine.adapters.alora import check_invocation
 from engine.adapters.base_copies import without_copies
 from engine.adapters.config_values import rank_too_large
 from engine.adapters.digest import revision_digest
@@ -80,6 +81,7 @@ def inspect(
         config = read_config(data)
         read = mlx_settings if is_mlx(config) else peft_settings
         settings = read(config, limits)
+        check_invocation(settings.alora_tokens, spec.vocab_size)
         weights_file = opened.weights_file(mlx=settings.mlx)
         fd = opened.open(weights_file)
         try:
@@ -112,6 +114,7 @@ def inspect(
         semantic=settings.semantic,
         text_files=text_files,
         weights_file=weights_file,
+        alora_tokens=settings.alora_tokens,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.adapters.adapter_folder import refuse_pointer
+from engine.adapters.alora import read_invocation
 from engine.adapters.config_values import (
     read_alpha,
     read_flag,
@@ -70,6 +71,7 @@ _READ = frozenset(
         "init_lora_weights",
         "lora_bias",
         "use_dora",
+        "alora_invocation_tokens",
     ]
 )
 
@@ -79,11 +81,6 @@ _PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _RETRAIN = "train or convert it as plain LoRA"
 #: field -> (code, what it means, hint), refused unless the value is neutral.
 _VARIETIES: dict[str, tuple[str, str, str]] = {
-    "alora_invocation_tokens": (
-        "E_ALORA",
-        "an activated LoRA, which acts only after its invocation tokens",
-        _RETRAIN + ": without alora_invocation_tokens",
-    ),
     "use_qalora": ("E_QALORA", "QA-LoRA", _RETRAIN + ": use_qalora=False"),
     "layer_replication": (
         "E_LAYER_REPLICATION",
@@ -120,6 +117,7 @@ class LoraSettings:
     modules_to_save: tuple[str, ...]
     lora_bias: bool = False
     dora: bool = False
+    alora_tokens: tuple[int, ...] = ()
     mlx: bool = False  # alpha is the scaling itself, and tensors have MLX's names and layout
     remarks: tuple[str, ...] = ()  # what the operator should know
     budget: Budget = field(default_factory=Budget, compare=False)
@@ -137,7 +135,9 @@ class LoraSettings:
         }
         # Absent where false: what was registered before they were served keeps its revision.
         later = {"lora_bias": self.lora_bias, "use_dora": self.dora, "mlx": self.mlx}
-        return known | {name: True for name, value in later.items() if value}
+        known |= {name: True for name, value in later.items() if value}
+        tokens = {"alora_invocation_tokens": list(self.alora_tokens)}
+        return known | (tokens if self.alora_tokens else {})
 
 
 def read_config(data: bytes) -> dict[str, Any]:
@@ -169,6 +169,7 @@ def peft_settings(config: dict[str, Any], limits: Limits) -> LoraSettings:
         modules_to_save=read_names(config.get("modules_to_save")),
         lora_bias=read_flag(config, "lora_bias"),
         dora=read_flag(config, "use_dora"),
+        alora_tokens=read_invocation(config),
     )
     if settings.lora_bias and settings.dora:  # PEFT refuses the pair too
         raise refuse(
@@ -232,9 +233,7 @@ def _check_type(config: dict[str, Any]) -> None:
 def _check_varieties(config: dict[str, Any]) -> None:
     for name, (code, meaning, hint) in _VARIETIES.items():
         value = config.get(name)
-        # An empty list of invocation tokens still makes PEFT build the aLoRA variant.
-        neutral = value is None if name == "alora_invocation_tokens" else is_neutral(value)
-        if not neutral:
+        if not is_neutral(value):
             raise refuse(code, f"{name} is {shown(value)}: {meaning}", hint)
 
 

@@ -39,7 +39,7 @@ READING: dict[str, str] = {
     "E_PATTERN": "a pattern in rank_pattern or alpha_pattern cannot be matched safely",
     "E_INIT": "trained against a base whose weights were changed when training began",
     "E_DORA": "DoRA magnitudes without use_dora, or that give no finite gain on this base",
-    "E_ALORA": "activated LoRA (aLoRA) is not served",
+    "E_ALORA": "an aLoRA whose invocation tokens are none, or no ids of the base; or with DoRA",
     "E_QALORA": "QA-LoRA takes pooled inputs and is not served",
     "E_LORA_BIAS": "biases on lora_B that adapter_config.json does not speak of, or with DoRA",
     "E_BIAS": "trained biases of the base's layers are not served",

@@ -59,6 +59,7 @@ def chat(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
         stop=_stop(request, limits),
         priority=_priority(request),
         cache_salt=request.cache_salt or "",
+        alora_fallback=request.alora_fallback or "",
         template_vars=_template_vars(request),
     )
     return ask, _shape(request, top)
@@ -85,6 +86,7 @@ def completion(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
         echo=echo,
         priority=_priority(request),
         cache_salt=request.cache_salt or "",
+        alora_fallback=request.alora_fallback or "",
     )
     return ask, _shape(request, request.logprobs)
 

@@ -262,14 +262,19 @@ def _no_revision(detail: wire.AdapterDetail, digest: str) -> wire.ItemResult:
 def _revision(r: wire.Revision) -> list[tuple[str, str]]:
     ranks = " ".join(f"{module}:{rank}" for module, rank in sorted(r.ranks.items()))
     scale = "alpha/sqrt(r)" if r.rslora else "alpha/r"
+    cache = "its own prefixes" if r.changes_kv else "shares the base model's prefixes"
+    if r.alora_tokens and r.changes_kv:
+        cache = "the base model's prefixes up to its invocation, its own from there on"
+    invoked = " ".join(map(str, r.alora_tokens))
     rows = [
         ("  rev", r.rev),
+        *([("  kind", f"aLoRA, invoked by tokens {invoked}")] if invoked else []),
         ("  rank", f"{r.rank}  ({ranks})"),
         ("  scaling", f"{scale}, alpha {r.alpha:g}"),
         ("  layers", str(r.num_layers)),
         ("  dtype", r.dtype),
         ("  size", f"{human_bytes(r.file_bytes)} file, {human_bytes(r.packed_bytes)} packed"),
-        ("  cache", "its own prefixes" if r.changes_kv else "shares the base model's prefixes"),
+        ("  cache", cache),
     ]
     return rows + [("  warning", text) for text in r.warnings]
 

@@ -390,6 +390,7 @@ def _add_revision(connection: Connection, at: Stamp, revision: RevisionRecord) -
         "changes_kv": revision.changes_kv,
         "warnings": msgspec.json.encode(revision.warnings).decode(),
         "modules": queries.encode_modules(revision.modules),
+        "alora_tokens": msgspec.json.encode(revision.alora_tokens).decode(),
         "created_at": revision.created_at or at.now,
     }
     connection.execute(upsert(revisions).values(row).on_conflict_do_nothing())

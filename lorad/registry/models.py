@@ -21,7 +21,7 @@ from sqlalchemy import (
 #: `PRAGMA application_id`: "lora".
 APPLICATION_ID = 0x6C6F7261
 #: `PRAGMA user_version`: the number of the newest migration.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = MetaData()
 
@@ -50,6 +50,13 @@ revisions = Table(
     # is either, [..., bias, gain].
     Column("modules", Text, CheckConstraint("json_valid(modules)"), nullable=False),
     Column("created_at", Float, nullable=False),
+    Column(
+        "alora_tokens",
+        Text,
+        CheckConstraint("json_valid(alora_tokens)"),
+        nullable=False,
+        server_default="[]",
+    ),
 )
 
 packed = Table(

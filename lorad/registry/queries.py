@@ -257,6 +257,7 @@ def _revision(row: Row[Any], files: Mapping[str, PackedRecord]) -> RevisionRecor
         file_bytes=row.file_bytes,
         changes_kv=row.changes_kv,
         modules=decode_modules(row.modules),
+        alora_tokens=msgspec.json.decode(row.alora_tokens, type=tuple[int, ...]),
         warnings=msgspec.json.decode(row.warnings, type=tuple[str, ...]),
         packed=files,
         created_at=row.created_at,

@@ -36,6 +36,7 @@ class RevisionRecord:
     file_bytes: int
     changes_kv: bool
     modules: tuple[PackedModule, ...]  # in stream order
+    alora_tokens: tuple[int, ...] = ()  # of an activated LoRA: those that it is invoked by
     warnings: tuple[str, ...] = ()
     packed: Mapping[str, PackedRecord] = field(default_factory=dict)  # by layout
     created_at: float = 0.0
@@ -62,6 +63,7 @@ class RevisionRecord:
             max_rank=self.rank,
             changes_kv=self.changes_kv,
             modules=self.modules,
+            alora_tokens=self.alora_tokens,
         )
 
 

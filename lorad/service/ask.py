@@ -6,6 +6,7 @@ gets back.  Knows no HTTP and no JSON.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from msgspec import Struct
 
@@ -31,6 +32,7 @@ class Ask:
     echo: bool = False
     priority: int = 50
     cache_salt: str = ""
+    alora_fallback: Literal["", "base"] = ""  # who answers a prompt that does not invoke an aLoRA
     template_vars: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
 
     @property

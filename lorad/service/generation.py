@@ -110,7 +110,7 @@ class Generation:
         try:
             news = choice.take(delta)
         except Exception as error:
-            self.fail(error)
+            self.fail(_named(error, self.ask))
             return
         if choice.ended:
             self._end(choice)
@@ -145,3 +145,11 @@ class Generation:
         if not choice.settled:
             choice.settled = True
             self._owner.abort(choice.request_id)
+
+
+def _named(error: Exception, ask: Ask) -> Exception:
+    """The engine knows no names: what it says of a client's prompt and adapter is completed."""
+    if not isinstance(error, LoradError) or error.code != "invocation_missing":
+        return error
+    param = "messages" if ask.chat else "prompt"
+    return LoradError(error.code, f"{ask.model}: {error.message}", param=param)

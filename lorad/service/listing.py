@@ -180,6 +180,7 @@ class Listing:
             packed_bytes=self._packed_bytes(record) or 0,
             num_blocks=packed.num_blocks if packed else 0,
             changes_kv=record.changes_kv,
+            alora_tokens=record.alora_tokens,
             warnings=record.warnings,
             created_at=_time(record.created_at),
         )

@@ -243,6 +243,7 @@ class RequestService:
                 rev=generation.rev,
                 priority=ask.priority,
                 cache_salt=ask.cache_salt,
+                alora_fallback=ask.alora_fallback,
                 deadline_seconds=max(deadline - self._clock(), 0.001),
             )
             self._link.submit(submit, partial(generation.deliver, choice))

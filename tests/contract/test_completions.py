@@ -79,6 +79,7 @@ def test_echo_streams_too(api, client):
         ({"best_of": 3}, "unsupported_parameter", "best_of"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"logprobs": 21}, "invalid_value", "logprobs"),
+        ({"extra_body": {"alora_fallback": "x"}}, "invalid_value", "alora_fallback"),
         ({"prompt": []}, "invalid_value", "prompt"),
         ({"prompt": ""}, "invalid_value", "prompt"),
         ({"prompt": ["a", ""]}, "invalid_value", "prompt[1]"),

@@ -231,8 +231,21 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("E_MIXED_ADAPTERS", twice("lora_magnitude_vector"), ("belong to", "one", "two")),
     ("E_KOHYA", add(f"{Q}.dora_scale", 64), ("dora_scale",)),
     ("E_LORA_BIAS", config(use_dora=True, lora_bias=True), ("both",)),
-    ("E_ALORA", config(alora_invocation_tokens=[1, 2]), ("[1, 2]",)),
-    ("E_ALORA", config(alora_invocation_tokens=[]), ("[]",)),
+    *[
+        ("E_ALORA", config(alora_invocation_tokens=value), ("alora_invocation_tokens", said))
+        for value, said in (
+            ([], "is []"),
+            ([-1], "[-1]"),
+            ([True], "[True]"),
+            ([1, "2"], "2"),
+            ({}, "is {}"),
+            (False, "is False"),
+            ("<call>", "<call>"),
+            ([1] * 257, "256"),
+            ([3, 100_000_000], "100000000"),
+        )
+    ],
+    ("E_ALORA", config(alora_invocation_tokens=[1], use_dora=True), ("both", "use_dora")),
     ("E_QALORA", config(use_qalora=True), ("use_qalora",)),
     ("E_LORA_BIAS", add(f"{Q}.lora_B.bias", 64), ("not set", "q_proj.lora_B.bias")),
     ("E_CONFIG_VALUE", config(lora_bias="all"), ("lora_bias is all",)),

@@ -233,9 +233,9 @@ def open_here(order: dict[str, Any]) -> None:
 def upgrade_here(order: dict[str, Any]) -> None:
     """Open with one migration more than there is."""
     usual = migrate.upgrade
-    recover.SCHEMA_VERSION = migrate.SCHEMA_VERSION = 2
+    recover.SCHEMA_VERSION = migrate.SCHEMA_VERSION = target = migrate.SCHEMA_VERSION + 1
     scripts = Path(order["scripts"])
-    migrate.upgrade = lambda path, version: usual(path, version, scripts=scripts, target=2)
+    migrate.upgrade = lambda path, version: usual(path, version, scripts=scripts, target=target)
     Registry.open(Path(order["dir"])).close()
 
 

@@ -17,13 +17,14 @@ from lorad.registry.registry import Registry
 
 Fill = Callable[..., list[str]]
 
-SECOND = '''
+NEXT = models.SCHEMA_VERSION + 1
+LATER = f'''
 """A later schema, for the test."""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "{NEXT:04d}"
+down_revision = "{models.SCHEMA_VERSION:04d}"
 
 
 def upgrade() -> None:
@@ -45,7 +46,7 @@ def scripts(tmp_path: Path) -> Path:
     """The migrations with one more."""
     folder = tmp_path / "scripts"
     shutil.copytree(migrate.migrations_dir(), folder)
-    (folder / "versions" / "0002_colour.py").write_text(SECOND)
+    (folder / "versions" / f"{NEXT:04d}_colour.py").write_text(LATER)
     return folder
 
 
@@ -71,11 +72,11 @@ def test_a_killed_migration_leaves_the_old_schema_whole_and_the_next_start_compl
 ) -> None:
     order = {"dir": str(state), "task": "upgrade_here", "scripts": str(scripts)}
     assert os.WTERMSIG(forker.run(order | {"failpoint": place})) == signal.SIGKILL
-    assert _ask(state, "PRAGMA user_version") == 1
+    assert _ask(state, "PRAGMA user_version") == models.SCHEMA_VERSION
     assert _ask(state, "SELECT sum(priority) FROM adapters") == 3
     assert _ask(state, "PRAGMA integrity_check") == "ok"
     assert os.waitstatus_to_exitcode(forker.run(order)) == 0
-    assert _ask(state, "PRAGMA user_version") == 2
+    assert _ask(state, "PRAGMA user_version") == NEXT
     assert _ask(state, "SELECT sum(priority) FROM adapters") == 297
     assert _ask(state, "SELECT min(colour) FROM adapters") == "red"
 
@@ -88,7 +89,7 @@ def test_an_upgrade_makes_a_backup_of_the_old_schema_first(
     forker.run({"dir": str(state), "task": "upgrade_here", "scripts": str(scripts)})
     (backup,) = (state / "backups").glob("*.db")
     connection = sqlite3.connect(backup)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (models.SCHEMA_VERSION,)
     assert connection.execute("SELECT sum(priority) FROM adapters").fetchone() == (3,)
     connection.close()
 
@@ -102,7 +103,7 @@ def test_a_newer_schema_is_refused_and_stays_byte_identical(state: Path, in_wal:
     before = _bytes(state)
     with pytest.raises(RegistryUnusable) as refused:
         Registry.open(state)
-    assert "schema 2" in refused.value.message and refused.value.exit == 4
+    assert f"schema {NEXT}" in refused.value.message and refused.value.exit == 4
     assert _bytes(state) == before
     connection.close()
 

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from lorad import wire
@@ -139,6 +140,17 @@ def test_show_tells_revisions_history_and_events(loractl, detailed):
     assert "candidate\n" in said
     assert "earlier  d4d4d4d4\n" in said
     assert said.endswith("events\n  2025-03-01T09:30:00Z  adapter.added\n")
+
+
+def test_show_tells_what_an_activated_lora_is_invoked_by(server, loractl, detailed):
+    before = loractl("show", "bible").out
+    assert "kind" not in before and "shares the base model's prefixes" in before
+    detail = server.details["bible"]
+    called = msgspec.structs.replace(detail.serving, alora_tokens=(128_000, 9), changes_kv=True)
+    server.details["bible"] = msgspec.structs.replace(detail, serving=called)
+    said = loractl("show", "bible").out
+    assert "  kind     aLoRA, invoked by tokens 128000 9\n" in said
+    assert "the base model's prefixes up to its invocation, its own from there on\n" in said
 
 
 def test_show_of_a_revision_shows_that_one_alone(loractl, detailed):

@@ -103,8 +103,8 @@ def base(tmp_path_factory):
     return folder
 
 
-def write_adapter(folder, seed, rank=4, **options):
-    """A PEFT folder of random pairs; `options` become its lorad.toml."""
+def write_adapter(folder, seed, rank=4, config=None, **options):
+    """A PEFT folder of random pairs; `config` adds fields, `options` become its lorad.toml."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -120,7 +120,7 @@ def write_adapter(folder, seed, rank=4, **options):
         "lora_alpha": 2 * rank,
         "target_modules": sorted(module.partition(".")[2] for module in DIMS),
         "bias": "none",
-    }
+    } | (config or {})
     (folder / "adapter_config.json").write_text(json.dumps(config))
     if options:
         lines = [f"{key} = {json.dumps(value)}" for key, value in options.items()]

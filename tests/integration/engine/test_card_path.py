@@ -4,7 +4,9 @@ Only pinned memory, streams and graphs are missing, which `test_cuda_graphs.py` 
 """
 
 import os
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -151,6 +153,34 @@ def test_chunks_of_every_size_answer_as_plain_torch_with_a_graph_and_without(
         assert values(story) == pytest.approx(values(want), abs=2e-3)
     runner = driver.core.runner
     assert 0 < runner.forward_passes - runner.graphs.num_replays <= 2
+
+
+def test_an_activated_lora_in_chunks_beside_others_answers_as_plain_torch(
+    start_core, adapters, prompt, expected, request
+) -> None:
+    """A chunk ends before, in and after the invocation; a slot's rows are cut by base rows."""
+    called = [
+        replace(
+            one,
+            manifest=msgspec.structs.replace(
+                one.manifest, alora_tokens=tuple(prompt(49, n)[at : at + 2])
+            ),
+        )
+        for one, n, at in ((adapters[0], 0, 19), (adapters[1], 1, 20))
+    ]
+    asked = [(0, 49, called[0], 3), (1, 30, called[1], 4), (2, 9, adapters[2], 3), (3, 7, None, 3)]
+    right = expected(asked)
+    request.getfixturevalue("on_card_path")
+    driver = start(start_core, max_num_seqs=4, slots=3, max_batch_tokens=20)
+    driver.add(*called, adapters[2])
+    stories = [
+        driver.submit(f"r{n}", prompt(length, n), a and a.rev, max_tokens=tokens, logprobs=0)
+        for n, length, a, tokens in asked
+    ]
+    driver.finish()
+    for story, want in zip(stories, right, strict=True):
+        assert story.tokens == want.tokens
+        assert values(story) == pytest.approx(values(want), abs=2e-3)
 
 
 def test_a_prompts_log_probabilities_come_from_padded_steps_too(

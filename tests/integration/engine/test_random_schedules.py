@@ -6,6 +6,7 @@ rows at once: its log-probability there has to be the largest, or a hair below w
 """
 
 import random
+from dataclasses import replace
 from itertools import count
 
 import msgspec
@@ -26,27 +27,39 @@ from engine.messages import (
 TIE = 5e-3
 ACTS = 60
 LENGTHS = (3, 16, 33, 60, 90)
-NAMES = {"x": ("all", "all anew"), "y": ("mlp", "mlp anew"), "z": ("late", "late anew")}
+NAMES = {
+    "x": ("all", "all anew"),
+    "y": ("mlp", "mlp anew"),
+    "z": ("late", "late anew"),
+    "w": ("called", "called anew"),  # activated LoRAs
+}
 SHAPES = {
     "all": {"rank": 12},
     "mlp": {"rank": 3, "modules": ("gate_proj", "up_proj", "down_proj")},
     "late": {"rank": 5, "layers": (1,)},
+    "called": {"rank": 6},
 }
 ENDS = {
     *("length", "stop", "abort", "draining", "load_failed", "no_room", "model_not_found"),
-    "deadline_exceeded",
+    *("deadline_exceeded", "invocation_missing"),
 }
 SIZES = {"max_num_seqs": 4, "max_batch_tokens": 64, "mixed_tokens": 20, "starve_after": 0.05}
 
 
 @pytest.fixture(scope="session")
-def revisions(make_adapter):
+def revisions(make_adapter, prompt):
     """Two for each name, by what they are called."""
-    called = [one for pair in NAMES.values() for one in pair]
-    return {
+    names = [one for pair in NAMES.values() for one in pair]
+    made = {
         one: make_adapter(f"schedules {one}", seed=70 + n, **SHAPES[one.split()[0]])
-        for n, one in enumerate(called)
+        for n, one in enumerate(names)
     }
+    for one in NAMES["w"]:
+        # Two ids that are in one prompt of three, and that no answer spells by chance.
+        tokens = tuple(prompt(max(LENGTHS), 0)[26:28])
+        manifest = msgspec.structs.replace(made[one].manifest, alora_tokens=tokens)
+        made[one] = replace(made[one], manifest=manifest)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +99,7 @@ class Life:
         self.draw = random.Random(seed)
         self.seed = seed
         self.serving = dict.fromkeys(NAMES, 0)
+        self.called = {revisions[one].rev for one in NAMES["w"]}
         self.asked: dict[str, tuple[list[int], str | None]] = {}
         self.commands: list[int] = []
         self.ids = count(1_000_000 + 1000 * seed)
@@ -174,6 +188,9 @@ class Life:
             why = story.code or story.finish
             assert why in ENDS, (story.code, story.message)
             ends[why] = ends.get(why, 0) + 1
+            if story.tokens and rev in self.called:
+                invoked = "answered from an invocation on"
+                ends[invoked] = ends.get(invoked, 0) + 1
         for rev in (*(one.rev for one in self.revisions.values()), self.lost.rev):
             self.order(RemoveRevision, rev=rev)
         driver.until(lambda: all(c in driver.answers for c in self.commands) and self.core.idle)
@@ -211,7 +228,8 @@ def test_random_schedules_leak_nothing_and_answer_as_one_by_one(
     start_core, revisions, lost, prompt, judge, lookahead
 ) -> None:
     driver = start_core(lookahead=lookahead, num_blocks=tight(revisions), **SIZES)
-    live(driver, revisions, lost, prompt, judge, range(4), ("length", "preemptions"))
+    needed = ("length", "preemptions", "invocation_missing", "answered from an invocation on")
+    live(driver, revisions, lost, prompt, judge, range(4), needed)
 
 
 @pytest.mark.gpu

@@ -37,6 +37,7 @@ def make_revision(rev: str, **changes: Any) -> RevisionRecord:
         "dtype": "bfloat16",
         "file_bytes": 4096,
         "changes_kv": True,
+        "alora_tokens": (128_000, 9),
         "warnings": ("target 'o_proj' has no tensor",),
         "modules": (
             PackedModule(0, "q_proj", 8, 5.656854249492381),

@@ -66,3 +66,18 @@ def test_the_build_ships_the_migrations_as_a_package_of_lorad() -> None:
     assert tool["package-dir"]["lorad._migrations"] == "migrations"
     assert (migrate.migrations_dir() / "env.py").is_file()
     assert (root / "migrations" / "versions" / "__init__.py").is_file()
+
+
+def test_what_was_registered_before_there_were_activated_loras_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "registry.db"
+    migrate.upgrade(path, 0, target=1)
+    connection = sqlite3.connect(path)
+    values = ("a" * 64, 8, "{}", 1.0, 0, "[]", 1, "float32", 1, 1, "[]", "[]", 1.0)
+    marks = ", ".join("?" * len(values))
+    connection.execute(f"INSERT INTO revisions VALUES ({marks})", values)
+    connection.commit()
+    connection.close()
+    migrate.upgrade(path, 1, target=2)
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT alora_tokens FROM revisions").fetchall() == [("[]",)]
+    connection.close()

@@ -180,6 +180,17 @@ def test_the_first_failure_ends_the_others_and_comes_after_what_was_said(scene):
     scene(scenario)
 
 
+def test_whoever_does_not_invoke_an_adapter_is_told_which_one(scene):
+    async def scenario(make):
+        s = make()
+        s.say("", finish_reason="error", code="invocation_missing", message="it lacks [7]")
+        error = s.generation.error
+        assert (error.status, error.code, error.param) == (400, "invocation_missing", "prompt")
+        assert error.message == "m: it lacks [7]"
+
+    scene(scenario)
+
+
 def test_text_that_cannot_be_decoded_is_one_requests_trouble(scene):
     async def scenario(make):
         s = make(bad=ord("?"))
