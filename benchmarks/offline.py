@@ -38,6 +38,7 @@ class OfflineDriver:
             "max_model_len": info.max_model_len,
             "max_num_seqs": info.max_num_seqs,
             "max_batch_tokens": info.max_batch_tokens,
+            "mixed_tokens": info.mixed_tokens,
             "lookahead": core.lookahead,
             # a decode step reads all weights but the embeddings of other tokens
             "weight_bytes": info.weight_bytes - table_rows * spec.hidden_size * itemsize,

@@ -16,6 +16,8 @@ import random
 import time
 from collections.abc import Sequence
 
+import checkout  # noqa: F401
+
 from engine.adapters.residency import HostDone, Residency
 from engine.adapters.slots import SlotTable
 from engine.memory.pool import BlockPool
@@ -67,9 +69,9 @@ class Copier(Ready):
         return done
 
 
-def scheduler(streams: int, adapters: int) -> Scheduler:
-    blocks = (streams + 64) * 128 + adapters * ADAPTER_BLOCKS
-    pool = BlockPool(blocks)
+def scheduler(streams: int, adapters: int, num_blocks: int = 0) -> Scheduler:
+    """One with room for `streams`, unless it is said how much, and with all adapters resident."""
+    pool = BlockPool(num_blocks or (streams + 64) * 128 + adapters * ADAPTER_BLOCKS)
     prefix = PrefixIndex(pool, BLOCK, time.monotonic)
     memory = Reclaimer(pool, prefix)
     residency = Residency(

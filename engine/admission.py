@@ -145,51 +145,49 @@ class StepBuilder:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.left = limits.max_batch_tokens
-        self.preempted = False
+        self.preempted = False  # somebody gave way in this very pass
         self._limits = limits
         self._rows: dict[Sequence, int] = {}
         self._fences: list[object] = []
         self._first: Sequence | None = None
         self._kept = 0  # rows that are the first prompt's, whoever else comes
+        self._door = 0  # rows that are a newcomer's, whoever else runs
 
     def decode(self, seq: Sequence) -> None:
         """The next token of `seq` is computed in this step."""
         self._rows[seq] = 1
         self.left -= 1
 
-    def drop(self, seq: Sequence) -> None:
-        """`seq` was preempted in this very pass."""
-        self.preempted = True
-        self.left += self._rows.pop(seq, 0)
-
     def wait_for(self, fences: tuple[object, ...]) -> None:
         """Blocks that were taken for this step carry these events."""
         self._fences.extend(fences)
 
-    def open(self, first: Sequence | None, backlog: int = 0) -> None:
+    def open(self, first: Sequence | None, backlog: int = 0, *, queued: bool) -> None:
         """All decode rows are in.  `first` is the one that ranks first of the prompts that run,
-        `backlog` the rows that prompts could have."""
+        `backlog` the rows that prompts could have.
+
+        If others are `queued`, a block of rows is kept for them: whoever begins is known to be
+        short or long, and short ones need not wait until a long one has ended before them.
+        """
         decoding = len(self._rows)
         self.left = self._limits.rows(decoding, backlog) - decoding
         self._first = first
         self._kept = min(first.pending, -(-self.left // 2)) if first else 0
+        half = self.left - self._kept
+        self._door = min(self._limits.block_size, half // 2) if queued else 0
 
     @property
     def full(self) -> bool:
         """There is no row for any other prompt than the first."""
         return self.left <= self._kept
 
-    def prefill(self, seq: Sequence, least: int = 0) -> None:
-        """Rows of another prompt: all if it is shorter than what the first still has to go, else
-        what the first leaves over; but `least`, if the first one's half allows it."""
-        first, pending = self._first, seq.pending
-        spare = self.left - self._kept
-        if first is not None and (-seq.priority, pending) >= (-first.priority, first.pending):
-            spare = max(self.left - first.pending, min(least, spare))
-        rows = min(pending, spare)
-        if rows > 0:
-            self._rows[seq] = rows
-            self.left -= rows
+    def go_on(self, seq: Sequence) -> None:
+        """Rows of a prompt that runs, other than the first."""
+        self._take(seq, self._spare(seq) - self._door)
+
+    def begin(self, seq: Sequence) -> None:
+        """Rows of a newcomer: a block at least, unless the step is `full`."""
+        self._take(seq, max(self._spare(seq), min(self._limits.block_size, self.left - self._kept)))
 
     def build(self) -> StepWork | None:
         """Base first, then slot by slot, decode before prefill; None if there are no rows."""
@@ -201,6 +199,20 @@ class StepBuilder:
         ]
         chunks.sort(key=_place)
         return StepWork(tuple(chunks), tuple(self._fences)) if chunks else None
+
+    def _spare(self, seq: Sequence) -> int:
+        """Rows for another prompt: all but the first one's half if it has fewer to go, else what
+        the first leaves over."""
+        first = self._first
+        if first is None or (-seq.priority, seq.pending) < (-first.priority, first.pending):
+            return self.left - self._kept
+        return self.left - first.pending
+
+    def _take(self, seq: Sequence, most: int) -> None:
+        rows = min(seq.pending, most)
+        if rows > 0:
+            self._rows[seq] = rows
+            self.left -= rows
 
 
 def _place(chunk: Chunk) -> int:

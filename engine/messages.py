@@ -270,6 +270,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     max_batch_tokens: int
+    mixed_tokens: int = 0
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     weight_bytes: int

@@ -151,7 +151,10 @@ class Scheduler:
 
     # ------------------------------------------------------------- running sequences
     def _extend_decoding(self, step: StepBuilder) -> list[Sequence]:
-        """A row for everybody who makes tokens; returns those at their prompt still, by rank."""
+        """A row for everybody who makes tokens; returns those at their prompt still, by rank.
+
+        Who gives way ranks after everybody that was looked at, so it has neither row nor chunk yet.
+        """
         prompts = []
         for seq in list(self._running):
             if seq.status is not Status.RUNNING or seq.doom is not None or not seq.may_go_on:
@@ -160,14 +163,15 @@ class Scheduler:
                 prompts.append(seq)
             elif step.left and self._grow(seq, step):
                 step.decode(seq)
-        return [seq for seq in prompts if seq.status is Status.RUNNING]
+        return prompts
 
     def _extend_prompts(self, prompts: list[Sequence], step: StepBuilder) -> None:
         """Chunks of prompts that run.  They have had all their blocks since they were admitted."""
         backlog = sum(seq.pending for seq in prompts) + self._backlog_of_waiting()
-        step.open(prompts[0] if prompts else None, backlog)
+        first = prompts[0] if prompts else None
+        step.open(first, backlog, queued=len(self._waiting) > 0)
         for seq in sorted(prompts[1:], key=lambda s: (-s.priority, s.pending)):
-            step.prefill(seq)
+            step.go_on(seq)
 
     def _grow(self, seq: Sequence, step: StepBuilder) -> bool:
         """A block for its newest token, taken from who ranks last; False = `seq` itself did."""
@@ -193,7 +197,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence, step: StepBuilder) -> None:
         """Back to the queue.  Its full blocks stay filed: most of the way back is a cache hit."""
-        step.drop(seq)
+        step.preempted = True
         self._leave_running(seq)
         seq.status = Status.WAITING
         self._waiting.push_back(seq)
@@ -240,9 +244,7 @@ class Scheduler:
         seq.num_computed = len(found) * self.limits.block_size
         taken = self._take_blocks(seq, step)
         assert taken, f"{seq.request_id}: room was promised and is not there"
-        # A block at least: if only short ones could begin beside a long prompt, the next long one
-        # would hold up all that are queued behind it.
-        step.prefill(seq, least=self.limits.block_size)
+        step.begin(seq)
         return True
 
     def _cached_blocks(self, seq: Sequence) -> list[int]:

@@ -223,6 +223,7 @@ def _describe(
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_batch_tokens=config.max_batch_tokens,
+        mixed_tokens=config.mixed_tokens,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         weight_bytes=weight_bytes(model),

@@ -172,6 +172,40 @@ def test_room_that_was_taken_from_one_is_not_given_to_a_newcomer_in_the_same_ste
     assert ids(work) == ["old"]
 
 
+def test_who_gave_way_goes_before_those_who_came_later(make):
+    h = make(max_num_seqs=1)
+    h.submit("first", [1], max_tokens=9)
+    h.step(2)
+    h.submit("later", [2], max_tokens=1)
+    (seq,) = h.scheduler._running
+    h.scheduler._preempt(seq, StepBuilder(h.scheduler.limits))
+    assert ids(h.step()) == ["first"]
+
+
+def test_a_prompt_that_gives_way_in_a_step_has_no_rows_in_it(make):
+    h = make(num_blocks=7, kv_floor=0, max_batch_tokens=3)
+    h.submit("old", [1] * 3, max_tokens=12)
+    h.step()
+    h.submit("new", [2] * 19, max_tokens=1)
+    h.run(until=lambda: h.scheduler.num_preemptions > 0)
+    work = h.work
+    assert ids(work) == ["old"] and not h.deltas.get("new"), "it was at its prompt still"
+    h.run()
+    assert h.tokens("old") == h.alone([1] * 3, None, 12)
+    assert h.tokens("new") == h.alone([2] * 19, None, 1)
+
+
+def test_a_newcomer_does_not_get_the_block_that_a_running_sequence_needs_next(make):
+    h = make(num_blocks=4, kv_floor=0)
+    h.submit("old", [1] * 11, max_tokens=5)
+    h.step()
+    h.submit("new", [2] * 3, max_tokens=3)
+    h.run()
+    assert h.scheduler.num_preemptions == 0
+    assert h.tokens("old") == h.alone([1] * 11, None, 5)
+    assert h.tokens("new") == h.alone([2] * 3, None, 3)
+
+
 def test_a_preempted_sequence_finds_its_own_blocks_again(make):
     h = make(num_blocks=16, kv_floor=0, max_batch_tokens=64)
     h.submit("r", [1] * 30, max_tokens=8)

@@ -131,6 +131,14 @@ def test_the_whole_step_is_for_prompts_while_nobody_decodes(make):
     assert road.rows[-1] == {f"prompt {n}": 512 for n in range(4)}
 
 
+def test_the_last_row_of_a_prompt_is_no_decode_row(make):
+    road = Road(make)
+    road.send("long", 2049)
+    road.send("other", 512)
+    road.step(2)
+    assert road.rows[-1] == {"long": 1, "other": 512}
+
+
 def test_several_short_prompts_share_the_room_of_one_step(make):
     road = Road(make)
     road.decode(DECODING)
@@ -174,6 +182,7 @@ def test_a_long_prompt_ends_in_time_however_many_short_ones_arrive(make):
         for n in range(3):
             road.send(f"short {len(road.rows)} {n}", 60)
         road.step()
+        assert len(road.rows) < 100, "it starves"
     assert road.first_in["long"] - road.sent_in["long"] + 1 <= 4096 / 64 + 1
 
 
@@ -188,6 +197,64 @@ def test_short_prompts_do_not_wait_for_the_long_ones_before_them(make):
     road.step(20)
     assert sum(rows.get("long 1", 0) for rows in road.rows) == 16
     assert all(rows["long 0"] == 128 for rows in road.rows[-20:])
+
+
+def test_short_prompts_do_not_wait_for_a_long_one_that_goes_past_a_longer_one(make):
+    """The second takes the half that the first has no right to, but for a block for newcomers."""
+    road = Road(make)
+    road.decode(DECODING)
+    road.send("longest", 8192)
+    road.step()
+    road.send("long", 4096)
+    road.step(3)
+    assert road.rows[-1] | {"longest": 64, "long": 64} == road.rows[-1]
+    for n in range(3):
+        road.send(f"short {n}", 60)
+        assert road.until_first(f"short {n}") == 2
+    assert [rows["long"] for rows in road.rows[-6:]] == [48, 20, 48, 20, 48, 20]
+    assert all(rows["longest"] >= 64 for rows in road.rows[-6:])
+
+
+@pytest.mark.parametrize(("priority", "sooner"), [(50, "short"), (40, "medium")])
+def test_beside_the_first_prompt_priority_decides_and_then_length(make, priority, sooner):
+    road = Road(make)
+    road.decode(DECODING)
+    road.send("long", 8192)
+    road.step()
+    road.send("medium", 600)
+    road.step(2)
+    road.send("short", 300, priority=priority)
+    later = {"short": "medium", "medium": "short"}[sooner]
+    road.until_first(sooner)
+    assert later not in road.first
+    assert road.until_first(later)
+
+
+def test_what_the_first_prompt_leaves_over_goes_by_priority_too(make):
+    road = Road(make)
+    road.decode(DECODING)
+    road.send("first", 700)
+    road.step()
+    road.send("long", 5000)
+    road.step()
+    road.send("short", 300, priority=40)
+    road.until_first("first")
+    assert "long" in road.rows[-1] and "short" not in road.rows[-1]
+    assert sum("short" in rows for rows in road.rows) == 1, "it has begun"
+
+
+def test_a_small_budget_is_shared_with_the_queue_and_not_given_up_to_it(make):
+    road = Road(make, mixed_tokens=20)
+    road.h.add("cold")
+    road.h.host.delay["cold"] = 10_000
+    road.decode(4)
+    road.send("long", 4000)
+    road.step()
+    road.send("short", 60)
+    road.send("cold", 60, rev="cold")
+    road.step(3)
+    assert [rows["short"] for rows in road.rows[-2:]] == [4, 4]
+    assert [rows["long"] for rows in road.rows[-2:]] == [12, 12]
 
 
 def test_equal_prompts_are_computed_one_after_another(make):
@@ -212,6 +279,20 @@ def test_a_prompt_of_higher_priority_goes_first(make):
     road.until_first("vip")
     assert "long" not in road.first
     assert road.until_first("long")
+
+
+def test_length_decides_among_equals_in_priority_only(make):
+    road = Road(make)
+    road.decode(DECODING)
+    road.send("medium", 1000)
+    road.step(2)
+    road.send("long vip", 4096, priority=90)
+    road.step()
+    assert road.rows[-1]["long vip"] == 64, "half, though it is longer"
+    road.send("short", 60, priority=10)
+    road.step(3)
+    assert [rows.get("short") for rows in road.rows[-3:]] == [16, None, None]
+    assert all(rows["long vip"] >= 112 for rows in road.rows[-3:])
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -326,5 +407,5 @@ def test_the_rows_of_a_step_by_how_many_decode():
 
 def test_a_step_without_rows_is_no_step(make):
     step = StepBuilder(make().scheduler.limits)
-    step.open(None)
+    step.open(None, queued=False)
     assert step.build() is None
