@@ -20,9 +20,10 @@ from engine.layout import BlockLayout
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest
 from engine.models.decoder import Decoder
-from engine.rehearsal import rehearse
+from engine.rehearsal import pretended, ranks_of, rehearse
 from engine.runner import Runner
 from engine.sampler import Sampler, SamplerLimits
+from engine.verifier import Verifier
 
 Progress = Callable[[str, float], None]
 
@@ -87,7 +88,13 @@ def make_runner(
     return Runner(model, arena, batcher, planner, sampler)
 
 
-def warm_up(runner: Runner, config: EngineConfig, layout: BlockLayout, progress: Progress) -> None:
+def warm_up(
+    runner: Runner,
+    verifier: Verifier,
+    config: EngineConfig,
+    layout: BlockLayout,
+    progress: Progress,
+) -> None:
     """Capture the graphs, then run the largest steps once: nothing is allocated after it.
 
     Only a card has any of this to do.
@@ -98,3 +105,5 @@ def warm_up(runner: Runner, config: EngineConfig, layout: BlockLayout, progress:
     progress("warming up", 0.95)
     blocks, longest = config.num_blocks, config.max_model_len
     rehearse(runner, config, layout, max_len=longest, num_blocks=blocks)
+    for rank in ranks_of(config):
+        verifier.rehearse(*pretended(config, layout, rank, blocks))

@@ -36,12 +36,13 @@ from engine.messages import (
     Shutdown,
     StepFrame,
     Submit,
+    Verified,
     encode_frame,
     event_reader,
 )
 from engine.models.spec import ModelSpec, read_spec
 
-__all__ = ["EngineClient", "ModelSpec", "pack", "packed_layout", "read_spec"]
+__all__ = ["EngineClient", "ModelSpec", "pack", "packed_layout", "read_spec", "verify"]
 
 ClientState = Literal["new", "starting", "ready", "stalled", "dead"]
 
@@ -269,11 +270,47 @@ async def pack(
     itself fails (`no_room`: the disk is full; `load_failed`: files that cannot be read or written).
     Cancelling kills the packer.
     """
+    stdout = await _helper(
+        ("engine.adapters.pack", "--folder", str(folder), "--model", str(model)),
+        ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
+        ("--max-rank", str(max_rank)),
+        what=f"packing {folder}",
+    )
+    return msgspec.json.decode(stdout, type=PackedManifest)
+
+
+async def verify(
+    folder: Path,
+    *,
+    model: Path,
+    block_size: int,
+    dtype: str,
+    out_dir: Path,
+    probe: Path,
+    packed: Path | None = None,
+    max_rank: int = 512,
+) -> Verified:
+    """Write the probe file of `folder` for the engine of `model`, in a process of its own.
+
+    With `packed`, that file is also held against one that is packed afresh into `out_dir`.  Raises
+    as `pack` does.
+    """
+    stdout = await _helper(
+        ("engine.adapters.verify", "--folder", str(folder), "--model", str(model)),
+        ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
+        ("--max-rank", str(max_rank), "--probe", str(probe)),
+        () if packed is None else ("--packed", str(packed)),
+        what=f"verifying {folder}",
+    )
+    return msgspec.json.decode(stdout, type=Verified)
+
+
+async def _helper(*arguments: tuple[str, ...], what: str) -> bytes:
+    """Run a module of ours; what it prints.  Raises what it says of its failure."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "engine.adapters.pack", "--folder", str(folder), "--model", str(model)),
-        *("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
-        *("--max-rank", str(max_rank)),
+        "-m",
+        *itertools.chain(*arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -288,13 +325,13 @@ async def pack(
         await process.wait()
         raise
     if process.returncode == 0:
-        return msgspec.json.decode(stdout, type=PackedManifest)
+        return stdout
     try:
         refusal = msgspec.json.decode(stdout, type=_Refusal)
     except msgspec.DecodeError:
         words = stderr.decode(errors="replace").strip().splitlines()
         why = words[-1] if words else f"exit status {process.returncode}"
-        raise EngineError(f"packing {folder} failed: {why}") from None
+        raise EngineError(f"{what} failed: {why}") from None
     if process.returncode == EXIT_INVALID:
         raise AdapterInvalid(refusal.reason, refusal.message, hint=refusal.hint)
     error = EngineError(refusal.message, hint=refusal.hint)

@@ -13,6 +13,8 @@ from engine.errors import ConfigError
 Device = Literal["auto", "cpu", "cuda"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 EvictionPolicy = Literal["cost", "lru", "fifo", "lfu"]
+#: How much of a packed file is held against its checksums when it is read: a block, or all of it.
+VerifyOnLoad = Literal["off", "sample", "full"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -41,6 +43,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     starve_after: float = 2.0  # seconds
     thrash_window: float = 60.0  # seconds
     load_bytes_in_flight: int = 256 * MIB
+    verify_on_load: VerifyOnLoad = "off"
     deterministic: bool = False
     threads: int = 0  # CPU threads for torch; 0 = its default
     fail_reads_slowly: float = 0.0  # fault injection: seconds slept in the RAM-tier reader

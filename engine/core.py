@@ -32,6 +32,7 @@ from engine.messages import (
     Shutdown,
     StepFrame,
     Submit,
+    VerifyRevision,
 )
 from engine.prefill_clock import PrefillClock
 from engine.runner import Flight
@@ -41,6 +42,7 @@ from engine.sequence import StepWork
 from engine.snapshot import Painter, Traffic
 from engine.startup import Machine, build
 from engine.stats import Stats
+from engine.verifier import Verifier
 
 #: How long an idle loop sleeps if nobody rings: never needed, but a lost ring must not hang it.
 IDLE_SECONDS = 1.0
@@ -103,7 +105,15 @@ class EngineCore:
         self.runner = make_runner(
             config, machine.model, machine.arena, planner, machine.vocab_size, lookahead=lookahead
         )
-        warm_up(self.runner, config, machine.layout, progress)
+        self.verifier = Verifier(
+            machine.arena,
+            planner,
+            self.residency,
+            rows=config.max_batch_tokens,
+            deterministic=config.deterministic,
+            wake=self.bell.set,
+        )
+        warm_up(self.runner, self.verifier, config, machine.layout, progress)
         self.stats = Stats()
         self._painter = Painter(
             pool=self.pool,
@@ -135,16 +145,18 @@ class EngineCore:
         deltas = self.scheduler.take_deltas()
         self._ran = work is not None or self._flight is not None
         deltas += self._advance(work)
+        self.verifier.advance()
         return self._publish(deltas)
 
     @property
     def idle(self) -> bool:
         """The last step ran and settled nothing: `wait` before the next one."""
-        return not self._ran and not self._commands
+        return not (self._ran or self._commands or self.verifier.waiting)
 
     def wait(self) -> None:
         """Sleep until the bell rings, or until something that waits on a clock may be due."""
-        if self.machine.device.type == "cuda" and self.machine.copier.in_flight:
+        copying = self.machine.copier.in_flight or self.verifier.in_flight
+        if self.machine.device.type == "cuda" and copying:
             seconds = COPYING_SECONDS
         elif self.scheduler.has_work:
             seconds = WAITING_SECONDS
@@ -177,6 +189,7 @@ class EngineCore:
         if self._flight is not None:
             self.runner.collect(self._flight)
             self._flight = None
+        self.verifier.close()
         self.machine.copier.close()
         self.machine.host.close()
 
@@ -193,6 +206,8 @@ class EngineCore:
                     self._answers.append(
                         Answer(command_id=command.command_id, snapshot=self.snapshot())
                     )
+                case VerifyRevision():
+                    self.verifier.command(command)
                 case Shutdown():
                     raise AssertionError("the loop's owner carries out Shutdown")
                 case _:
@@ -252,7 +267,11 @@ class EngineCore:
             step=self.stats.steps,
             deltas=(*self._refused, *deltas),
             adapters=tuple(self.residency.take_events()),
-            answers=(*self._answers, *self.residency.take_answers()),
+            answers=(
+                *self._answers,
+                *self.residency.take_answers(),
+                *self.verifier.take_answers(),
+            ),
         )
         self._answers, self._refused = [], []
         return frame

@@ -10,6 +10,7 @@
     ├── UnknownRevision  model_not_found     yes
     ├── NoRoom           no_room             no: the pool cannot hold it
     ├── LoadFailed       load_failed         no: its packed file is unreadable
+    │   └── Damaged      adapter_damaged     no: its packed file is not what was packed
     └── EngineDied       engine_restarting   no: the process is gone
 
 Goes in: nothing.  Comes out: exception classes with a stable `code`.  Knows no HTTP status: the
@@ -84,6 +85,12 @@ class LoadFailed(EngineError):
     """A packed file is missing, short, or of another layout."""
 
     code = "load_failed"
+
+
+class Damaged(LoadFailed):
+    """A packed file has the right length, and other bytes than were packed."""
+
+    code = "adapter_damaged"
 
 
 class EngineDied(EngineError):

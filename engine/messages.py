@@ -18,6 +18,8 @@ Tier = Literal["gpu", "ram", "disk"]
 
 #: Frames above this are a broken peer, not a message (a 128k-token prompt is under 1 MiB).
 MAX_FRAME_BYTES = 256 << 20
+#: More of what a verification found than this says nothing new.
+MAX_FINDINGS = 16
 
 
 # ----------------------------------------------------------------- shared values
@@ -160,6 +162,18 @@ class GetSnapshot(Struct, frozen=True, tag="get_snapshot"):
     command_id: int
 
 
+class VerifyRevision(Struct, frozen=True, tag="verify_revision"):
+    """Hold a resident revision against a file of `adapters/probe.py` and its own packed file.
+
+    Answered with `Answer.report` when all was looked at, a little in each step; `conflict` if the
+    revision is not on the GPU, or has to leave it meanwhile.
+    """
+
+    command_id: int
+    rev: str
+    probe: str  # path
+
+
 class Shutdown(Struct, frozen=True, tag="shutdown"):
     """End the process.  Running sequences finish with reason "abort" first."""
 
@@ -174,6 +188,7 @@ Command = (
     | Load
     | Evict
     | SetRevision
+    | VerifyRevision
     | GetSnapshot
     | Shutdown
 )
@@ -255,6 +270,42 @@ class EngineSnapshot(Struct, frozen=True, kw_only=True):
     forward_passes: int = 0
 
 
+# ----------------------------------------------------------------- verification
+class Finding(Struct, frozen=True, kw_only=True):
+    """Something that is not as it should be.  `layer` -1: no one layer's."""
+
+    what: Literal["effect", "resident", "packed", "stored"]
+    layer: int = -1
+    module: str = ""
+    message: str = ""
+
+
+class VerifyReport(Struct, frozen=True, kw_only=True):
+    """What a verification looked at, and what it found; no findings: all is well.
+
+    An error is the largest difference of a module's output over the largest expected output.
+    """
+
+    modules: int = 0  # whose effect was compared
+    worst_error: float = 0.0
+    worst_layer: int = -1
+    worst_module: str = ""
+    tolerance: float = 0.0
+    bytes_checked: int = 0
+    bytes_different: int = 0
+    findings: tuple[Finding, ...] = ()  # the first MAX_FINDINGS
+    slices: int = 0  # steps that did a part of it
+
+
+class Verified(Struct, frozen=True, kw_only=True):
+    """What the verifier process (`adapters/verify.py`) says of a stored folder."""
+
+    rev: str  # what its content is called now
+    bytes_checked: int = 0  # of the packed file, against a fresh one
+    bytes_different: int = 0
+    findings: tuple[Finding, ...] = ()
+
+
 # ----------------------------------------------------------------- events
 class EngineInfo(Struct, frozen=True, kw_only=True):
     """What the engine became after `auto` was resolved; sent once, inside EngineReady."""
@@ -305,6 +356,7 @@ class Answer(Struct, frozen=True, kw_only=True, tag="answer"):
     message: str = ""
     reason: str = ""
     snapshot: EngineSnapshot | None = None
+    report: VerifyReport | None = None
 
 
 class SequenceDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta", gc=False):
@@ -329,7 +381,7 @@ class AdapterEvent(Struct, frozen=True, kw_only=True, tag="adapter"):
     rev: str
     before: str
     after: str
-    cause: str  # request, load, pin, lru, cost, manual, replace, remove, drain, error, ...
+    cause: str  # request, load, pin, lru, cost, manual, replace, remove, drain, error, damaged
     slot: int | None = None
     seconds: float = 0.0
     num_bytes: int = 0

@@ -6,10 +6,10 @@ kind of step, of each draw, and of adapters of low and of high ranks.  Writes ru
 arena, which nobody has used yet, and takes rubbish from it for an adapter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 
-from engine.adapters.slots import SlotTable
+from engine.adapters.slots import SlotRow, SlotTable
 from engine.config import EngineConfig
 from engine.kernels.attention_tiles import sdpa_lengths
 from engine.kernels.tiles import FEW_ROWS, NARROW, PREFILL_ROWS, SOLO_ROWS
@@ -61,7 +61,7 @@ def rehearse(
         steps.append([Chunk(begun, config.block_size, size, True)])
     for chunks in steps:
         runner.run(StepWork(tuple(chunks)))
-    for rank in sorted({min(NARROW, config.max_rank), config.max_rank}):
+    for rank in ranks_of(config):
         _with_adapter(runner, cast, config, layout, rank, num_blocks)
     runner.start_over()
 
@@ -75,13 +75,26 @@ def _with_adapter(
     num_blocks: int,
 ) -> None:
     """Steps of every shape that the LoRA kernels know, on a slot full of rubbish."""
+    rows, manifest = pretended(config, layout, rank, num_blocks)
+    with runner.pretending(rows, lambda rev: manifest):
+        for chunks in _shapes(cast, config):
+            runner.run(StepWork(tuple(chunks)))
+
+
+def pretended(
+    config: EngineConfig, layout: BlockLayout, rank: int, num_blocks: int
+) -> tuple[Mapping[int, SlotRow], PackedManifest]:
+    """A slot table whose slot 0 is an adapter of `rank` on everything, made of any blocks."""
     table = SlotTable(config.slots)
     manifest = _manifest(layout, rank)
     blocks = [num_blocks - 1 - i % num_blocks for i in range(manifest.num_blocks)]
     table.claim(manifest.rev, blocks, pinned=False, priority=0, now=0.0).ready = True
-    with runner.pretending(table.rows, lambda rev: manifest):
-        for chunks in _shapes(cast, config):
-            runner.run(StepWork(tuple(chunks)))
+    return table.rows, manifest
+
+
+def ranks_of(config: EngineConfig) -> list[int]:
+    """The ranks whose kernels differ."""
+    return sorted({min(NARROW, config.max_rank), config.max_rank})
 
 
 def _manifest(layout: BlockLayout, rank: int) -> PackedManifest:

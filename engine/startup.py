@@ -89,6 +89,7 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
         staging_bytes=min(config.load_bytes_in_flight, num_blocks * layout.block_bytes),
         pinned=cuda,
         wake=wake,
+        verify=config.verify_on_load,
         slow_seconds=config.fail_reads_slowly,
     )
     pool = BlockPool(num_blocks)

@@ -152,6 +152,11 @@ class LoradClient:
     def unpin(self, *names: str, **options: Any) -> wire.Results:
         return self._wish("unpin", names, options)
 
+    def verify(self, *names: str, **options: Any) -> wire.Verifications:
+        wish = wire.Names(names=names, **options)
+        patience = wish.timeout_s * max(len(names), 1) + TIMEOUT_SECONDS  # one after another
+        return self.post(f"{_ADMIN}/verify", wish, wire.Verifications, timeout=patience)
+
     def patch(self, name: str, patch: wire.AdapterPatch) -> wire.AdapterDetail:
         answer = self.request("PATCH", _adapter_path(name), body=patch)
         return msgspec.json.decode(answer, type=wire.AdapterDetail)

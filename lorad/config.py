@@ -20,7 +20,16 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from engine.config import GIB, KIB, MIB, Device, DTypeName, EngineConfig, EvictionPolicy
+from engine.config import (
+    GIB,
+    KIB,
+    MIB,
+    Device,
+    DTypeName,
+    EngineConfig,
+    EvictionPolicy,
+    VerifyOnLoad,
+)
 from engine.errors import ConfigError
 from lorad.errors import BadConfig
 from lorad.paths import Paths
@@ -69,6 +78,7 @@ class Lora(_Section, frozen=True, kw_only=True):
     eviction: EvictionPolicy = "cost"
     starve_after: Seconds = 2.0
     thrash_window: Seconds = 60.0
+    verify_on_load: VerifyOnLoad = "sample"
     allowed_roots: tuple[str, ...] = ()  # besides the inbox: folders that an operator may name
 
 
@@ -203,6 +213,7 @@ class Settings(Struct, frozen=True, kw_only=True):
                 adapter_floor=lora.adapter_floor,
                 eviction=lora.eviction,
                 starve_after=lora.starve_after,
+                verify_on_load=lora.verify_on_load,
                 thrash_window=lora.thrash_window,
             )
         except ConfigError as error:

@@ -49,6 +49,7 @@ from lorad.service.revisions import Revisions
 from lorad.service.snapshot import Snapshot
 from lorad.service.tasks import Tasks
 from lorad.service.text import TextService
+from lorad.service.verification import Verification
 from lorad.systemd import Notifier
 from lorad.watch.watcher import InboxWatcher
 
@@ -143,6 +144,9 @@ class Daemon:
             check_pin=pins.check,
             refresh=self.picture.refresh,
         )
+        self.verification = Verification(
+            self.names, self.link, intake, revisions, self.events, self.tasks, run=files.verify
+        )
         self.names.on_change = revisions.on_change = self.picture.changed
         revisions.on_retired = self.text.forget
         self.memory = Memory(Path(settings.registry.dir) / "inbox.json")
@@ -187,6 +191,7 @@ class Daemon:
             settings=self.settings,
             requests=self.requests,
             adapters=self.adapters,
+            verification=self.verification,
             listing=self.snapshot,
             events=self.events,
             link=self.link,

@@ -65,6 +65,7 @@ TABLE: Mapping[str, Meaning] = {
     # the server's own state
     "internal_error": Meaning(500, 1, _SERVER),
     "load_failed": Meaning(500, 1, _SERVER),
+    "adapter_damaged": Meaning(500, 8, _SERVER),
     "loading_base": Meaning(503, 10, _SERVER, retryable=True),
     "engine_restarting": Meaning(503, 10, _SERVER, retryable=True),
     "engine_stalled": Meaning(503, 10, _SERVER, retryable=True),

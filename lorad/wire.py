@@ -200,10 +200,11 @@ class EventPage(Struct, frozen=True, kw_only=True):
 
 # ----------------------------------------------------------------- what is asked
 class Names(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of load, evict, pin, unpin.  Names travel in bodies so that `/` needs no escaping."""
+    """Body of load, evict, pin, unpin, verify.  Names are not in paths: `/` needs no escaping."""
 
     names: tuple[str, ...] = ()
-    all: bool = False  # evict only
+    all: bool = False  # evict, verify
+    full: bool = False  # verify: the packed file against its source, too
     wait: bool = True
     timeout_s: float = 60.0
     tier: Literal["gpu", "ram"] = "gpu"  # load
@@ -227,6 +228,38 @@ class ItemResult(Struct, frozen=True, kw_only=True):
     message: str = ""
     hint: str = ""
     details: dict[str, str] = {}
+
+
+class VerifyFinding(Struct, frozen=True, kw_only=True):
+    """Something that is not as the stored file says; `layer` None: no one layer's."""
+
+    what: Literal["effect", "resident", "packed", "stored"]
+    layer: int | None = None
+    module: str = ""
+    message: str = ""
+
+
+class Verification(Struct, frozen=True, kw_only=True):
+    """What was compared of one name, and what differs.  Errors are over the largest output."""
+
+    name: str
+    ok: bool
+    rev: str = ""
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+    modules: int = 0
+    worst_error: float = 0.0
+    worst_module: str = ""
+    tolerance: float = 0.0
+    bytes_checked: int = 0
+    bytes_different: int = 0
+    findings: tuple[VerifyFinding, ...] = ()
+
+
+class Verifications(Struct, frozen=True, kw_only=True):
+    schema: str = "lorad/verifications.v1"
+    items: tuple[Verification, ...]
 
 
 class Results(Struct, frozen=True, kw_only=True):

@@ -90,6 +90,7 @@ class DevicePlanner:
         self._items = torch.empty(0, dtype=torch.int32, device=device)
         self._metas: dict[LoraClass, LoraMeta] = {}
         self._ring: UploadRing | None = None
+        self._aside: UploadRing | None = None
 
     def write(
         self,
@@ -140,16 +141,18 @@ class DevicePlanner:
         if meta is None:
             if len(self._metas) >= KEPT:
                 self._metas.clear()
-            shrink, expand = self._parts(kind, self._items)
-            plan = LoraDevicePlan(
-                store=self.store,
-                kind=kind,
-                shrink=shrink.view(-1, ITEM_WORDS),
-                expand=expand.view(-1, ITEM_WORDS),
-            )
-            meta = LoraMeta(device=plan)
-            self._metas[kind] = meta
+            meta = self._metas[kind] = self._meta(kind, self._items)
         return meta
+
+    def _meta(self, kind: LoraClass, items: Tensor) -> LoraMeta:
+        shrink, expand = self._parts(kind, items)
+        plan = LoraDevicePlan(
+            store=self.store,
+            kind=kind,
+            shrink=shrink.view(-1, ITEM_WORDS),
+            expand=expand.view(-1, ITEM_WORDS),
+        )
+        return LoraMeta(device=plan)
 
     def words_of(self, kind: LoraClass) -> int:
         """How much of `words` a step of `kind` has written, up to the end."""
@@ -181,6 +184,17 @@ class DevicePlanner:
         kind = self.write(runs, total_rows, self._ring.next())
         self._ring.send(self.words)
         return self.view(kind)
+
+    def apart(self, runs: Ints, total_rows: int) -> LoraMeta:
+        """A plan beside the steps' plans, whose places it leaves alone; valid until the next one.
+
+        The first call allocates.
+        """
+        if self._aside is None:
+            self._aside = UploadRing(self.words, self.store.arena.device)
+        kind = self.write(runs, total_rows, self._aside.next())
+        self._aside.send(self.words, self.words - self.words_of(kind))
+        return self._meta(kind, self._aside.device_words.view(torch.int32))
 
 
 def cut_runs(chunks: Sequence[Chunk]) -> tuple[Ints, int]:

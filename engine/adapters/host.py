@@ -8,8 +8,10 @@ the step loop's thread.  Knows nothing of states, slots or priorities.
 """
 
 import queue
+import random
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.adapters import checksums
 from engine.adapters.tiers import HostDone
+from engine.config import VerifyOnLoad
 
 
 class ExtentAllocator:
@@ -62,7 +66,8 @@ class HostCache:
 
     `budget_bytes` is what may stay; `staging_bytes` is a floor for the arena, so that loads pass
     through host memory even where nothing may stay there.  `wake` is called from the reader
-    thread when a read ends; `slow_seconds` is fault injection: a sleep before each read.
+    thread when a read ends; `verify` holds what was read against its checksums, on that thread:
+    one block of each file or all of them; `slow_seconds` is fault injection: a sleep before a read.
     """
 
     def __init__(
@@ -73,9 +78,11 @@ class HostCache:
         staging_bytes: int = 0,
         pinned: bool = False,
         wake: Callable[[], None] = lambda: None,
+        verify: VerifyOnLoad = "off",
         slow_seconds: float = 0.0,
     ) -> None:
         self.block_bytes = block_bytes
+        self._verify = verify
         self._budget = budget_bytes
         total = max(budget_bytes, staging_bytes) // block_bytes
         self.limit_bytes = total * block_bytes
@@ -88,7 +95,7 @@ class HostCache:
         self._reading: dict[str, _Entry] = {}
         self._wake = wake
         self._jobs: queue.SimpleQueue[tuple[str, str, memoryview] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[HostDone] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read_all, name="lorad-reader", daemon=True)
         self._thread.start()
 
@@ -138,12 +145,12 @@ class HostCache:
         """Reads that ended since the last call; a failed one leaves no entry behind."""
         done = []
         while not self._done.empty():
-            rev, error = self._done.get()
-            entry = self._reading.pop(rev)
-            entry.ready = not error
-            entry.dropped = entry.dropped or bool(error)
-            self._sweep(rev, entry)
-            done.append(HostDone(rev, error))
+            read = self._done.get()
+            entry = self._reading.pop(read.rev)
+            entry.ready = not read.error
+            entry.dropped = entry.dropped or bool(read.error)
+            self._sweep(read.rev, entry)
+            done.append(read)
         return done
 
     # ------------------------------------------------------------- for the copier
@@ -207,7 +214,9 @@ class HostCache:
             rev, path, target = job
             if self.slow_seconds:
                 time.sleep(self.slow_seconds)
-            self._done.put((rev, _read_whole(path, target)))
+            error = _read_whole(path, target)
+            damage = "" if error else _damage(path, target, self.block_bytes, self._verify)
+            self._done.put(HostDone(rev, error or damage, damaged=bool(damage)))
             self._wake()
 
 
@@ -224,6 +233,21 @@ def _read_whole(path: str, target: memoryview) -> str:
             return f"{_shown(path)}: expected {len(target)} bytes, found {have}"
     except OSError as error:
         return f"{_shown(path)}: {error.strerror or error}"
+
+
+def _damage(path: str, data: memoryview, block_bytes: int, verify: VerifyOnLoad) -> str:
+    """What of `data` is not what was packed into `path`, or "" as far as `verify` looks."""
+    if verify == "off" or not data:
+        return ""
+    count = len(data) // block_bytes
+    try:
+        sums = checksums.read(path, count)
+    except (OSError, ValueError) as error:
+        return f"{_shown(path)}: {error}"
+    for block in range(count) if verify == "full" else (random.randrange(count),):
+        if zlib.crc32(data[block * block_bytes :][:block_bytes]) != sums[block]:
+            return f"{_shown(path)}: block {block} of {count} is not what was packed"
+    return ""
 
 
 def _shown(path: str) -> str:

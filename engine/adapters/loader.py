@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from engine.adapters.revision import Journal, Revision
 from engine.adapters.slots import SlotRow, SlotTable
 from engine.adapters.states import State
-from engine.adapters.tiers import CopyEngine, HostTier, Room
+from engine.adapters.tiers import CopyEngine, HostDone, HostTier, Room
 
 
 @dataclass(slots=True)
@@ -99,12 +99,13 @@ class Loader:
         revision.reading = True
         self.journal.move(revision, State.LOADING, revision.load_cause)
 
-    def end_read(self, revision: Revision, error: str) -> None:
+    def end_read(self, revision: Revision, done: HostDone) -> None:
         """Loading -> ram, or registered if the read failed."""
         revision.reading = False
         self._reads.used_bytes -= self.size(revision)
-        if error:
-            self.journal.move(revision, State.REGISTERED, "error", error)
+        if done.error:
+            cause = "damaged" if done.damaged else "error"
+            self.journal.move(revision, State.REGISTERED, cause, done.error)
         else:
             self.journal.move(revision, State.RAM, revision.load_cause)
 

@@ -11,6 +11,7 @@ from engine.adapters.loader import Loader
 from engine.adapters.revision import Drain, Journal, Revision
 from engine.adapters.slots import SlotRow
 from engine.adapters.states import State
+from engine.adapters.tiers import HostDone
 
 ON_GPU = frozenset({State.ACTIVE, State.IDLE, State.DRAINING})
 
@@ -41,12 +42,12 @@ class Movements:
             if revision.goal is not None and not revision.reading:
                 self._raise(revision, pinned)
 
-    def end_read(self, revision: Revision, error: str) -> None:
+    def end_read(self, revision: Revision, done: HostDone) -> None:
         """A read has ended; what was waiting for it goes on, fails, or is undone."""
-        self.loader.end_read(revision, error)
-        revision.error = error
-        if error:
-            self.fail(revision, "load_failed", error)
+        self.loader.end_read(revision, done)
+        revision.error = done.error
+        if done.error:
+            self.fail(revision, "adapter_damaged" if done.damaged else "load_failed", done.error)
         if revision.evicts:
             self.finish_evict(revision, "cancel")
         self.settle_loads(revision)

@@ -3,7 +3,8 @@
 Goes in: the folder, its manifest and a block layout.  Comes out: a file of exactly num_blocks x
 block_bytes, in which every row lies where `layout.place` says, in the arena's dtype; and the
 PackedManifest that the engine is told.  One module is in memory at a time.  The file appears under
-its name only when it is whole and on disk.  numpy alone: no torch, so the process starts quickly.
+its name only when it is whole and on disk, its checksums beside it (`checksums.py`).  numpy alone:
+no torch, so the process starts quickly.
 
 Where a module has a gain (DoRA), the base's weights are read too, module by module: the file is
 for these weights alone then, and its name and layout say so (`layout.stream_id`).
@@ -26,6 +27,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from engine.adapters import checksums
 from engine.adapters.adapter_folder import AdapterFolder
 from engine.adapters.manifest import AdapterManifest, Limits
 from engine.adapters.peft import inspect, revision_digest
@@ -71,6 +73,8 @@ def pack_folder(
             finally:
                 os.close(source)
         os.fsync(out)
+        # First: a packed file without its checksums is taken for an unfinished one.
+        checksums.write(checksums.path_of(final), checksums.sums_of(out, layout.block_bytes))
         os.rename(staged, final)
     except BaseException:
         staged.unlink(missing_ok=True)
@@ -140,17 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     os.nice(NICENESS)
     try:
-        packed, layout = _pack(options)
-    except EngineError as error:
-        reason = error.reason if isinstance(error, AdapterInvalid) else error.code
-        status = EXIT_INVALID if isinstance(error, AdapterInvalid) else EXIT_FAILED
-        return _fail(status, reason, error.message, error.hint)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = "free some space, or move the store: `[store] dir`"
-            return _fail(EXIT_NO_ROOM, "no_room", f"no room for the packed file: {error}", hint)
-        hint = "check the store's folder and its permissions"
-        return _fail(EXIT_FAILED, "load_failed", f"packing failed: {error}", hint)
+        packed, layout = pack_as_told(options)
+    except (EngineError, OSError) as error:
+        return tell_failure(error)
     stored = packed.num_blocks * layout.block_bytes
     ratio = stored_ratio(packed, layout)
     print(f"stored {stored} bytes, true {packed.true_bytes}, ratio {ratio:.3f}", file=sys.stderr)
@@ -159,17 +155,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m engine.adapters.pack", description="Packer.")
+    return options_of("pack", "Packer.").parse_args(arguments)
+
+
+def options_of(program: str, description: str) -> argparse.ArgumentParser:
+    """What a process that packs is told."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m engine.adapters.{program}", description=description
+    )
     parser.add_argument("--folder", type=Path, required=True, help="the adapter's folder")
     parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
     parser.add_argument("--block-size", type=int, required=True, help="tokens a block")
     parser.add_argument("--dtype", choices=sorted(ITEMSIZE), required=True, help="the arena's")
     parser.add_argument("--out", type=Path, required=True, help="where the packed file goes")
     parser.add_argument("--max-rank", type=int, default=Limits().max_rank)
-    return parser.parse_args(arguments)
+    return parser
 
 
-def _pack(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayout]:
+def pack_as_told(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayout]:
+    """Pack `options.folder` into `options.out`.  Raises as `pack_folder` and `inspect` do."""
     spec = read_spec(options.model)
     # Whoever filed the folder has bounded its size already.
     limits = Limits(max_rank=options.max_rank, max_bytes=sys.maxsize)
@@ -181,6 +185,19 @@ def _pack(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayout]:
         if any(module.gain for module in manifest.modules):
             base = BaseRows(stack.enter_context(BaseFiles(options.model)), spec)
         return pack_folder(options.folder, manifest, layout, options.out, rev, base=base), layout
+
+
+def tell_failure(error: EngineError | OSError) -> int:
+    """Say it on stdout, as the module's head promises; the exit status."""
+    if isinstance(error, EngineError):
+        reason = error.reason if isinstance(error, AdapterInvalid) else error.code
+        status = EXIT_INVALID if isinstance(error, AdapterInvalid) else EXIT_FAILED
+        return _fail(status, reason, error.message, error.hint)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space, or move the store: `[store] dir`"
+        return _fail(EXIT_NO_ROOM, "no_room", f"no room for the packed file: {error}", hint)
+    hint = "check the store's folder and its permissions"
+    return _fail(EXIT_FAILED, "load_failed", f"packing failed: {error}", hint)
 
 
 def _fail(status: int, reason: str, message: str, hint: str) -> int:

@@ -75,6 +75,13 @@ class StepPlanner:
             return None
         return LoraMeta(segments, {s.slot: self._current(s.slot) for s in segments})
 
+    def alone(self, slot: int, rows: int) -> LoraMeta:
+        """A plan of `rows` rows of `slot` alone, in an upload of its own: the steps' plans stay."""
+        if self._device is None:
+            return LoraMeta((Segment(0, rows, slot),), {slot: self._current(slot)})
+        self._put(self._device, slot)
+        return self._device.apart(np.array([[0], [rows], [slot]], dtype=np.int64), rows)
+
     def words_of(self, meta: LoraMeta | None) -> int:
         """How many of the `plan_words`, up to the last, a plan of this step has filled."""
         if self._device is None or meta is None or meta.device is None:
@@ -115,14 +122,18 @@ class StepPlanner:
         if not runs.size:
             return None
         for slot in np.unique(runs[2]).tolist():
-            row = self._rows[slot]
-            if self._generations.get(slot) != row.generation:
-                assert row.ready, f"slot {slot} is used before its copy is complete"
-                device.slots.put(slot, self._manifest_of(row.rev), row.blocks)
-                self._generations[slot] = row.generation
+            self._put(device, slot)
         if words is None:
             return device.send(runs, total)
         return device.view(device.write(runs, total, words, rung, known))
+
+    def _put(self, device: DevicePlanner, slot: int) -> None:
+        """Bring the slot's row of the device's table up to date."""
+        row = self._rows[slot]
+        if self._generations.get(slot) != row.generation:
+            assert row.ready, f"slot {slot} is used before its copy is complete"
+            device.slots.put(slot, self._manifest_of(row.rev), row.blocks)
+            self._generations[slot] = row.generation
 
     def _current(self, slot: int) -> Pairs:
         """Views for what is in `slot` now; made at its first use, as long as it stays there."""

@@ -135,7 +135,7 @@ class Residency:
     def advance(self) -> None:
         """Take in ended reads and copies, then start what there is room for.  Never waits."""
         for done in self.host.poll():
-            self._moves.end_read(self._revisions[done.rev], done.error)
+            self._moves.end_read(self._revisions[done.rev], done)
         for rev in self._copier.poll():
             self._moves.end_copy(self._revisions[rev])
         self._moves.raise_wanted()

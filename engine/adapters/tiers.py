@@ -13,10 +13,14 @@ from engine.adapters.slots import SlotRow
 
 @dataclass(frozen=True, slots=True)
 class HostDone:
-    """A read has ended; `error` "" means that the whole file is in host memory."""
+    """A read has ended; `error` "" means that the whole file is in host memory.
+
+    `damaged`: the file has its length, and other bytes than were packed.
+    """
 
     rev: str
     error: str = ""
+    damaged: bool = False
 
 
 class HostTier(Protocol):

@@ -82,6 +82,10 @@ async def unpin(request: Request) -> Response:
     return await _wish(request, deps_of(request).adapters.unpin)
 
 
+async def verify(request: Request) -> Response:
+    return json(await deps_of(request).verification.verify(await _body(request, wire.Names)))
+
+
 async def _wish(request: Request, do: Callable[[wire.Names], Awaitable[wire.Results]]) -> Response:
     """A wish goes on when its client leaves; the client can ask what became of it."""
     return json(await do(await _body(request, wire.Names)))

@@ -43,6 +43,12 @@ class Wishes(Stage, Protocol):
     async def remove(self, name: str, *, keep_files: bool = False) -> wire.Removed: ...
 
 
+class Verifying(Protocol):
+    """Of Verification."""
+
+    async def verify(self, wish: wire.Names) -> wire.Verifications: ...
+
+
 class Listing(Protocol):
     """Read-only pictures.  `ready` is (yes or no, why not); `look` brings them up to date."""
 
@@ -89,6 +95,7 @@ class Deps:
     settings: Settings
     requests: RequestService
     adapters: Wishes
+    verification: Verifying
     listing: Listing
     events: Events
     link: Engine

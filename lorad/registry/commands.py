@@ -216,6 +216,31 @@ def set_presence(
     return True
 
 
+def condemn(
+    connection: Connection, at: Stamp, name: str, rev: str, reason: str, message: str
+) -> bool:
+    """What `name` serves cannot be served: quarantined, pointers stay.  False if it serves another
+    revision by now."""
+    before = _need(connection, name)
+    if before.serving_rev != rev or before.stored_state is not State.REGISTERED:
+        note(connection, at, "", name, rev, action="condemn", changed=False)
+        return False
+    values = {"state": State.QUARANTINED, "reason": reason, "reason_message": message}
+    _update(connection, at, name, values)
+    note(
+        connection,
+        at,
+        "adapter.rejected",
+        name,
+        rev,
+        action="condemn",
+        level="warn",
+        cause=reason,
+        message=message,
+    )
+    return True
+
+
 def change_settings(
     connection: Connection,
     at: Stamp,

@@ -273,6 +273,14 @@ class Registry:
             actor,
         )
 
+    def condemn(
+        self, name: str, rev: str, reason: str, message: str, *, actor: str = "daemon"
+    ) -> "Future[bool]":
+        """Quarantine what serves; pointers stay.  False if `name` serves another revision."""
+        return self._change(
+            lambda c, at: commands.condemn(c, at, name, rev, reason, message), actor
+        )
+
     def mark_missing(
         self, name: str, rev: str | None = None, *, actor: str = "daemon"
     ) -> "Future[bool]":

@@ -71,6 +71,7 @@ class AdapterService:
         self._check_pin, self._clock = check_pin, clock
         self._used: dict[str, float] = {}  # name -> time of last use, not yet in the registry
         revisions.on_missing = self.mark_missing
+        revisions.mending.on_hopeless = self.mark_damaged
         link.bring_up = self.bring_up
 
     # ------------------------------------------------------------- for requests
@@ -176,6 +177,20 @@ class AdapterService:
                     name=name,
                     rev=rev,
                     message="its files are gone from the store; add it again",
+                )
+
+    async def mark_damaged(self, rev: str, message: str) -> None:
+        """Packed anew, and damaged again: its names are quarantined until it is added again."""
+        for name in self._names.catalog.names_of(rev):
+            condemned = self._names.registry.condemn(name, rev, "E_DAMAGED", message)
+            if await self._names.write(name, condemned):
+                self._events.publish(
+                    "adapter.rejected",
+                    level="error",
+                    name=name,
+                    rev=rev,
+                    cause="E_DAMAGED",
+                    message=message,
                 )
 
     # ------------------------------------------------------------- an operator's wishes

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from engine.adapters.peft import AdapterManifest, Limits, inspect, revision_digest
-from engine.client import ModelSpec, pack
+from engine.client import ModelSpec, pack, verify
 from engine.errors import AdapterInvalid
-from engine.messages import PackedManifest
+from engine.messages import PackedManifest, Verified
 from lorad.config import Settings
 from lorad.errors import LoradError
 from lorad.registry.store import StagingDir
@@ -71,5 +71,20 @@ class AdapterFiles:
             block_size=info.block_size,
             dtype=info.dtype,
             out_dir=out,
+            max_rank=self._settings.lora.max_rank,
+        )
+
+    async def verify(self, folder: Path, out: Path, probe: Path, packed: Path | None) -> Verified:
+        """Write the probe file of a stored folder; with `packed`, pack afresh into `out` too."""
+        info = self._link.info
+        assert info is not None, "the engine says its layout before anything is resident"
+        return await verify(
+            folder,
+            model=Path(self._settings.model.base),
+            block_size=info.block_size,
+            dtype=info.dtype,
+            out_dir=out,
+            probe=probe,
+            packed=packed,
             max_rank=self._settings.lora.max_rank,
         )

@@ -97,6 +97,9 @@ class Intake:
                 raise from_engine(error) from error
             except OSError as error:  # no process to be had: that is no word on the content
                 raise LoradError("internal_error", f"cannot pack {rev[:12]}: {error}") from error
+        if manifest.rev != rev:
+            message = f"the stored files of {rev[:12]} were changed: they are {manifest.rev[:12]}"
+            raise LoradError("adapter_damaged", message, hint="add it again from its source")
         if manifest.layout != layout:
             raise LoradError("load_failed", f"packed for {manifest.layout}, wanted {layout}")
         return manifest

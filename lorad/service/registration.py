@@ -28,7 +28,7 @@ FLIP_SECONDS = 60.0
 #: These only mean that the new revision cannot stand beside the old one now.
 _NO_MATTER = ("no_room", "conflict", "engine_restarting", "engine_stalled", "loading_base")
 #: Only these say something about the content.
-_ITS_FAULT = ("adapter_invalid", "load_failed")
+_ITS_FAULT = ("adapter_invalid", "load_failed", "adapter_damaged")
 #: The engine went away: its next start takes it from here.
 LATER = ("engine_restarting", "engine_stalled", "loading_base", "draining")
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
+from engine.adapters.checksums import path_of
 from engine.adapters.states import RESIDENT, State
 from engine.messages import (
     AdapterEvent,
@@ -27,12 +28,14 @@ from engine.messages import (
     SetRevision,
 )
 from lorad.errors import LoradError
+from lorad.registry.records import RevisionRecord
 from lorad.registry.registry import Registry
 from lorad.registry.store import Store
 from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.intake import Intake
+from lorad.service.mending import Mending
 from lorad.service.tasks import Tasks
 
 log = logging.getLogger("lorad.revisions")
@@ -57,6 +60,7 @@ class Revisions:
     ) -> None:
         self.tiers: dict[str, State] = {}  # as the engine's last transition left it
         self.on_missing: Callable[[str], Awaitable[None]] = _nobody
+        self.mending = Mending(self, tasks)
         self.on_retired: Callable[[str], None] = lambda rev: None
         self.on_change: Callable[[], None] = lambda: None
         self._registry, self._link, self._intake = registry, link, intake
@@ -117,6 +121,11 @@ class Revisions:
         if not self._intake.store.has(rev):
             await self.on_missing(rev)
             raise LoradError("load_failed", f"the files of {rev[:12]} are gone from the store")
+        return await self._pack(record, info)
+
+    async def _pack(self, record: RevisionRecord, info: EngineInfo) -> PackedManifest:
+        """Write its packed file, and record it."""
+        rev = record.rev
         manifest = await self._intake.pack(rev, record.stream(info))
         recorded = self._registry.record_packed(
             rev, manifest.layout, num_blocks=manifest.num_blocks, true_bytes=manifest.true_bytes
@@ -169,7 +178,19 @@ class Revisions:
             self.publish("pin.refused", rev, "warn", error.code, error.message)
 
     async def load(self, rev: str, tier: Literal["gpu", "ram"] = "gpu") -> None:
-        """Bring it to `tier`; raises no_room, load_failed, or what preparing raised."""
+        """Bring it to `tier`; raises no_room, load_failed, or what preparing raised.
+
+        One whose packed file is damaged is packed anew and tried again, once.
+        """
+        heard = self.mending.heard(rev)
+        try:
+            await self._load(rev, tier)
+        except LoradError as error:
+            if error.code != "adapter_damaged" or not await self.mending.mended(rev, heard):
+                raise
+            await self._load(rev, tier)
+
+    async def _load(self, rev: str, tier: Literal["gpu", "ram"]) -> None:
         await self.prepare(rev)
         try:
             await self._link.call(Load(command_id=self._link.next_id(), rev=rev, tier=tier))
@@ -199,6 +220,20 @@ class Revisions:
             )
         )
         self.on_change()
+
+    async def repack(self, rev: str) -> None:
+        """Write its packed file anew from its stored files; requests wait for it meanwhile."""
+        async with self._lock(rev):
+            info, record = self._link.info, self._registry.revision(rev)
+            if info is None or record is None:
+                raise LoradError("loading_base", "nothing reads its packed file now")
+            known, restarts = rev in self._link.known, self._link.restarts
+            self._link.known.discard(rev)
+            try:
+                await self._pack(record, info)
+            finally:
+                if known and restarts == self._link.restarts:
+                    self._link.known.add(rev)
 
     def resident(self, rev: str) -> bool:
         return self.tiers.get(rev) in RESIDENT
@@ -306,6 +341,10 @@ class Revisions:
         """Remember where a revision is now, and tell those who watch."""
         before, after = State(event.before), State(event.after)
         self.tiers[event.rev] = after
+        if event.cause == "damaged":
+            self.mending.hear(event.rev, event.message)
+        elif (before, after) == (State.LOADING, State.RAM):
+            self.mending.whole(event.rev)
         kind = _kind(before, after, bool(event.message))
         if kind is None:
             return  # active and idle change with every request: the snapshot shows them
@@ -352,8 +391,10 @@ def kept_in(store: Store) -> set[str]:
 
 def _is_whole(manifest: PackedManifest, info: EngineInfo) -> bool:
     """A packed file that is gone or was cut short is packed anew: its source is beside it."""
+    path = Path(manifest.path)
     try:
-        return Path(manifest.path).stat().st_size == manifest.num_blocks * info.block_bytes
+        size = path.stat().st_size
+        return size == manifest.num_blocks * info.block_bytes and path_of(path).is_file()
     except OSError:
         return False
 

@@ -180,6 +180,7 @@ class FakeAdapters:
         self.answer: LoradError | None = None
         self.added_files: dict[str, int] = {}
         self.add_gate: asyncio.Event | None = None
+        self.verifications: tuple[wire.Verification, ...] = ()
 
     def resolve(self, model: str) -> Meant:
         if model == BASE:
@@ -223,6 +224,10 @@ class FakeAdapters:
 
     async def unpin(self, names: wire.Names) -> wire.Results:
         return self._results("unpin", names)
+
+    async def verify(self, wish: wire.Names) -> wire.Verifications:
+        self._note("verify", wish.names, wish)
+        return wire.Verifications(items=self.verifications)
 
     async def patch(self, name: str, patch: wire.AdapterPatch) -> None:
         self._note("patch", name, patch)
@@ -356,6 +361,7 @@ class ApiServer:
             settings=self.settings,
             requests=self.requests,
             adapters=self.adapters,
+            verification=self.adapters,
             listing=self.listing,
             events=self.events,
             link=self.engine,

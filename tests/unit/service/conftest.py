@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +35,7 @@ from engine.messages import (
     SequenceDelta,
     SetRevision,
     StepFrame,
+    VerifyRevision,
 )
 from lorad.errors import LoradError
 from lorad.registry.registry import Registry
@@ -83,6 +85,8 @@ class FakeClient:
         self.revisions, self.manifests, self.refuse, self.leases = {}, {}, {}, {}
         self.pin_room = 99  # how many revisions may be pinned
         self.pinned = set()
+        self.damaged = Counter()  # rev -> how many reads find it so
+        self.reports = []  # answers to VerifyRevision: a report or a code
         self.silent = False  # True: submits stay open until `finish`
         self.hold_loads = asyncio.Event()
         self.hold_loads.set()
@@ -125,6 +129,9 @@ class FakeClient:
         self.events.put_nowait(fatal or Fatal("internal_error", "killed by the test"))
 
     def move(self, rev, after, cause="load"):
+        if after == "idle" and self.revisions[rev] == "disk":
+            read = {"before": "loading", "after": "ram", "cause": cause}
+            self.frame(adapters=(AdapterEvent(rev=rev, **read),))
         tier = {"idle": "gpu", "ram": "ram", "registered": "disk"}[after]
         before = {"gpu": "idle", "ram": "ram", "disk": "registered"}[self.revisions[rev]]
         if tier == self.revisions[rev]:
@@ -146,6 +153,8 @@ class FakeClient:
                 self.pinned.discard(rev)
             case Load():
                 await self.hold_loads.wait()
+                if self.damaged[command.rev]:
+                    return self.find_damaged(command)
                 if code := self.refuse.get(command.rev):
                     return Answer(command_id=command.command_id, code=code, message="refused")
                 self.move(command.rev, "idle" if command.tier == "gpu" else "ram")
@@ -155,10 +164,24 @@ class FakeClient:
                 return Answer(command_id=command.command_id, code="model_not_found")
             case SetRevision():
                 return self.mark(command, command.rev)
+            case VerifyRevision():
+                said = self.reports.pop(0)
+                if isinstance(said, str):
+                    return Answer(command_id=command.command_id, code=said, message="said so")
+                return Answer(command_id=command.command_id, report=said)
             case GetSnapshot():
                 await self.hold_snapshots.wait()
                 return Answer(command_id=command.command_id, snapshot=self.snapshot())
         return answer
+
+    def find_damaged(self, command):
+        """One load more has failed; the transition is told after the answer."""
+        self.damaged[command.rev] -= 1
+        words = {"rev": command.rev, "cause": "damaged", "message": "block 0 is wrong"}
+        event = AdapterEvent(before="loading", after="registered", **words)
+        self.frame(adapters=(event,))
+        code = "adapter_damaged"
+        return Answer(command_id=command.command_id, code=code, message="block 0 is wrong")
 
     def mark(self, command, rev):
         """A pin without room is refused, and the revision stays what it was."""
@@ -251,6 +274,7 @@ class World:
         self.bad_packs = {}  # rev -> reason
         self.info = INFO
         self.with_gain = set()  # revisions that depend on the base's weights
+        self.packs_as = {}  # rev -> what its files are by now
         self.link = EngineLink(
             EngineConfig(model="m"), self.events, new_client=self.new_client, first_pause=0.0
         )
@@ -360,8 +384,9 @@ class World:
         path = out / f"packed-{stream}.bin"
         path.unlink(missing_ok=True)
         path.write_bytes(bytes(2 * INFO.block_bytes))
+        path.with_suffix(".sums").touch()
         return PackedManifest(
-            rev=rev,
+            rev=self.packs_as.get(rev, rev),
             path=str(path),
             layout=stream,
             num_blocks=2,

@@ -341,7 +341,7 @@ def test_what_depends_on_the_bases_weights_is_packed_for_each_base(world):
             await w.revisions.load(w.rev(n))
         assert w.packed == [w.rev(1)]
         layout = w.info.layout
-        names = {path.name for path in w.store.path(w.rev(1)).glob("packed-*")}
+        names = {path.name for path in w.store.path(w.rev(1)).glob("packed-*.bin")}
         assert names == {f"packed-{layout}wcafe.bin", f"packed-{layout}wbeef.bin"}
 
     async def third(w):

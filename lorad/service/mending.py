@@ -1,0 +1,96 @@
+"""Mending: a packed file that is damaged is packed anew from its source, once.
+
+Goes in: word from the engine that a revision's packed file is not what was packed, or that it was
+read and is.  Comes out: a fresh packed file; and if that is damaged before it was ever whole, word
+that the revision cannot be served.  Knows no names.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Literal, Protocol
+
+from lorad.errors import LoradError
+from lorad.service.tasks import Tasks
+
+#: An answer may be here before the transition that tells why; both are on their way.
+HEAR_SECONDS = 5.0
+
+
+class Packing(Protocol):
+    """What is asked of Revisions."""
+
+    async def repack(self, rev: str) -> None: ...
+    def publish(
+        self,
+        kind: str,
+        rev: str,
+        level: Literal["info", "warn", "error"] = "info",
+        cause: str = "",
+        message: str = "",
+    ) -> None: ...
+
+
+async def _nobody(rev: str, message: str) -> None:
+    return None
+
+
+class Mending:
+    """Used from the daemon's loop."""
+
+    def __init__(self, packing: Packing, tasks: Tasks) -> None:
+        self.on_hopeless: Callable[[str, str], Awaitable[None]] = _nobody
+        self._packing, self._tasks = packing, tasks
+        self._mends: dict[str, asyncio.Task[bool]] = {}  # of those that were not whole since
+        self._heard: Counter[str] = Counter()
+        self._news = asyncio.Condition()
+
+    def hear(self, rev: str, message: str) -> None:
+        """The engine found it damaged."""
+        self._heard[rev] += 1
+        mend = self._mends.get(rev)
+        if mend is None:
+            self._mends[rev] = self._tasks.spawn(self._mend(rev, message))
+        elif mend.done():
+            self._mends[rev] = self._tasks.spawn(self._give_up(rev, message))
+        self._tasks.spawn(self._tell())
+
+    def whole(self, rev: str) -> None:
+        """It was read, and is what was packed: damage from now on is new."""
+        mend = self._mends.get(rev)
+        if mend is not None and mend.done():
+            del self._mends[rev]
+
+    def heard(self, rev: str) -> int:
+        """How often it was found damaged."""
+        return self._heard[rev]
+
+    async def mended(self, rev: str, since: int) -> bool:
+        """Whether it has been packed anew after more damage than `since` was heard of."""
+        try:
+            async with asyncio.timeout(HEAR_SECONDS), self._news:
+                await self._news.wait_for(lambda: self._heard[rev] > since)
+        except TimeoutError:
+            return False
+        mend = self._mends.get(rev)
+        return mend is None or await asyncio.shield(mend)
+
+    async def _tell(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+    async def _mend(self, rev: str, message: str) -> bool:
+        try:
+            await self._packing.repack(rev)
+        except LoradError as error:
+            if error.code in ("adapter_damaged", "adapter_invalid"):  # its source is no better
+                return await self._give_up(rev, error.message)
+            self._mends.pop(rev, None)
+            self._packing.publish("adapter.unfinished", rev, "warn", error.code, error.message)
+            return False
+        self._packing.publish("adapter.repacked", rev, "warn", "damaged", message)
+        return True
+
+    async def _give_up(self, rev: str, message: str) -> bool:
+        await self.on_hopeless(rev, message)
+        return False

@@ -1,0 +1,166 @@
+"""Verification: is what serves what the stored files say?
+
+Goes in: names.  Comes out: for each, what was compared and what differs.  The verifier process
+works out from the stored files what the adapter must do; the engine compares that, and every
+resident byte, with what is in the slot.  Decides nothing: what is found is told, and an event.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from engine.messages import Finding, PackedManifest, Verified, VerifyReport, VerifyRevision
+from lorad import wire
+from lorad.errors import LoradError
+from lorad.service.engine_link import EngineLink
+from lorad.service.events import EventRing
+from lorad.service.intake import Intake
+from lorad.service.names import Names
+from lorad.service.revisions import Revisions
+from lorad.service.tasks import Tasks
+
+#: (stored folder, folder for a fresh packed file, probe file, packed file to compare) -> its word.
+Run = Callable[[Path, Path, Path, Path | None], Awaitable[Verified]]
+#: One that is evicted while it is looked at is brought back, this many times.
+TRIES = 3
+HINT = "loractl evict {name} --to disk, then loractl load {name}: it is read and copied again"
+
+
+class Verification:
+    """One adapter at a time: the work is for nobody's request, and the disk's."""
+
+    def __init__(
+        self,
+        names: Names,
+        link: EngineLink,
+        intake: Intake,
+        revisions: Revisions,
+        events: EventRing,
+        tasks: Tasks,
+        *,
+        run: Run,
+    ) -> None:
+        self._names, self._link, self._intake = names, link, intake
+        self._revisions, self._events, self._tasks = revisions, events, tasks
+        self._run = run
+        self._turn = asyncio.Lock()
+
+    async def verify(self, wish: wire.Names) -> wire.Verifications:
+        """Each name that is given, or with `all` each that is on the GPU."""
+        chosen = list(dict.fromkeys(wish.names))
+        if wish.all:
+            resident = filter(self._revisions.resident, self._revisions.tiers)
+            chosen = sorted(n for rev in resident for n in self._names.catalog.names_of(rev))
+        elif not chosen:
+            raise LoradError("invalid_value", "names is empty", param="names")
+        return wire.Verifications(items=tuple([await self._item(name, wish) for name in chosen]))
+
+    async def _item(self, name: str, wish: wire.Names) -> wire.Verification:
+        """One name's outcome; it goes on when the caller leaves, or runs out of time."""
+        task = self._tasks.spawn(self._caught(name, wish.full))
+        try:
+            async with asyncio.timeout(wish.timeout_s):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            return wire.Verification(
+                name=name,
+                ok=False,
+                code="deadline_exceeded",
+                message=f"not done after {wish.timeout_s:g} s; it goes on",
+                hint="loractl events",
+            )
+
+    async def _caught(self, name: str, full: bool) -> wire.Verification:
+        try:
+            async with self._turn:
+                rev = self._names.serving(name)
+                report = await self._examine(rev, full)
+        except LoradError as error:
+            return wire.Verification(
+                name=name, ok=False, code=error.code, message=error.message, hint=error.hint
+            )
+        return self._told(name, rev, report)
+
+    async def _examine(self, rev: str, full: bool) -> VerifyReport:
+        store, staging = self._intake.store, await asyncio.to_thread(self._intake.store.stage)
+        self._revisions.lease(rev)
+        try:
+            packed = await self._revisions.packed(rev)
+            probe, compared = staging.path / "probe", Path(packed.path) if full else None
+            source = await self._run(store.path(rev), staging.path, probe, compared)
+            report = await self._compare(packed, probe)
+        finally:
+            self._revisions.release(rev)
+            await self._intake.discard(staging)
+        return msgspec.structs.replace(
+            report,
+            findings=(*source.findings, *report.findings),
+            bytes_checked=report.bytes_checked + source.bytes_checked,
+            bytes_different=report.bytes_different + source.bytes_different,
+        )
+
+    async def _compare(self, packed: PackedManifest, probe: Path) -> VerifyReport:
+        for attempt in range(TRIES):
+            await self._revisions.load(packed.rev)
+            try:
+                answer = await self._link.call(
+                    VerifyRevision(self._link.next_id(), packed.rev, str(probe))
+                )
+            except LoradError as error:
+                if error.code != "conflict" or attempt == TRIES - 1:
+                    raise
+            else:
+                assert answer.report is not None, "a verification without a report"
+                return answer.report
+        raise AssertionError("the last attempt returns or raises")
+
+    def _told(self, name: str, rev: str, report: VerifyReport) -> wire.Verification:
+        first = _sentence(report.findings[0]) if report.findings else ""
+        if first:
+            self._events.publish(
+                "adapter.damaged", level="error", name=name, rev=rev, cause="verify", message=first
+            )
+        else:
+            message = f"{report.modules} modules, {report.bytes_checked} bytes"
+            self._events.publish("adapter.verified", name=name, rev=rev, message=message)
+        return wire.Verification(
+            name=name,
+            ok=not first,
+            rev=rev,
+            code="adapter_damaged" if first else "",
+            message=first,
+            hint=HINT.format(name=name) if first else "",
+            modules=report.modules,
+            worst_error=report.worst_error,
+            worst_module=_where(report.worst_layer, report.worst_module),
+            tolerance=report.tolerance,
+            bytes_checked=report.bytes_checked,
+            bytes_different=report.bytes_different,
+            findings=tuple(
+                wire.VerifyFinding(
+                    what=f.what,
+                    layer=f.layer if f.layer >= 0 else None,
+                    module=f.module,
+                    message=f.message,
+                )
+                for f in report.findings
+            ),
+        )
+
+
+def _where(layer: int, module: str) -> str:
+    return f"layer {layer} {module}" if layer >= 0 else ""
+
+
+def _sentence(finding: Finding) -> str:
+    """What, where, and how much."""
+    what = {
+        "effect": "its effect is not the stored file's",
+        "resident": "its bytes on the GPU were changed",
+        "packed": "its packed file is damaged",
+        "stored": "its stored file is damaged",
+    }[finding.what]
+    where = _where(finding.layer, finding.module)
+    return ": ".join(filter(None, (what, where, finding.message)))

@@ -1,0 +1,55 @@
+"""verify and verify_on_load against a real daemon: stored files, packer, verifier, engine, CLI."""
+
+from lorad import wire
+
+
+def flip(path, at=-1):
+    """Turn a bit of a file's byte over, whatever the file's mode."""
+    path.chmod(0o640)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def packed_of(daemon, name):
+    folder = daemon.root / "state" / "store" / daemon.adapter(name).rev
+    [packed] = folder.glob("packed-*.bin")
+    return packed
+
+
+def test_an_adapter_is_verified_and_damage_is_found_then_mended(make_daemon, poll):
+    daemon = make_daemon()
+    text = daemon.config.read_text()
+    daemon.config.write_text(text.replace("[lora]", '[lora]\nverify_on_load = "full"'))
+    daemon.start()
+    try:
+        daemon.upload("a", 1)
+        with daemon.client() as client:
+            [item] = client.verify("a", full=True, timeout_s=120.0).items
+            assert item.ok, item.message
+            assert item.modules == 14 and 0 < item.worst_error < item.tolerance
+            blocks = packed_of(daemon, "a").stat().st_size
+            assert item.bytes_checked == 2 * blocks, "on the GPU, and the file itself"
+            before = daemon.text("a")
+
+            flip(packed_of(daemon, "a"), 3)
+            [item] = client.verify("a", timeout_s=120.0).items
+            assert not item.ok and item.code == "adapter_damaged"
+            assert {f.what for f in item.findings} == {"packed", "resident"}
+            assert daemon.text("a") == before, "what is resident is still right"
+
+            client.evict("a", to="disk")
+            [loaded] = client.load("a").items
+            assert loaded.ok, loaded.message
+            assert daemon.text("a") == before
+            assert "adapter.repacked" in [e.type for e in daemon.events()]
+            [item] = client.verify("a", full=True, timeout_s=120.0).items
+            assert item.ok, item.message
+
+            client.evict("a", to="disk")
+            flip(packed_of(daemon, "a").parent / "adapter_model.safetensors")
+            [item] = client.verify("a", timeout_s=120.0).items
+            assert not item.ok and "stored" in {f.what for f in item.findings}
+            assert isinstance(item.findings[0], wire.VerifyFinding)
+    finally:
+        daemon.stop()
