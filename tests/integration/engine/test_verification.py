@@ -499,17 +499,19 @@ def card_path(monkeypatch) -> None:
     monkeypatch.setattr(assembly, "is_card", lambda device: True)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_kernels_are_held_against_the_file_by_way_of_the_slots_row(
-    store, core_of, card_path
+    store, core_of, card_path, dtype
 ) -> None:
     """A row of the device's table that points to another adapter's blocks is found."""
-    core = core_of(max_num_seqs=3, max_rank=16, max_batch_tokens=40)
-    stored, other = store("a", seed=1, rank=5, bias=True), store("b", seed=2, rank=16)
+    core = core_of(dtype, max_num_seqs=3, max_rank=16, max_batch_tokens=40)
+    stored = store("a", dtype=dtype, seed=1, rank=5, bias=True)
+    other = store("b", dtype=dtype, seed=2, rank=16, dora=True)
     for one in (stored, other):
         bring(core, one.packed)
         report = verified(core, one)
         assert not report.findings
-        assert report.worst_error < report.tolerance / 10
+        assert report.worst_error < report.tolerance / 2
     table = core.verifier._planner._device.slots.table
     mine, theirs = (core.slots.find(s.packed.rev).slot for s in (stored, other))
     table[mine] = table[theirs]
