@@ -166,9 +166,14 @@ def tiled_product(
     xp = x + m.to(tl.int64)[:, None] * stride_x + k[None, :]
     live = (m < rows)[:, None]
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    zero = 0.0
+    if SPLITS > 1 and CHUNK == STEP:
+        # No compiler knows it.  Where a split is one step, triton made total + (w x + 0.0) a
+        # product that begins at the total, which tensor cores round otherwise than the sum.
+        zero = tl.minimum(rows, 0).to(tl.float32)
     for turn in range(SPLITS if SERIAL else 1):
         k0 = (turn if SERIAL else split) * CHUNK
-        acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+        acc = tl.full([OUTPUTS, ROWS], zero, tl.float32)
         for done in tl.range(0, CHUNK, STEP, num_stages=STAGES):
             at = k0 + done
             if TMA:
