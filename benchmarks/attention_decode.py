@@ -41,24 +41,23 @@ CASES: dict[str, list[int]] = {
 }
 #: The order is that of interest: what the time no longer allows is at the end.
 VARIANTS: dict[str, DecodeTiles | None] = {
-    "default": None,  # 64 keys, 4 warps, 3 stages, 3 programs a multiprocessor, 1 tile ahead
-    "2 a SM, 4 stages": DecodeTiles(programs_per_sm=2, stages=4, registers=0),
-    "128 keys, 8 warps, 1 a SM": DecodeTiles(128, 8, 3, 1, registers=0, least=1),
-    "32 keys, 4 stages, 4 a SM": DecodeTiles(32, 4, 4, 4, registers=128, least=4),
-    "nothing ahead": DecodeTiles(ahead=0),
-    "3 tiles ahead": DecodeTiles(ahead=3),
-    "6 a SM, in two waves": DecodeTiles(programs_per_sm=6),
-    "least 4": DecodeTiles(least=4),
+    "default": None,  # 64 keys, 4 warps, 3 stages, cut for 2 programs a multiprocessor
+    "in turns": DecodeTiles(turns=True),
+    "4 stages": DecodeTiles(stages=4),
+    "4 stages, in turns": DecodeTiles(stages=4, turns=True),
+    "128 keys, 8 warps, 1 a SM": DecodeTiles(128, 8, 3, 1, least=1),
+    "not early": DecodeTiles(early=False),
+    "merged within": DecodeTiles(apart=0),
+    "merged apart": DecodeTiles(apart=1024),
+    "3 a SM": DecodeTiles(programs_per_sm=3),
+    "whole 16": DecodeTiles(whole=16),
+    "whole 5": DecodeTiles(whole=5),
     "least 1": DecodeTiles(least=1),
-    "2 a SM": DecodeTiles(programs_per_sm=2, registers=0),
-    "8 warps, 2 a SM, 4 stages": DecodeTiles(64, 8, 4, 2, registers=128),
-    "32 keys, 5 stages, 3 a SM": DecodeTiles(32, 4, 5, 3, least=4),
+    "least 4": DecodeTiles(least=4),
+    "32 keys, 5 stages": DecodeTiles(32, 4, 5, least=4),
 }
 CHAIN_CASES = ("64x576", "64x~600", "1x576", "1x32k", "64x1k")
-CHAIN_VARIANTS = (
-    *("default", "nothing ahead", "3 tiles ahead", "2 a SM, 4 stages", "128 keys, 8 warps, 1 a SM"),
-    *("least 4", "6 a SM, in two waves"),
-)
+CHAIN_VARIANTS = ("default", "in turns", "4 stages", "not early", "128 keys, 8 warps, 1 a SM")
 
 
 def alone(report: Report, cache: Cache) -> None:
@@ -100,7 +99,6 @@ def _attend(
         tables,
         plan,
         out,
-        mixed=False,
         settled=layer > 0,
         scale=SCALE,
     )

@@ -38,7 +38,6 @@ class _Routes:
     decode: DecodePlan | None
     prefill: PrefillPlan | None
     prompts: tuple[tuple[int, int], ...]  # row ranges for SDPA
-    mixed: bool  # single rows stand among others
     settled: bool  # a layer has run with these
 
 
@@ -78,7 +77,6 @@ def device_attention(
             meta.block_tables,
             routes.decode,
             out,
-            mixed=routes.mixed,
             settled=routes.settled,
             scale=scale,
             softcap=softcap,
@@ -126,7 +124,7 @@ def _one_way(q: Tensor, kv: Tensor, meta: AttentionMeta, window: int) -> _Routes
         counts=counts or None,
         fixed=True,
     )
-    return _Routes(None, plan, (), mixed=True, settled=False)
+    return _Routes(None, plan, (), settled=False)
 
 
 def _routes(q: Tensor, kv: Tensor, meta: AttentionMeta, window: int, whole: bool) -> _Routes:
@@ -158,7 +156,7 @@ def _routes(q: Tensor, kv: Tensor, meta: AttentionMeta, window: int, whole: bool
             singles=False,
             left_out=(least, most, SDPA_STEP),
         )
-    return _Routes(decode, prefill, tuple(prompts.values()), mixed=not single, settled=False)
+    return _Routes(decode, prefill, tuple(prompts.values()), settled=False)
 
 
 def _on_device(meta: AttentionMeta, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -16,12 +16,17 @@ class DecodeTiles(NamedTuple):
     keys: int = 64  # of one tile; a multiple of every block size up to 64
     warps: int = 4
     stages: int = 3  # with two nothing is on its way while a tile is worked off
-    #: A step's keys are cut into one share for each.  Measured on an H200 (docs/bench-log.md):
-    #: three would fit too, and took up to 16% longer in all ten mixes of lengths that were tried.
+    #: Measured on an H200 (docs/bench-log.md): three would fit too, and took up to 16% longer in
+    #: all ten mixes of lengths that were tried.
     programs_per_sm: int = 2
     registers: int = 0  # of a thread at most; 0 = as many as it takes
-    least: int = 2  # tiles of a share, so that short steps are not cut to crumbs
-    ahead: int = 1  # tiles that are asked for while the kernel ahead still runs
+    least: int = 2  # tiles of a piece, so that short steps are not cut to crumbs
+    whole: int = 9  # quarters of a program's fair share, up to which a sequence is not cut
+    #: Steps of so many sequences have their pieces put together by a kernel of its own: for few,
+    #: that takes less time than a fence and an atomic; for many, the launch would cost every layer.
+    apart: int = 8
+    turns: bool = False  # programs take several items in turn; False: the card deals out programs
+    early: bool = True  # the plan is read while the kernel ahead still runs
 
 
 class PrefillTiles(NamedTuple):

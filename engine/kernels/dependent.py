@@ -32,19 +32,3 @@ def follow_closely(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def fetch_ahead(pointers):
-    """Bring the lines at `pointers` to L2.  Not for the interpreter: only where PDL is on.
-
-    L2 is one for all multiprocessors: a line that somebody writes later is not stale there.
-    """
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

@@ -1,10 +1,9 @@
 """Attention of rows that stand alone in their sequence: split-KV over the block-major arena.
 
 Goes in: q, one layer's view of the arena, block tables, a plan of the step (`decode_plan.py`).
-Comes out: attention per row.  A program takes one share of the step's keys for one KV head; the
-heads that share it are one padded product.  A sequence that lies in several shares is put together
-by the program that ends last: which one that is differs from run to run, what it adds and in which
-order does not, so the same input gives the same bits.  The only atomics count who has arrived.
+Comes out: attention per row.  A program takes one item of the plan for one KV head; the heads that
+share it are one padded product.  The pieces of a sequence that was cut are put together in their
+order (`paged_merge.py`), so the same input gives the same bits.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -15,9 +14,9 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.attention_tiles import MERGED, decode_rows, width_of
-from engine.kernels.decode_plan import DecodePlan, first_key, plan_word
-from engine.kernels.dependent import fetch_ahead, follow_closely
-from engine.kernels.paged_merge import merge_heads
+from engine.kernels.decode_plan import DecodePlan, plan_word
+from engine.kernels.dependent import follow_closely
+from engine.kernels.paged_merge import is_last, merge_apart, merge_heads
 from engine.kernels.paged_tile import (
     accumulate,
     block_ids,
@@ -28,71 +27,20 @@ from engine.kernels.paged_tile import (
 )
 
 
-@triton.jit
-def _fetch_first_tiles(
-    kv,
-    tables,
-    segments,
-    segment,
-    begin,
-    end,
-    kv_head,
-    stride_block,
-    stride_side,
-    stride_key,
-    stride_table,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
-    """Start the way of a share's first AHEAD tiles from memory, while the kernel ahead still runs.
-
-    What that one writes is at most the newest key, and L2 takes writes.
-    """
-    LINES: tl.constexpr = (DIM * kv.dtype.element_ty.primitive_bitwidth // 8 + 127) // 128
-    STEP: tl.constexpr = 128 // (kv.dtype.element_ty.primitive_bitwidth // 8)
-    at = segments + segment * 4
-    seq = plan_word(at)
-    length = plan_word(at + 2)
-    start = plan_word(at + 3)
-    stop = tl.minimum(end, plan_word(at + 7)) - start
-    table = tables + seq.to(tl.int64) * stride_table
-    first = first_key(length, WINDOW, TILE)
-    column = tl.minimum(tl.arange(0, triton.next_power_of_2(LINES)), LINES - 1) * STEP
-    lane = tl.arange(0, TILE)
-    for ahead in tl.static_range(AHEAD):
-        key = first + (begin - start + ahead) * TILE
-        if begin - start + ahead < stop:
-            ids = tl.load(
-                table + key // BLOCK + lane // BLOCK,
-                mask=key + lane < length,
-                other=0,
-                cache_modifier=".cg",
-            )
-            place = places(ids, key, stride_block, stride_key, BLOCK, TILE) + kv_head * DIM
-            keys = kv + place[:, None] + column[None, :]
-            fetch_ahead(keys)
-            fetch_ahead(keys + stride_side)
-
-
 @triton.jit(
-    do_not_specialize=["stride_table"],
-    do_not_specialize_on_alignment=["tables", "head", "segments", "shares", "empty", "arrived"],
+    do_not_specialize=["stride_table", "num_items"],
+    do_not_specialize_on_alignment=["tables", "items", "arrived"],
 )
 def _decode(
     q,
     kv,
     tables,
-    head,
-    segments,
-    shares,
-    empty,
+    items,
     arrived,
     out,
     partial,
     weight,
+    num_items,
     stride_q,
     stride_block,
     stride_side,
@@ -112,91 +60,87 @@ def _decode(
     MERGE: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
-    MIXED: tl.constexpr,
-    AHEAD: tl.constexpr,
+    APART: tl.constexpr,
+    TURNS: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One share (axis 1) of one KV head (axis 0), for the GROUP heads that share it.
+    """Items (axis 1) of one KV head (axis 0), for the GROUP heads that share it.
 
-    AHEAD: the plan was there before the kernel ahead began, and may be read before that one ends.
+    TURNS: programs are fewer than items.  EARLY: the plan was there before the kernel ahead began,
+    and may be read before that one ends.
     """
     kv_head = tl.program_id(0)
-    share = tl.program_id(1)
-    if AHEAD == 0:
+    turn = tl.program_id(1)
+    programs = tl.num_programs(1)
+    if not EARLY:
         follow_closely(PDL)
-    size = plan_word(head + 1)
-    begin = share * size
-    end = tl.minimum(begin + size, plan_word(head))
-    segment = 0
-    past = 0
-    if begin < end:
-        segment = plan_word(shares + 2 * share)
-        past = plan_word(shares + 2 * share + 1) + 1
-        if AHEAD:
-            _fetch_first_tiles(
-                kv, tables, segments, segment, begin, end, kv_head, stride_block, stride_side,
-                stride_key, stride_table, DIM, BLOCK, TILE, WINDOW, AHEAD,
-            )  # fmt: skip
-    if AHEAD:
+    item = items + turn * 8
+    seq = plan_word(item)
+    row = plan_word(item + 1)
+    begin = plan_word(item + 2)
+    stop = plan_word(item + 3)
+    table = tables + seq.to(tl.int64) * stride_table
+    ids = block_ids(table, begin, stop, BLOCK, TILE, EARLY)
+    if EARLY:
         follow_closely(PDL)
 
     member = tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
+    lane = tl.arange(0, TILE)
     heads = kv_head * GROUP + member
     here = (member < GROUP)[:, None] & (column < DIM)[None, :]
     keys_at = kv + kv_head * DIM
     values_at = keys_at + stride_side
-    lane = tl.arange(0, TILE)
-    for j in range(segment, past):
-        at = segments + j * 4
-        seq = plan_word(at)
-        row = plan_word(at + 1).to(tl.int64)
-        length = plan_word(at + 2)
-        start = plan_word(at + 3)
-        tiles = plan_word(at + 7) - start  # of the sequence; the share's are those from low to high
-        low = tl.maximum(begin - start, 0)
-        high = tl.minimum(end - start, tiles)
-        first = first_key(length, WINDOW, TILE)
-        from_key = first + low * TILE
-        stop = tl.minimum(first + high * TILE, length)
-        table = tables + seq.to(tl.int64) * stride_table
-        ids = block_ids(table, from_key, stop, BLOCK, TILE)
-        at = row * stride_q + heads[:, None] * DIM + column[None, :]
-        queries = tl.load(q + at, mask=here, other=0.0)
+    for done in range(0, num_items if TURNS else 1, programs):
+        if row >= 0:
+            at = row.to(tl.int64) * stride_q + heads[:, None] * DIM + column[None, :]
+            queries = tl.load(q + at, mask=here, other=0.0)
+            length = plan_word(item + 4)
+            place = plan_word(item + 5)
+            pieces = plan_word(item + 6)
+            piece = plan_word(item + 7)
+            best = tl.full([ROWS], float("-inf"), tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+            acc = tl.zeros([ROWS, WIDTH], tl.float32)
+            for key in range(begin, stop, TILE):
+                live = key + lane < stop
+                where = places(ids, key, stride_block, stride_key, BLOCK, TILE)
+                ids = block_ids(table, key + TILE, stop, BLOCK, TILE, False)
+                keys = load_rows(keys_at, where, live, DIM, WIDTH, True)
+                scores = score(queries, keys, scale, cap, CAPPED)
+                seen = live
+                if WINDOW:
+                    seen = live & (key + lane >= length - WINDOW)
+                scores = tl.where(seen[None, :], scores, float("-inf"))
+                values = load_rows(values_at, where, live, DIM, WIDTH, True)
+                acc, best, total = accumulate(acc, best, total, scores, values, factor)
 
-        best = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, WIDTH], tl.float32)
-        for key in range(from_key, stop, TILE):
-            live = key + lane < stop
-            where = places(ids, key, stride_block, stride_key, BLOCK, TILE)
-            ids = block_ids(table, key + TILE, stop, BLOCK, TILE)
-            keys = load_rows(keys_at, where, live, DIM, WIDTH, True)
-            scores = score(queries, keys, scale, cap, CAPPED)
-            seen = live
-            if WINDOW:
-                seen = live & (key + lane >= length - WINDOW)
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            values = load_rows(values_at, where, live, DIM, WIDTH, True)
-            acc, best, total = accumulate(acc, best, total, scores, values, factor)
-
-        acc = acc / total[:, None]
-        if (low == 0) & (high == tiles):
-            at = (row * HEADS + heads)[:, None] * DIM + column[None, :]
-            tl.store(out + at, acc.to(out.dtype.element_ty), mask=here)
-        else:
-            place = (2 * share + (low == 0).to(tl.int32)).to(tl.int64) * HEADS + heads
-            tl.store(partial + place[:, None] * WIDTH + column[None, :], acc, mask=here)
-            tl.store(weight + place, best + tl.log2(total), mask=member < GROUP)
-            merge_heads(
-                segments, j, size, arrived, row, kv_head, out, partial, weight,
-                HEADS, HEADS // GROUP, GROUP, MEMBERS, DIM, WIDTH, MERGE,
-            )  # fmt: skip
-    if not MIXED:
-        for i in range(share, plan_word(head + 2), tl.num_programs(1)):
-            row = plan_word(empty + i).to(tl.int64)
-            at = (row * HEADS + heads)[:, None] * DIM + column[None, :]
-            tl.store(out + at, tl.zeros([ROWS, WIDTH], out.dtype.element_ty), mask=here)
+            acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # padding has no keys
+            if pieces == 1:
+                to = (row.to(tl.int64) * HEADS + heads)[:, None] * DIM + column[None, :]
+                tl.store(out + to, acc.to(out.dtype.element_ty), mask=here)
+            else:
+                part = (place + piece).to(tl.int64) * HEADS + heads
+                tl.store(partial + part[:, None] * WIDTH + column[None, :], acc, mask=here)
+                tl.store(weight + part, best + tl.log2(total), mask=member < GROUP)
+                if not APART:  # noqa: SIM102  # one is known when compiled, the other when run
+                    if is_last(arrived + place * (HEADS // GROUP) + kv_head, pieces):
+                        one = tl.arange(0, MEMBERS)
+                        merge_heads(
+                            out, partial, weight, row, place, pieces, kv_head * GROUP + one,
+                            one < GROUP, HEADS, MEMBERS, DIM, WIDTH, MERGE, 3,
+                        )  # fmt: skip
+        if TURNS:  # there and back again, so that whoever has a long one first has a short one next
+            turn = 2 * (done + programs) - 1 - turn
+            more = turn < num_items
+            item = items + tl.where(more, turn, 0) * 8
+            seq = plan_word(item)
+            row = tl.where(more, plan_word(item + 1), -1)
+            begin = plan_word(item + 2)
+            stop = plan_word(item + 3)
+            table = tables + seq.to(tl.int64) * stride_table
+            ids = block_ids(table, begin, stop, BLOCK, TILE, False)
 
 
 def decode_attention(
@@ -206,7 +150,6 @@ def decode_attention(
     plan: DecodePlan,
     out: Tensor,
     *,
-    mixed: bool,
     settled: bool = False,
     scale: float,
     softcap: float = 0.0,
@@ -214,9 +157,9 @@ def decode_attention(
     """Attention of the rows of `plan` over all their keys, into out (T, heads, head_dim).
 
     q (T, heads, head_dim), its rows at any stride; kv (num_blocks, 2, block_size, kv_heads,
-    head_dim), one layer's view; block_tables (S, blocks) int32.  `mixed`: the plan was made with
-    query_starts, and rows that are not its own are left; otherwise the rows of sequences of length
-    0 become zero.  `settled`: this is not the plan's first use.
+    head_dim), one layer's view; block_tables (S, blocks) int32.  If the plan was made with
+    query_starts, rows that are not its own are left; otherwise the rows of sequences of length 0
+    become zero.  `settled`: this is not the plan's first use.
     Scores are `softcap` * tanh(scale * q·k / softcap) if `softcap` is set.
     """
     heads, head_dim = q.shape[1:]
@@ -227,18 +170,18 @@ def decode_attention(
     pdl = backend.dependent_launch(q.device)
     scale, cap, factor = score_factors(scale, softcap)
     width, members = width_of(head_dim), triton.next_power_of_2(group)
-    _decode[(kv_heads, plan.num_shares)](
+    num_items, room = len(plan.items), len(plan.partial)
+    turns = tiles.turns and room < num_items
+    _decode[(kv_heads, room if turns else num_items)](
         q,
         kv,
         block_tables,
-        plan.head,
-        plan.segments,
-        plan.shares,
-        plan.empty,
+        plan.items,
         plan.arrived,
         out,
         plan.partial,
         plan.weight,
+        num_items,
         q.stride(0),
         kv.stride(0),
         kv.stride(1),
@@ -258,11 +201,26 @@ def decode_attention(
         MERGE=min(16, max(1, MERGED // (members * width))),
         WINDOW=plan.window,
         CAPPED=softcap != 0.0,
-        MIXED=mixed,
-        AHEAD=tiles.ahead if pdl and settled else 0,
+        APART=plan.apart,
+        TURNS=turns,
+        EARLY=pdl and settled and tiles.early,
         PDL=pdl,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         maxnreg=tiles.registers or None,
         launch_pdl=pdl,
     )
+    if plan.apart:
+        merge_apart[(heads, len(plan.sequences))](
+            out,
+            plan.partial,
+            plan.weight,
+            plan.sequences,
+            HEADS=heads,
+            DIM=head_dim,
+            WIDTH=width,
+            MERGE=min(triton.next_power_of_2(room), max(1, 2 * MERGED // width)),
+            PDL=pdl,
+            num_warps=4,
+            launch_pdl=pdl,
+        )

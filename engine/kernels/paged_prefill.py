@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.kernels import backend
 from engine.kernels.attention_tiles import width_of
 from engine.kernels.dependent import follow
-from engine.kernels.paged_merge import merge_rows
+from engine.kernels.paged_merge import is_last, merge_rows
 from engine.kernels.paged_tile import (
     accumulate,
     block_ids,
@@ -114,12 +114,12 @@ def _prefill(
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, WIDTH], tl.float32)
             edge = begin
-            ids = block_ids(table, edge, end, BLOCK, TILE)
+            ids = block_ids(table, edge, end, BLOCK, TILE, False)
             if (not WINDOW) and (not FIXED):  # every row sees every key of the tiles before its own
                 edge = tl.maximum(tl.minimum((base + first + 1) // TILE * TILE, end), begin)
                 for key in range(begin, edge, TILE):
                     where = places(ids, key, stride_block, stride_key, BLOCK, TILE)
-                    ids = block_ids(table, key + TILE, end, BLOCK, TILE)
+                    ids = block_ids(table, key + TILE, end, BLOCK, TILE, False)
                     keys = load_rows(keys_at, where, lane >= 0, DIM, WIDTH, False)
                     scores = score(queries, keys, scale, cap, CAPPED)
                     values = load_rows(values_at, where, lane >= 0, DIM, WIDTH, False)
@@ -128,7 +128,7 @@ def _prefill(
                 key = edge + done
                 live = key + lane < end
                 where = places(ids, key, stride_block, stride_key, BLOCK, TILE)
-                ids = block_ids(table, key + TILE, end, BLOCK, TILE)
+                ids = block_ids(table, key + TILE, end, BLOCK, TILE, False)
                 keys = load_rows(keys_at, where, live, DIM, WIDTH, True)
                 scores = score(queries, keys, scale, cap, CAPPED)
                 seen = (key + lane)[None, :] <= position[:, None]
@@ -149,10 +149,11 @@ def _prefill(
                 place = ((turn * KV_HEADS + kv_head) * ROWS).to(tl.int64) + m
                 tl.store(partial + place[:, None] * WIDTH + column[None, :], acc)
                 tl.store(weight + place, tl.where(sees, best + tl.log2(total), float("-inf")))
-                merge_rows(
-                    arrived, tile, pieces, turn - piece, kv_head, to, here, partial, weight,
-                    KV_HEADS, ROWS, WIDTH,
-                )  # fmt: skip
+                if is_last(arrived + tile * KV_HEADS + kv_head, pieces):
+                    merge_rows(
+                        to, here, partial, weight, turn - piece, pieces, kv_head,
+                        KV_HEADS, ROWS, WIDTH,
+                    )  # fmt: skip
 
 
 def prefill_attention(

@@ -16,10 +16,20 @@ import triton.language as tl
 
 
 @triton.jit
-def block_ids(table, start, end, BLOCK: tl.constexpr, TILE: tl.constexpr):  # (TILE,)
-    """The block of each key of the tile at `start`, a multiple of TILE; 0 from `end` on."""
+def block_ids(
+    table, start, end, BLOCK: tl.constexpr, TILE: tl.constexpr, FRESH: tl.constexpr
+):  # (TILE,)
+    """The block of each key of the tile at `start`, a multiple of TILE; 0 from `end` on.
+
+    FRESH: from L2, as what is read ahead of the wait has to be.
+    """
     lane = tl.arange(0, TILE)
-    return tl.load(table + start // BLOCK + lane // BLOCK, mask=start + lane < end, other=0)
+    at, live = table + start // BLOCK + lane // BLOCK, start + lane < end
+    if FRESH:
+        ids = tl.load(at, mask=live, other=0, cache_modifier=".cg")
+    else:
+        ids = tl.load(at, mask=live, other=0)
+    return ids
 
 
 @triton.jit

@@ -50,6 +50,7 @@ for module, name in (
     (decode_plan, "_cut"),
     (prefill_plan, "_list"),
     (paged_decode, "_decode"),
+    (paged_decode, "merge_apart"),
     (paged_prefill, "_prefill"),
 ):
     setattr(module, name, Compiled(name, getattr(module, name)))
@@ -69,10 +70,10 @@ def kernels() -> dict[str, Any]:
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    cut, tiles, first, chunk, later, again = map(json.loads, done.stdout.splitlines())
-    assert [cut[0], tiles[0], chunk[0], again[0]] == ["_cut", "_list", "_prefill", "_prefill"]
-    assert first[0] == later[0] == "_decode"
-    return {"first": first[1], "later": later[1], "prefill": chunk[1]}
+    made = [json.loads(line) for line in done.stdout.splitlines()]
+    layer = ["_decode", "merge_apart", "_prefill"]
+    assert [name for name, _ in made] == ["_cut", "_list", *layer, *layer]
+    return {"first": made[2][1], "later": made[5][1], "prefill": made[4][1]}
 
 
 def test_a_tile_of_keys_is_on_its_way_while_another_is_worked_off(kernels: dict[str, Any]) -> None:
@@ -86,7 +87,7 @@ def test_as_many_programs_fit_as_the_tiles_say(kernels: dict[str, Any]) -> None:
     decode, prefill = decode_tiles(4, 128, 2, 227 << 10), prefill_tiles(34, 4, 128, 2, 227 << 10)
     for name in ("first", "later"):
         assert kernels[name]["shared"] <= decode_bytes(decode, 4, 128, 2)
-        assert kernels[name]["grid"] == [8, decode.programs_per_sm * 132 // 8]
+        assert kernels[name]["grid"] == [8, 3 + decode.programs_per_sm * 132 // 8]
         if decode.registers:
             assert re.search(rf"\.maxnreg {decode.registers}\b", kernels[name]["ptx"])
         most = decode.registers or 255  # a thread cannot have more
@@ -96,12 +97,11 @@ def test_as_many_programs_fit_as_the_tiles_say(kernels: dict[str, Any]) -> None:
 
 
 def test_only_what_no_kernel_of_the_step_writes_is_read_ahead(kernels: dict[str, Any]) -> None:
-    """The plan and the tables, from L2; keys are asked for and not read."""
+    """The plan and the tables, from L2."""
     before, _, behind = kernels["later"]["ptx"].partition("griddepcontrol.wait")
     loads = re.findall(r"ld\.global\S*", before)
     assert loads and all(".cg" in load for load in loads)
-    assert "prefetch.global.L2" in before and "prefetch.global.L2" not in behind
     assert "cp.async" not in before and "st.global" not in before and "atom" not in before
     assert behind.index("griddepcontrol.launch_dependents") < behind.index("cp.async")
     before, _, _ = kernels["first"]["ptx"].partition("griddepcontrol.wait")
-    assert not re.search(r"ld\.global|cp\.async|prefetch", before)
+    assert not re.search(r"ld\.global|cp\.async", before)

@@ -30,7 +30,7 @@ from engine.kernels.reference import reference_attention
 
 Paged = Callable[..., Any]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TILES = DecodeTiles(keys=16, programs_per_sm=4, least=1, registers=0)
+TILES = DecodeTiles(keys=16, programs_per_sm=4, least=1)
 SMALL = PrefillTiles(rows=16, keys=16, warps=4, stages=2, least=2)
 TOLERANCES = {
     torch.float32: {"atol": 1e-5, "rtol": 1e-4},
@@ -86,7 +86,6 @@ def decode(case: Any, *, window: int = 0, softcap: float = 0.0, tiles: DecodeTil
             meta.block_tables,
             plan,
             out,
-            mixed=False,
             settled=settled,
             scale=0.3,
             softcap=softcap,
@@ -138,8 +137,12 @@ def test_decode_sees_the_window_alone(paged: Paged, window: int) -> None:
     case = poisoned(paged(SINGLES))
     got, plan = decode(case, window=window)
     torch.testing.assert_close(got, expected(case, window=window), **TOLERANCES[torch.float32])
-    tiles = sum(len({k // 16 for k in range(max(0, n + 1 - window), n + 1)}) for n, _ in SINGLES)
-    assert int(plan.head[0]) == tiles
+    items = plan.items[plan.items[:, 1] >= 0]
+    for s, (context, _) in enumerate(SINGLES):
+        read = items[items[:, 0] == s]
+        first = max(0, context + 1 - window) // 16 * 16
+        assert (int(read[:, 2].min()), int(read[:, 3].max())) == (first, context + 1)
+        assert int((read[:, 3] - read[:, 2]).sum()) == context + 1 - first
 
 
 @pytest.mark.parametrize("batch", [[(70, 1)], [(0, 1)], SINGLES[:2], SINGLES])
@@ -149,42 +152,60 @@ def test_decode_with_capped_scores(paged: Paged, batch: Any) -> None:
     torch.testing.assert_close(got, expected(case, softcap=0.7), **TOLERANCES[torch.float32])
 
 
-@pytest.mark.parametrize("least", [1, 3])
-@pytest.mark.parametrize("programs", [1, 3, 7])
-def test_every_program_takes_an_equal_share_of_the_tiles(
-    paged: Paged, programs: int, least: int
+def pieces_of(plan: Any) -> list[list[int]]:
+    """Tiles of each sequence's pieces, and the check that the longest items come first."""
+    items = [item for item in plan.items.tolist() if item[1] >= 0]
+    found: dict[int, list[int]] = {}
+    for seq, _, begin, stop, *_ in items:
+        found.setdefault(seq, []).append(-(-(stop - begin) // plan.tiles.keys))
+    sizes = [found[item[0]][0] for item in items]
+    assert sizes == sorted(sizes, reverse=True)
+    return [found[s] for s in sorted(found)]
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("apart", [0, 8])
+@pytest.mark.parametrize(
+    ("programs", "least", "whole", "want"),
+    [
+        (1, 1, 9, [[7, 7, 6], [1], [3], [1]]),  # a fair share of 4 programs is 6.25 tiles
+        (1, 1, 13, [[20], [1], [3], [1]]),
+        (4, 1, 9, [[2] * 10, [1], [3], [1]]),
+        (4, 3, 9, [[4, 4, 4, 4, 4], [1], [3], [1]]),
+        (10, 1, 4, [[1] * 20, [1], [1, 1, 1], [1]]),
+    ],
+)
+def test_a_sequence_is_cut_if_it_is_much_longer_than_a_fair_share(
+    paged: Paged, programs: int, least: int, whole: int, want: Any, apart: int, turns: bool
 ) -> None:
-    """Whatever the lengths: a long sequence is cut, and short ones are put together."""
+    """And its pieces are put together behind the kernel, or by whoever of them ends last."""
     case = poisoned(paged([(310, 1), (3, 1), (40, 1), (15, 1)], heads=3, kv_heads=1))
-    tiles = TILES._replace(programs_per_sm=programs, least=least)
+    tiles = TILES._replace(
+        programs_per_sm=programs, least=least, whole=whole, apart=apart, turns=turns
+    )
     got, plan = decode(case, tiles=tiles)
     torch.testing.assert_close(got, expected(case), **TOLERANCES[torch.float32])
-    assert plan.head.tolist() == [20 + 1 + 3 + 1, int(plan.head[1]), 0]
-    assert plan.segments[:, 3].tolist() == [0, 20, 21, 24, 25]
+    assert plan.apart == (apart == 8)
     if DEVICE == "cpu":
-        size = max(least, -(-25 // (4 * programs)))
-        assert int(plan.head[1]) == size
-        owners = [0] * 20 + [1] + [2] * 3 + [3]
-        wanted = [
-            [owners[begin], owners[min(begin + size, 25) - 1]] for begin in range(0, 25, size)
-        ]
-        assert plan.shares[: len(wanted)].tolist() == wanted
+        assert pieces_of(plan) == want
 
 
 def test_whoever_comes_last_puts_the_same_bits_together(paged: Paged) -> None:
     """Programs that count on from another number let another one be the last to come."""
     case = poisoned(paged([(310, 1), (3, 1), (170, 1)]))
     q, kv, meta = on_device(case)
-    plan = plan_decode(ints(meta.seq_lens), None, heads=6, kv=kv, tiles=TILES)
+    tiles = TILES._replace(apart=0, whole=4)
+    plan = plan_decode(ints(meta.seq_lens), None, heads=6, kv=kv, tiles=tiles)
 
     def run() -> Tensor:
         out = torch.full(q.shape, torch.nan, device=DEVICE)
-        decode_attention(q, kv, meta.block_tables, plan, out, mixed=False, scale=0.3)
+        decode_attention(q, kv, meta.block_tables, plan, out, scale=0.3)
         return out
 
     first = run()
-    pieces = plan.arrived[[0, 2], 0].tolist()
-    assert min(pieces) > 2 and int(plan.arrived[1, 0]) == 0
+    cut = plan.sequences[[0, 2]]
+    pieces = plan.arrived[cut[:, 1].long(), 0].tolist()
+    assert pieces == cut[:, 2].tolist() and min(pieces) > 1
     for _ in range(1, max(pieces)):
         plan.arrived.add_(1)  # the pieces of the run before are still there, and are the same
         assert torch.equal(run(), first)
@@ -199,26 +220,26 @@ def test_padding_sequences_give_zeros_and_take_no_tiles(paged: Paged) -> None:
     case.meta = meta
     got, plan = decode(case)
     torch.testing.assert_close(got, want, **TOLERANCES[torch.float32])
-    assert plan.segments[:3, 0].tolist() == [1, 2, 3] and int(plan.head[2]) == 2
+    items = [item for item in plan.items.tolist() if item[1] >= 0]
+    assert [item[0] for item in items if item[3] == 0] == [0, 4]
 
 
 def test_a_step_of_padding_alone_is_zeros(paged: Paged) -> None:
     case = paged([(5, 1), (9, 1)])
     case.meta = replace(case.meta, seq_lens=(0, 0))
     got, plan = decode(case)
-    assert not got.any() and int(plan.head[0]) == 0
+    assert not got.any() and not plan.items[:, 3].any()
 
 
 def test_three_hundred_sequences_are_planned_in_several_looks() -> None:
     lens = torch.randint(0, 90, (300,)).tolist()
     kv = torch.empty(1, 2, 16, 1, 16, device=DEVICE)
     plan = plan_decode(ints(lens), None, heads=1, kv=kv, tiles=TILES)
-    used = [s for s, n in enumerate(lens) if n]
-    firsts = [sum(-(-lens[s] // 16) for s in used[:i]) for i in range(len(used) + 1)]
-    assert plan.segments[: len(used), 0].tolist() == used
-    assert plan.segments[: len(used), 2].tolist() == [lens[s] for s in used]
-    assert plan.segments[: len(used) + 1, 3].tolist() == firsts
-    assert plan.empty[: int(plan.head[2])].tolist() == [s for s, n in enumerate(lens) if not n]
+    sizes = [-(-n // 16) for n in lens]
+    order = sorted(range(300), key=lambda s: (-sizes[s], s))
+    assert plan.items[:300, 0].tolist() == order
+    assert plan.items[:300, 3].tolist() == [lens[s] for s in order]
+    assert (plan.items[300:, 1] == -1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -407,7 +428,7 @@ def test_offsets_beyond_two_to_the_31_elements(paged: Paged) -> None:
     tables = tables.to(DEVICE)
     out = torch.empty_like(q)
     single = plan_decode(lens, starts, heads=6, kv=far, tiles=TILES)
-    decode_attention(q, far, tables, single, out, mixed=True, scale=0.3)
+    decode_attention(q, far, tables, single, out, scale=0.3)
     chunk = plan_prefill(lens, starts, num_rows=7, heads=6, kv=far, singles=False, tiles=SMALL)
     prefill_attention(q, far, tables, lens, starts, chunk, out, scale=0.3)
     torch.testing.assert_close(out.cpu().float(), expected(case), **TOLERANCES[torch.float16])
