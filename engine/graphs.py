@@ -3,7 +3,8 @@
 Goes in: batches that are padded to a rung, whose tensors never move, and a step plan.  Comes out:
 logits of the sampled rows, in a buffer that never moves either.  A decode-only graph ends with the
 logits of all its rows, a mixed one with its hidden states: few of its rows are sampled, and a head
-of 512 rows would cost as much as a few layers.  The usual plans' graphs are captured at start, a
+of 512 rows would cost as much as a few layers.  Either leaves the hidden states behind, for what
+adapters have on the head.  The usual plans' graphs are captured at start, a
 plan that none of them holds when it comes back, as long as there is room for more.  A step without
 a graph runs eagerly and computes the same bits, only later.  All graphs share one memory pool: they
 run one after the other.  Knows no sequences.
@@ -47,6 +48,7 @@ class StepGraphs:
         device, table = arena.device, model.embedding
         seqs = ladder.decode[-1].seqs
         rows = max((rung.rows for rung in ladder.mixed), default=0)
+        rows = max(rows, seqs)
         self._logits = torch.zeros(seqs, table.shape[0], dtype=torch.float32, device=device)
         self._hidden = torch.zeros(rows, table.shape[1], dtype=table.dtype, device=device)
         self._graphs: dict[Key, Replayable] = {}
@@ -98,12 +100,17 @@ class StepGraphs:
             graph.replay()
             self.num_replays += 1
         if not rung.single:
-            return self.head(self._hidden[: rung.rows], batch)
+            return self.head(self.hidden(batch), batch)
         logits = self._logits[: rung.rows]
         if batch.samples_every_row:
             return logits[: len(batch.sampled)]
         count = len(batch.sampled)
         return logits.index_select(0, batch.sample_rows[:count]) if count else None
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Normed hidden states (T, width) of all rows of the `batch` that ran last."""
+        assert batch.rung is not None
+        return self._hidden[: batch.rung.rows]
 
     def head(self, hidden: Tensor, batch: Batch) -> Tensor | None:
         """The same from normed hidden states (T, width) of all rows."""
@@ -157,13 +164,11 @@ class StepGraphs:
     def _compute(self, batch: Batch, lora: LoraMeta | None) -> None:
         assert batch.rung is not None
         batch.attn.derived.clear()  # what attention derives has to be derived within the graph
-        hidden = self._model(batch.tokens, batch.positions, self._kv, batch.attn, lora)
+        hidden = self.hidden(batch)
+        self._model(batch.tokens, batch.positions, self._kv, batch.attn, lora, out=hidden)
         batch.attn.derived.clear()
-        rows = batch.rung.rows
         if batch.rung.single:
-            self._model.logits(hidden, out=self._logits[:rows])
-        else:
-            self._hidden[:rows].copy_(hidden)
+            self._model.logits(hidden, out=self._logits[: batch.rung.rows])
 
 
 def _key(batch: Batch, lora: LoraMeta | None) -> Key:

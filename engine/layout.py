@@ -5,6 +5,11 @@ its A rows (`rank` rows of d_in) and its B rows, rank-major (`rank` rows of d_ou
 of PEFT's lora_B).  Behind those lie, where the module has them, a row of bias, and two rows whose
 sum is its gain: one alone would cut it to the arena's dtype.  A row starts on a 256-byte border and
 never straddles two blocks; a row that does not fit in what is left of a block starts the next one.
+
+What is at the model's ends comes last, as modules of a layer behind the last one.  Their rows are
+as long as the vocabulary, which is more than a block for a small model: such a row is folded into
+rows of equal width, the last one padded with zeros.  All others are read by kernels that want them
+whole.
 The packer writes the stream, the engine copies it block by block, and both find rows with `place`;
 offsets are never stored.
 
@@ -28,12 +33,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
 #: Groups that some families publish as one module, its parts side by side in the group's order.
 FUSED_NAMES: dict[str, str] = {"qkv_proj": "qkv", "gate_up_proj": "gate_up"}
 MODULES: tuple[str, ...] = tuple(m for group in GROUPS.values() for m in group)
-MODULE_ID: dict[str, int] = {name: i for i, name in enumerate(MODULES)}
+#: Modules at the model's ends, in the layer behind the last one.
+ENDS: tuple[str, ...] = ("lm_head",)
+MODULE_ID: dict[str, int] = {name: i for i, name in enumerate((*MODULES, *ENDS))}
 
 #: 256-byte borders keep every row aligned for 16-byte loads and whole 32-byte sectors.
 ROW_ALIGN = 256
 #: Raise it when the meaning of the stream changes: packed files of another version are repacked.
-VERSION = 2
+VERSION = 3
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -44,6 +51,13 @@ class Shapes:
 
     num_layers: int
     dims: tuple[tuple[int, int], ...]
+    vocab: int = 0
+
+    def of(self, module: str) -> tuple[int, int]:
+        """(d_in, d_out) of any module, those at the ends included."""
+        if module in ENDS:
+            return self.dims[0][0], self.vocab
+        return self.dims[MODULE_ID[module]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +91,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class RowRun:
-    """`rows` rows of `width` elements; consecutive rows are `stride` bytes apart within a block."""
+    """`rows` rows of `width` elements; consecutive rows are `stride` bytes apart within a block.
+
+    With `folds` above 1 so many of them are one row of the tensor, side by side.
+    """
 
     rows: int
     width: int
     stride: int
     pieces: tuple[Piece, ...]
+    folds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +151,10 @@ def place(modules: Sequence[PackedModule], layout: BlockLayout) -> Placement:
     placed = []
     true_bytes = 0
     for m in modules:
-        d_in, d_out = layout.shapes.dims[MODULE_ID[m.module]]
-        a = cursor.take(m.rank, d_in, layout.itemsize)
-        b = cursor.take(m.b_rows, d_out, layout.itemsize)
+        d_in, d_out = layout.shapes.of(m.module)
+        may_fold = m.module in ENDS
+        a = cursor.take(m.rank, d_in, layout.itemsize, may_fold)
+        b = cursor.take(m.b_rows, d_out, layout.itemsize, may_fold)
         placed.append(PlacedModule(m.layer, m.module, m.rank, m.scaling, a, b, m.bias, m.gain))
         true_bytes += (m.rank * d_in + m.b_rows * d_out) * layout.itemsize
     return Placement(tuple(placed), cursor.num_blocks, true_bytes)
@@ -153,7 +172,10 @@ class _Cursor:
     def num_blocks(self) -> int:
         return self.block + (self.offset > 0)
 
-    def take(self, rows: int, width: int, itemsize: int) -> RowRun:
+    def take(self, rows: int, width: int, itemsize: int, may_fold: bool) -> RowRun:
+        whole = self.block_bytes // ROW_ALIGN * ROW_ALIGN
+        folds = -(-width * itemsize // whole) if may_fold and whole else 1
+        rows, width = rows * folds, -(-width // folds)
         stride = -(-width * itemsize // ROW_ALIGN) * ROW_ALIGN
         if stride > self.block_bytes:
             raise AdapterInvalid(
@@ -172,4 +194,4 @@ class _Cursor:
             pieces.append(Piece(self.block, self.offset, first, count))
             self.offset += count * stride
             first += count
-        return RowRun(rows, width, stride, tuple(pieces))
+        return RowRun(rows, width, stride, tuple(pieces), folds)

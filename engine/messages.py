@@ -46,6 +46,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class PackedModule(Struct, frozen=True):
     """One LoRA pair; `module` is a name such as `q_proj`, scaling is alpha/r or alpha/sqrt(r).
+    Those of `layout.ENDS` are in the layer behind the last one.
 
     What the module becomes, with b the base's own bias:
     `gain * (W x + scaling * (B A x + bias)) + b`; without `bias` it is 0, without `gain` 1.
@@ -67,7 +68,7 @@ class PackedModule(Struct, frozen=True):
 class PackedManifest(Struct, frozen=True, kw_only=True):
     """All that the engine knows of a revision: where its packed file lies and what is in it.
 
-    `modules` are in stream order (layer, then module order of `layout.MODULES`); row offsets are
+    `modules` are in stream order (layer, then order of `layout.MODULE_ID`); row offsets are
     not stored, both sides compute them with `layout.place`.
     """
 

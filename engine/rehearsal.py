@@ -104,6 +104,7 @@ def _manifest(layout: BlockLayout, rank: int) -> PackedManifest:
         for layer in range(layout.shapes.num_layers)
         for module in MODULES
     )
+    modules += (PackedModule(layout.shapes.num_layers, "lm_head", rank, 1.0),)
     placement = place(modules, layout)
     return PackedManifest(
         rev="rehearsal",

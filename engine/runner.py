@@ -165,14 +165,25 @@ class Runner:
         """Logits of the sampled rows; None if there are none."""
         owed = any(_owes_prompt(chunk.seq) for chunk in work.chunks)
         if self.graphs is not None and batch.rung is not None and not owed:
-            return self.graphs.run(batch, lora)
+            logits = self.graphs.run(batch, lora)
+            return self._adapted(batch, logits, self.graphs.hidden(batch))
         hidden = self._model(batch.tokens, batch.positions, self._kv, batch.attn, lora)
         self._note_prompts(work.chunks, hidden)
         if self.graphs is not None:
-            return self.graphs.head(hidden, batch)
+            return self._adapted(batch, self.graphs.head(hidden, batch), hidden)
         if not batch.sampled:
             return None
-        return self._model.logits(hidden.index_select(0, batch.sample_rows))
+        logits = self._model.logits(hidden.index_select(0, batch.sample_rows))
+        return self._adapted(batch, logits, hidden)
+
+    def _adapted(self, batch: Batch, logits: Tensor | None, hidden: Tensor) -> Tensor | None:
+        """The logits of the sampled rows as their adapters' heads have them; in a usual step none
+        of these has any."""
+        ends = self._planner.ends([(1, seq.slot) for seq in batch.sampled])
+        if ends is not None and logits is not None:
+            rows = batch.sample_rows[: len(batch.sampled)]
+            self._model.adapt_logits(logits, hidden.index_select(0, rows), ends)
+        return logits
 
     def _wait_for(self, fences: tuple[object, ...]) -> None:
         for fence in fences:
@@ -198,7 +209,12 @@ class Runner:
         known = self._prompts.setdefault(seq.request_id, {})
         for start in range(chunk.start, end, PROMPT_ROWS):
             stop = min(start + PROMPT_ROWS, end)
-            logits = self._model.logits(hidden[start - chunk.start : stop - chunk.start])
+            first, last = start - chunk.start, stop - chunk.start
+            logits = self._model.logits(hidden[first:last])
+            base = min(max(chunk.inactive - first, 0), last - first)
+            ends = self._planner.ends([(base, -1), (last - first - base, seq.slot)])
+            if ends is not None:
+                self._model.adapt_logits(logits, hidden[first:last], ends)
             targets = seq.tokens[start + 1 : stop + 1]
             rows = self._sampler.prompt_logprobs(logits, targets, num_top)
             known.update(zip(range(start + 1, stop + 1), rows, strict=True))

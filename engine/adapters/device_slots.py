@@ -53,8 +53,10 @@ class DeviceSlots:
 
         Raises AdapterInvalid if a rank exceeds the limit that the workspace was made for.
         """
-        ranks = [m.rank for m in manifest.modules]
-        highest = max(ranks, default=0)
+        layers = self._layout.shapes.num_layers
+        modules = [m for m in manifest.modules if m.layer < layers]  # of others no kernel knows
+        blocks = blocks[: self.max_blocks]  # theirs are the last
+        highest = max((m.rank for m in modules), default=1)
         if highest > self._limit:
             raise AdapterInvalid(
                 "E_RANK_TOO_LARGE",
@@ -63,12 +65,10 @@ class DeviceSlots:
             )
         index = self._next()
         used = self.blocks_at + len(blocks)
-        fill_row(
-            self._staging[index].numpy(), self.blocks_at, manifest.modules, self._layout, blocks
-        )
+        fill_row(self._staging[index].numpy(), self.blocks_at, modules, self._layout, blocks)
         self.table[slot, :used].copy_(self._staging[index, :used], non_blocking=self._cuda)
         self.max_rank[slot] = highest
-        self.extras[slot] = any(m.bias or m.gain for m in manifest.modules)
+        self.extras[slot] = any(m.bias or m.gain for m in modules)
         if self._cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self.table.device))

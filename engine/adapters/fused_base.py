@@ -12,7 +12,7 @@ import msgspec
 
 from engine.adapters.manifest import TensorRef
 from engine.adapters.reasons import refuse, shown
-from engine.layout import FUSED_NAMES, GROUPS, MODULE_ID
+from engine.layout import ENDS, FUSED_NAMES, GROUPS, MODULE_ID
 from engine.models.spec import ModelSpec
 
 
@@ -53,6 +53,8 @@ def parts_of(module: str, side: str, ref: TensorRef, spec: ModelSpec) -> dict[st
 def base_rows(layer: int, module: str, spec: ModelSpec) -> tuple[str, int]:
     """The base's tensor that holds `module`, by the name that `models/weights.py` gives it, and
     which of its rows is the module's first."""
+    if module in ENDS:
+        return "embed_tokens.weight" if spec.tied else "lm_head.weight", 0
     block = "mlp" if MODULE_ID[module] >= MODULE_ID["gate_proj"] else "self_attn"
     name, first = module, 0
     for whole, group in FUSED_NAMES.items() if spec.fused_names else ():

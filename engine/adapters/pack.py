@@ -105,6 +105,9 @@ def _write_stream(
 
 def _write(fd: int, rows: Words, run: RowRun, block_bytes: int) -> None:
     """Lay the rows (rank, width) at the places of `run`; bytes between rows are zero."""
+    if run.folds > 1:
+        rows = np.pad(rows, ((0, 0), (0, run.folds * run.width - rows.shape[1])))
+        rows = rows.reshape(run.rows, run.width)
     width_bytes = run.width * rows.itemsize
     for piece in run.pieces:
         buffer = np.zeros((piece.rows, run.stride), np.uint8)

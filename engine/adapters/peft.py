@@ -105,7 +105,7 @@ def inspect(
         rslora=settings.rslora,
         targets=tuple(ranks),
         dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
-        num_layers=len({pair.layer for pair in pairs}),
+        num_layers=len({pair.layer for pair in pairs} - {spec.num_layers}),
         file_bytes=file_bytes,
         modules=modules,
         tensors=tuple(pair.tensors for pair in pairs),
@@ -123,7 +123,7 @@ def _check_shapes(pairs: tuple[Pair, ...], spec: ModelSpec, limits: Limits) -> N
     _refuse_shards(pairs)
     wrong = []
     for pair in pairs:
-        d_in, d_out = spec.shapes.dims[MODULE_ID[pair.module]]
+        d_in, d_out = spec.shapes.of(pair.module)
         a, b, *rows = pair.tensors.every
         for ref in pair.tensors.every:
             if ref.dtype not in FLOAT_DTYPES:

@@ -17,7 +17,7 @@ from engine.adapters.adapter_folder import mlx
 from engine.adapters.fused_base import module_names, parts_of
 from engine.adapters.manifest import PairTensors, TensorRef
 from engine.adapters.reasons import refuse, shown, shown_list
-from engine.layout import FUSED_NAMES, MODULE_ID
+from engine.layout import ENDS, FUSED_NAMES, MODULE_ID
 from engine.models.spec import ModelSpec
 
 #: Segments that training wrappers (DDP, torch.compile, FSDP, checkpointing) put anywhere in a name.
@@ -26,6 +26,9 @@ _TARGET = re.compile(
     r"(?:(?:model|language_model|text_model)\.)*layers\.(0|[1-9][0-9]{0,5})"
     r"\.(self_attn\.(?:[qkvo]|qkv)_proj|mlp\.(?:gate|up|down|gate_up)_proj)"
 )
+#: What is at the model's ends, by the names that tools give it.
+_ENDS = {"lm_head": "lm_head", "unembed_tokens": "lm_head"}
+_END = re.compile(rf"(?:(?:model|language_model|text_model)\.)*({'|'.join(_ENDS)})")
 _VISION = frozenset(
     [
         "visual",
@@ -57,7 +60,7 @@ _KINDS: dict[str, tuple[str, str]] = {
         "serve it on the mixture-of-experts base that it was trained on",
     ),
     "E_EMBEDDING_LORA": ("LoRA on the embedding", "train without the embedding as a target"),
-    "E_HEAD_LORA": ("LoRA on the output head", "train without lm_head as a target"),
+    "E_HEAD_LORA": ("LoRA on another family's output head", "serve it on the base of its training"),
     "E_TRAINABLE_TOKENS": ("trained token rows", "train without trainable_token_indices"),
     "E_KOHYA": ("LoRA for an image model", "serve it with an image pipeline"),
     "E_LYCORIS": ("LyCORIS factors (LoHa, LoKr)", "train or convert it as plain LoRA"),
@@ -147,7 +150,7 @@ def _classify(ref: TensorRef, mlx_names: bool) -> _Factor | str | None:
         return "E_VISION"
     if not _EXPERTS.isdisjoint(path):
         return "E_MOE"
-    if path and path[-1] in _HEADS:
+    if path and path[-1] in _HEADS - _ENDS.keys():
         return "E_HEAD_LORA"
     if path and path[-1] in _EMBEDDINGS:
         return "E_EMBEDDING_LORA"
@@ -241,13 +244,12 @@ def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
     unknown: list[str] = []
     beyond: list[str] = []
     for factor in factors:
-        match = _TARGET.fullmatch(factor.name)
-        module = match[2].rpartition(".")[2] if match else ""
-        if match is None or (module in FUSED_NAMES and not spec.fused_names):
+        place = _place_of(factor.name, spec)
+        if place is None:
             unknown.append(factor.ref.name)
             continue
-        layer = int(match[1])
-        if layer >= spec.num_layers:
+        layer, module = place
+        if layer >= spec.num_layers and module not in ENDS:
             beyond.append(factor.ref.name)
             continue
         for part, ref in parts_of(module, factor.side, factor.ref, spec).items():
@@ -256,7 +258,7 @@ def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
                 raise refuse(
                     "E_DUPLICATE_MODULE",
                     f"{shown(sides[factor.side].ref.name)} and {shown(factor.ref.name)} are both"
-                    f" {_SIDES[factor.side]} of {part} in layer {layer}",
+                    f" {_SIDES[factor.side]} of {_where(layer, part)}",
                     "keep the one of the two that was trained",
                 )
             sides[factor.side] = replace(factor, ref=ref)
@@ -281,6 +283,21 @@ def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
     )
 
 
+def _where(layer: int, module: str) -> str:
+    return module if module in ENDS else f"{module} in layer {layer}"
+
+
+def _place_of(name: str, spec: ModelSpec) -> tuple[int, str] | None:
+    """Layer and module, whether there is such a layer or not; None if there is no such module."""
+    if end := _END.fullmatch(name):
+        return spec.num_layers, _ENDS[end[1]]
+    match = _TARGET.fullmatch(name)
+    module = match[2].rpartition(".")[2] if match else ""
+    if match is None or (module in FUSED_NAMES and not spec.fused_names):
+        return None
+    return int(match[1]), module
+
+
 def _tensors(sides: dict[str, _Factor]) -> PairTensors:
     refs = {side: factor.ref for side, factor in sides.items()}
     return PairTensors(refs["A"], refs["B"], refs.get("bias"), refs.get("magnitude"))
@@ -289,7 +306,10 @@ def _tensors(sides: dict[str, _Factor]) -> PairTensors:
 def _refuse_unmatched(
     unknown: list[str], beyond: list[str], any_match: bool, spec: ModelSpec
 ) -> None:
-    has = f"the base has {', '.join(module_names(spec))} in layers 0 to {spec.num_layers - 1}"
+    has = (
+        f"the base has {', '.join(module_names(spec))} in layers 0 to {spec.num_layers - 1},"
+        f" and {', '.join(ENDS)}"
+    )
     if not any_match and not beyond:
         hidden, out = spec.shapes.dims[0]
         found = f"such as {shown(unknown[0])}" if unknown else "the file holds no LoRA tensor"

@@ -17,7 +17,7 @@ from engine.adapters.device_plan import DevicePlanner, cut_runs
 from engine.adapters.slots import SlotRow
 from engine.kernels.lora_meta import LoraClass, LoraMeta, LoraRows, Segment
 from engine.ladder import Rung
-from engine.layout import place
+from engine.layout import ENDS, place
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest
 from engine.sequence import Chunk, StepWork
@@ -48,6 +48,7 @@ class StepPlanner:
         self.plan_words = 0 if device is None else device.words
         self._generations: dict[int, int] = {}  # slot -> of its row in the device's table
         self._views: dict[int, tuple[int, Pairs]] = {}  # slot -> generation, views
+        self._ends: dict[int, Pairs] = {}  # slots that were planned for and have any: those alone
 
     def bind(self, words: Tensor) -> None:
         """Where the plan's part of every upload arrives: (plan_words,) int64, never moved."""
@@ -82,6 +83,21 @@ class StepPlanner:
         self._put(self._device, slot)
         return self._device.apart(np.array([[0], [rows], [slot]], dtype=np.int64), rows)
 
+    def ends(self, owners: Sequence[tuple[int, int]]) -> LoraMeta | None:
+        """Of rows that leave the layers, what their adapters have there; mostly None.
+
+        `owners` are (rows, slot), side by side; -1 = the base model.  `meta` must have planned for
+        the slots in this step.  Plain torch, on a card too.
+        """
+        if not self._ends:
+            return None
+        segments, row = [], 0
+        for count, slot in owners:
+            if slot in self._ends and count:
+                segments.append(Segment(row, row + count, slot))
+            row += count
+        return LoraMeta(join(segments), self._ends) if segments else None
+
     def words_of(self, meta: LoraMeta | None) -> int:
         """How many of the `plan_words`, up to the last, a plan of this step has filled."""
         if self._device is None or meta is None or meta.device is None:
@@ -109,6 +125,7 @@ class StepPlanner:
             self._rows, self._manifest_of = kept
             self._generations.clear()
             self._views.clear()
+            self._ends.clear()
 
     def _on_device(
         self,
@@ -132,7 +149,9 @@ class StepPlanner:
         row = self._rows[slot]
         if self._generations.get(slot) != row.generation:
             assert row.ready, f"slot {slot} is used before its copy is complete"
-            device.slots.put(slot, self._manifest_of(row.rev), row.blocks)
+            manifest = self._manifest_of(row.rev)
+            device.slots.put(slot, manifest, row.blocks)
+            self._note_ends(slot, self._pairs(manifest, row.blocks, ends=True))
             self._generations[slot] = row.generation
 
     def _current(self, slot: int) -> Pairs:
@@ -144,13 +163,24 @@ class StepPlanner:
             self._drop_freed()
             pairs = self._pairs(self._manifest_of(row.rev), row.blocks)
             self._views[slot] = (row.generation, pairs)
+            self._note_ends(slot, {key: pair for key, pair in pairs.items() if key[1] in ENDS})
         return pairs
 
     def _drop_freed(self) -> None:
         for slot in [s for s in self._views if s not in self._rows]:
             del self._views[slot]
 
-    def _pairs(self, manifest: PackedManifest, blocks: Sequence[int]) -> Pairs:
+    def _note_ends(self, slot: int, pairs: Pairs) -> None:
+        self._ends.pop(slot, None)
+        if pairs:
+            self._ends[slot] = pairs
+
+    def _pairs(
+        self, manifest: PackedManifest, blocks: Sequence[int], *, ends: bool = False
+    ) -> Pairs:
+        """Of every module, or of those at the ends alone."""
+        if ends and not any(m.module in ENDS for m in manifest.modules):
+            return {}
         return {
             (m.layer, m.module): LoraRows(
                 scaling=m.scaling,
@@ -161,6 +191,7 @@ class StepPlanner:
                 gain=m.gain,
             )
             for m in place(manifest.modules, self._arena.layout).modules
+            if not ends or m.module in ENDS
         }
 
 
@@ -171,11 +202,18 @@ def cut_segments(chunks: Sequence[Chunk]) -> tuple[Segment, ...]:
     for chunk in chunks:
         end, slot = row + chunk.length, chunk.seq.slot
         row += chunk.inactive
-        if row == end:
-            continue
-        if segments and segments[-1].slot == slot and segments[-1].end == row:
-            segments[-1] = Segment(segments[-1].start, end, slot)
-        elif slot >= 0:
+        if slot >= 0 and row < end:
             segments.append(Segment(row, end, slot))
         row = end
-    return tuple(segments)
+    return join(segments)
+
+
+def join(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Neighbours of one slot as one."""
+    joined: list[Segment] = []
+    for segment in segments:
+        if joined and joined[-1].slot == segment.slot and joined[-1].end == segment.start:
+            joined[-1] = Segment(joined[-1].start, segment.end, segment.slot)
+        else:
+            joined.append(segment)
+    return tuple(joined)

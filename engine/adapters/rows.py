@@ -16,7 +16,7 @@ from engine.adapters.gain import Floats, gain
 from engine.adapters.manifest import FLOAT_DTYPES, PairTensors, TensorRef
 from engine.adapters.reasons import refuse, shown
 from engine.adapters.value_scan import read_exactly
-from engine.layout import MODULE_ID, BlockLayout, PlacedModule
+from engine.layout import BlockLayout, PlacedModule
 from engine.models.base_files import BaseFiles
 from engine.models.spec import ModelSpec
 
@@ -109,7 +109,7 @@ class AdapterRows:
         return words.reshape(shape)
 
     def _dims(self, placed: PlacedModule) -> tuple[int, int]:
-        return self.layout.shapes.dims[MODULE_ID[placed.module]]
+        return self.layout.shapes.of(placed.module)
 
 
 def convert(words: Words, source: str, target: str) -> Words:

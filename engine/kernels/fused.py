@@ -77,14 +77,17 @@ def rms_norm(
     *,
     delta_weight: Tensor | None = None,
     add_one: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """The norm of x (T, width) over its last axis, times weight -> (T, width).
+    """The norm of x (T, width) over its last axis, times weight -> (T, width), in `out` if given,
+    which is contiguous.
 
     With `delta` (T, width), x becomes x + delta in place first, or with `delta_weight` too x + the
     norm of delta.  `add_one` as in `elementwise.rms_norm`, for both.  Last axes are contiguous.
     """
     rows, columns = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     other = x if delta is None else delta
     assert x.stride(1) == other.stride(1) == 1
     width, pdl = triton.next_power_of_2(columns), backend.dependent_launch(x.device)

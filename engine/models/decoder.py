@@ -16,6 +16,7 @@ from engine.kernels import backend
 from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.elementwise import cap_logits, gelu_mul, silu_mul
 from engine.kernels.gemm import linear
+from engine.kernels.lora_ends import add_head
 from engine.kernels.lora_meta import LoraMeta
 from engine.models import weights
 from engine.models.attention import Attention
@@ -130,8 +131,9 @@ class Decoder(nn.Module):
         kv: Sequence[Tensor],
         attn: AttentionMeta,
         lora: LoraMeta | None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """tokens and positions (T,) int64 -> normed hidden states (T, hidden).
+        """tokens and positions (T,) int64 -> normed hidden states (T, hidden), in `out` if given.
 
         kv has one (num_blocks, 2, block_size, kv_heads, head_dim) view a layer; K and V of every
         row are written to it.  `lora` None: base rows only.
@@ -142,11 +144,11 @@ class Decoder(nn.Module):
         turns = [rotary(positions) for rotary in self.rotaries]
         angles = [None if which is None else turns[which] for which in self.rotary_of]
         if backend.use_kernels(x):
-            return self._on_card(x, angles, kv, attn, lora)
+            return self._on_card(x, angles, kv, attn, lora, out)
         for layer, turn, frame in zip(self.layers, angles, kv, strict=True):
             x = layer(x, turn, frame, attn, lora)
         normed: Tensor = self.norm(x)
-        return normed
+        return normed if out is None else out.copy_(normed)
 
     def _on_card(
         self,
@@ -155,6 +157,7 @@ class Decoder(nn.Module):
         kv: Sequence[Tensor],
         attn: AttentionMeta,
         lora: LoraMeta | None,
+        out: Tensor | None,
     ) -> Tensor:
         # A graph must hold the launches that derive things from the meta: none are taken over
         # from a forward that ran with the same meta before.
@@ -163,7 +166,7 @@ class Decoder(nn.Module):
         for layer, turn, frame in zip(self.layers, angles, kv, strict=True):
             assert isinstance(layer, Layer)
             owed = layer.on_card(x, owed, turn, frame, attn, lora)
-        return self.norm.after_sum(x, owed)
+        return self.norm.after_sum(x, owed, out)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -175,6 +178,23 @@ class Decoder(nn.Module):
             shape = hidden.shape[0], self.head.shape[0]
             out = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         return linear(hidden, self.head, None, deterministic=self.deterministic, out=out)
+
+    @torch.no_grad()
+    def adapt_logits(self, logits: Tensor, hidden: Tensor, lora: LoraMeta) -> None:
+        """Correct `logits` (N, vocab), which are those of `hidden` (N, hidden), in place by what
+        adapters have on the head; rows without keep their bits."""
+        cap = self.spec.logit_softcap
+        for segment in lora.segments:
+            pair = lora.slots[segment.slot].get((self.spec.num_layers, "lm_head"))
+            if pair is None:
+                continue
+            rows = slice(segment.start, segment.end)
+            own, x = logits[rows], hidden[rows]
+            if cap:  # the correction belongs under the cap
+                own = linear(x, self.head, None, deterministic=self.deterministic).float()
+            add_head(own, x, pair, deterministic=self.deterministic)
+            if cap:
+                cap_logits(own, cap, logits[rows], deterministic=self.deterministic)
 
     def places(self) -> dict[str, Tensor]:
         """Published name, without what leads to the text model -> tensor to fill."""

@@ -113,8 +113,9 @@ class RMSNorm(nn.Module):
         """x (..., width) -> the same shape and dtype."""
         return elementwise.rms_norm(x, self.weight, self.eps, add_one=self.add_one)
 
-    def after_sum(self, x: Tensor, owed: "Owed | None") -> Tensor:
-        """On a card: x (T, width) += what is owed in place, then the norm of x; one launch."""
+    def after_sum(self, x: Tensor, owed: "Owed | None", out: Tensor | None = None) -> Tensor:
+        """On a card: x (T, width) += what is owed in place, then the norm of x, in `out` if given;
+        one launch."""
         from engine.kernels import fused
 
         delta, norm = owed or (None, None)
@@ -125,6 +126,7 @@ class RMSNorm(nn.Module):
             delta,
             delta_weight=None if norm is None else norm.weight,
             add_one=self.add_one,
+            out=out,
         )
 
 

@@ -86,7 +86,7 @@ class ModelSpec:
             (hidden, ffn),
             (ffn, hidden),
         )
-        return Shapes(self.num_layers, dims)
+        return Shapes(self.num_layers, dims, self.vocab_size)
 
     def block_layout(self, *, block_size: int, dtype: str) -> BlockLayout:
         """The layout of packed adapters: an arena of `dtype`, blocks of `block_size` tokens."""

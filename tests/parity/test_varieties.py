@@ -43,6 +43,11 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+#: What the bases have besides: a row of so many ids is folded, and logits are capped by Gemma2.
+MORE: dict[str, dict[str, Any]] = {
+    "Llama": {"vocab_size": 2001, "tie_word_embeddings": True},
+    "Gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "final_logit_softcapping": 4.0},
+}
 
 
 @dataclass(frozen=True)
@@ -89,11 +94,34 @@ VARIETIES: dict[str, dict[str, Variety]] = {
             }
         ),
         "dora in bf16": Variety({"target_modules": QKV, "use_dora": True}, HALF),
+        "head": Variety({"target_modules": ["lm_head"]}),
+        "head and layers": Variety(
+            {"target_modules": [*ALL, "lm_head"], "rank_pattern": {"lm_head": 9}}
+        ),
+        "head dora in bf16": Variety(
+            {"target_modules": ["q_proj", "lm_head"], "use_dora": True}, HALF
+        ),
+        "head lora_bias": Variety(
+            {"target_modules": ["v_proj", "lm_head"], "lora_bias": True}, merges=False
+        ),
         "mlx": Variety({"target_modules": ALL, "r": 5}, mlx=True),
         "mlx dora in bf16": Variety({"target_modules": QKV, "use_dora": True}, HALF, mlx=True),
         "lora_bias in bf16": Variety(
             {"target_modules": QKV, "lora_bias": True, "rank_pattern": {"k_proj": 3}}, HALF
         ),
+    },
+    "Llama": {
+        "plain": Variety({"target_modules": ALL}),
+        "head": Variety({"target_modules": ["lm_head"]}, merges=False),  # PEFT merges into both
+        "head and layers": Variety({"target_modules": [*ALL, "lm_head"]}, HALF, merges=False),
+        "head dora": Variety({"target_modules": ["lm_head"], "use_dora": True}, merges=False),
+        "head lora_bias": Variety(
+            {"target_modules": ["lm_head"], "lora_bias": True, "r": 3}, merges=False
+        ),
+    },
+    "Gemma2": {
+        "plain": Variety({"target_modules": ALL}),
+        "head": Variety({"target_modules": [*QKV, "lm_head"]}, merges=False),
     },
     "Phi3": {
         "fused": Variety({"target_modules": FUSED, "rank_pattern": {"qkv_proj": 6}}),
@@ -121,27 +149,30 @@ class Zoo:
         """All of (prompt, adapter) in one batch."""
         return self.engine.generate(
             [self.prompts[i] for i, _ in work],
-            SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=0),
+            SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=0, logprobs=0),
             [self.revs[name] for _, name in work],
         )
 
 
 def logprobs(model: Any, prompt: list[int]) -> Tensor:
-    """Of every prompt token after those before it."""
+    """Of every prompt token after those before it, and of the likeliest one after all of them."""
     with torch.no_grad():
         rows = model(input_ids=torch.tensor([prompt])).logits[0].log_softmax(-1)
-    return rows[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    return torch.cat(
+        (rows[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0], rows[-1:].amax(1))
+    )
 
 
 def said(generation: Generation) -> Tensor:
-    return torch.tensor([one.logprob for one in generation.prompt_logprobs[1:] if one is not None])
+    prompt = [one.logprob for one in generation.prompt_logprobs[1:] if one is not None]
+    return torch.tensor([*prompt, generation.logprobs[0].logprob])
 
 
 def make_base(kind: str, folder: Path) -> Any:
     import transformers
 
     torch.manual_seed(2)
-    config = getattr(transformers, f"{kind}Config")(**SIZES)
+    config = getattr(transformers, f"{kind}Config")(**SIZES | MORE.get(kind, {}))
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -237,8 +268,8 @@ def make_zoo(base: str, root: Path, device: str = "cpu", dtype: str = "float32")
             device=device,
             dtype=dtype,
             num_blocks=512,
-            max_num_seqs=16,
-            slots=16,
+            max_num_seqs=32,
+            slots=32,
             ram_cache=4 << 20,
         )
     )
@@ -251,7 +282,7 @@ def make_zoo(base: str, root: Path, device: str = "cpu", dtype: str = "float32")
         zoo.expected[name] = [logprobs(tuned, p) for p in prompts]
         if variety.merges:
             zoo.merged[name] = logprobs(tuned.merge_and_unload(), prompts[0])
-        manifest = inspect(root / name, spec, served_dtype=dtype)
+        manifest = inspect(root / name, spec, served_dtype=dtype, base=root / "base")
         rev = revision_digest(root / name, manifest)
         (root / rev).mkdir()
         with BaseFiles(root / "base") as files:

@@ -68,6 +68,11 @@ def pair(path: str, a: tuple[int, ...], b: tuple[int, ...]) -> Spoil:
     return spoil
 
 
+def two_heads(draft: Any) -> None:
+    for name in ("base_model.model.lm_head", "base_model.model.model.unembed_tokens"):
+        pair(name, (4, 64), (128, 4))(draft)
+
+
 def mlx(**fields: Any) -> Spoil:
     """The same adapter as mlx-lm saves it, with these fields of the config."""
 
@@ -310,8 +315,9 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
         ("visual.blocks.0",),
     ),
     ("E_VISION", add("model.vision_tower.patch.weight", 4, 4), ("vision_tower",)),
-    ("E_HEAD_LORA", pair("base_model.model.lm_head", (4, 64), (128, 4)), ("lm_head",)),
-    ("E_HEAD_LORA", pair("model.unembed_tokens", (4, 64), (128, 4)), ("unembed_tokens",)),
+    ("E_SHAPE", pair("base_model.model.lm_head", (4, 64), (130, 4)), ("lm_head", "[128, r]")),
+    ("E_DUPLICATE_MODULE", two_heads, ("lm_head", "unembed_tokens")),
+    ("E_HEAD_LORA", pair("gpt_neox.embed_out", (4, 64), (128, 4)), ("embed_out",)),
     ("E_EMBEDDING_LORA", add(f"{P}embed_tokens.lora_embedding_A", 4, 128), ("embed_tokens",)),
     ("E_MODULES_TO_SAVE", add("base_model.model.lm_head.weight", 128, 64), ("[128, 64]",)),
     ("E_MODULES_TO_SAVE", add("base_model.model.score.weight", 2, 64), ("score.weight",)),

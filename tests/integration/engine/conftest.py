@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.layout import MODULE_ID, MODULES, RowRun, place, stream_order
+from engine.layout import MODULES, RowRun, place, stream_order
 from engine.messages import (
     AdapterEvent,
     AddRevision,
@@ -95,17 +95,18 @@ def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
         rank: int = 4,
         modules: Sequence[str] = MODULES,
         layers: Sequence[int] = (0, 1),
+        ends: Sequence[str] = (),
         seed: int = 0,
         strength: float = 0.4,
     ) -> Adapter:
         generator = torch.Generator().manual_seed(seed)
         tensors = {}
-        for layer in layers:
-            for module in modules:
-                d_in, d_out = spec.shapes.dims[MODULE_ID[module]]
-                a = torch.randn(rank, d_in, generator=generator) * strength
-                b = torch.randn(d_out, rank, generator=generator) * strength
-                tensors[layer, module] = (a, b)
+        where = [(layer, module) for layer in layers for module in modules]
+        for layer, module in where + [(spec.num_layers, module) for module in ends]:
+            d_in, d_out = spec.shapes.of(module)
+            a = torch.randn(rank, d_in, generator=generator) * strength
+            b = torch.randn(d_out, rank, generator=generator) * strength
+            tensors[layer, module] = (a, b)
         packed = stream_order(PackedModule(la, mo, rank, 2.0 / rank) for la, mo in tensors)
         placement = place(packed, layout)
         stream = torch.zeros(placement.num_blocks, layout.block_bytes, dtype=torch.uint8)
@@ -132,6 +133,7 @@ def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
 
 
 def _write(stream: torch.Tensor, run: RowRun, rows: torch.Tensor) -> None:
+    assert run.folds == 1
     for piece in run.pieces:
         for j in range(piece.rows):
             raw = rows[piece.first + j].contiguous().view(torch.uint8)

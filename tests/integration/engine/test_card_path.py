@@ -105,6 +105,37 @@ def test_a_mixed_and_padded_batch_answers_as_plain_torch(
     assert runner.graphs.num_replays == runner.forward_passes, "a step ran eagerly"
 
 
+def test_heads_of_adapters_are_applied_behind_the_graphs_and_to_their_own_rows(
+    start_core, adapters, make_adapter, prompt, expected, request
+) -> None:
+    """Slots change hands: one of an adapter with a head is taken by one without, and back."""
+    heads = [
+        make_adapter("only a head", modules=(), ends=("lm_head",), seed=7),
+        make_adapter("a head too", ends=("lm_head",), seed=8, rank=6),
+    ]
+    asked = [
+        (0, 7, heads[0], 5),
+        (1, 30, adapters[0], 4),
+        (2, 18, heads[1], 4),
+        (3, 3, None, 3),
+        (4, 9, heads[0], 3),
+    ]
+    right = expected(asked)
+    request.getfixturevalue("on_card_path")
+    driver = start(start_core)
+    driver.add(adapters[0], *heads)
+    stories = [
+        driver.submit(f"r{n}", prompt(length, n), a and a.rev, max_tokens=tokens, logprobs=0)
+        for n, length, a, tokens in asked
+    ]
+    driver.finish()
+    for story, want in zip(stories, right, strict=True):
+        assert story.tokens == want.tokens
+        assert values(story) == pytest.approx(values(want), abs=2e-3)
+    runner = driver.core.runner
+    assert runner.graphs.num_replays == runner.forward_passes, "a step ran eagerly"
+
+
 def test_padding_writes_into_no_block_and_a_slot_given_anew_is_seen(
     start_core, adapters, prompt, expected, request
 ) -> None:

@@ -24,7 +24,7 @@ from engine.adapters.rows import BaseRows
 from engine.adapters.verify import main, write_probe
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.layout import GROUPS, MODULE_ID, BlockLayout, place
+from engine.layout import GROUPS, MODULES, BlockLayout, place
 from engine.messages import (
     AddRevision,
     Answer,
@@ -41,7 +41,7 @@ from engine.models.base_files import BaseFiles
 from engine.models.spec import read_spec
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-NAMES = {m: "mlp" if m in ("gate_proj", "up_proj", "down_proj") else "self_attn" for m in MODULE_ID}
+NAMES = {m: "mlp" if m in ("gate_proj", "up_proj", "down_proj") else "self_attn" for m in MODULES}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def store(model_dir: Path, tmp_path: Path) -> Callable[..., Stored]:
         *,
         dtype: str = "float32",
         rank: int = 4,
-        modules: tuple[str, ...] = tuple(MODULE_ID),
+        modules: tuple[str, ...] = MODULES,
+        head: bool = False,
         seed: int = 0,
         bias: bool = False,
         dora: bool = False,
@@ -80,16 +81,19 @@ def store(model_dir: Path, tmp_path: Path) -> Callable[..., Stored]:
         folder.mkdir()
         generator = torch.Generator().manual_seed(seed)
         tensors = {}
-        for layer in range(spec.num_layers):
-            for module in modules:
-                d_in, d_out = spec.shapes.dims[MODULE_ID[module]]
-                path = f"base_model.model.model.layers.{layer}.{NAMES[module]}.{module}"
-                shapes = {"lora_A.weight": (rank, d_in), "lora_B.weight": (d_out, rank)}
-                shapes |= {"lora_B.bias": (d_out,)} if bias else {}
-                shapes |= {"lora_magnitude_vector": (d_out,)} if dora else {}
-                for suffix, shape in shapes.items():
-                    value = torch.randn(shape, generator=generator) * 0.1
-                    tensors[f"{path}.{suffix}"] = value.to(DTYPES[file_dtype])
+        paths = {
+            f"model.layers.{layer}.{NAMES[module]}.{module}": module
+            for layer in range(spec.num_layers)
+            for module in modules
+        }
+        for path, module in (paths | ({"lm_head": "lm_head"} if head else {})).items():
+            d_in, d_out = spec.shapes.of(module)
+            shapes = {"lora_A.weight": (rank, d_in), "lora_B.weight": (d_out, rank)}
+            shapes |= {"lora_B.bias": (d_out,)} if bias else {}
+            shapes |= {"lora_magnitude_vector": (d_out,)} if dora else {}
+            for suffix, shape in shapes.items():
+                value = torch.randn(shape, generator=generator) * 0.1
+                tensors[f"base_model.model.{path}.{suffix}"] = value.to(DTYPES[file_dtype])
         words = f'"peft_type": "LORA", "r": {rank}, "lora_alpha": 8, "target_modules": null'
         words += f', "lora_bias": {str(bias).lower()}, "use_dora": {str(dora).lower()}'
         (folder / "adapter_config.json").write_text(f"{{{words}}}")
@@ -179,6 +183,19 @@ def test_a_healthy_adapter_of_every_dtype_is_well(store, core_of, dtype, file_dt
     assert report.modules == len(stored.packed.modules)
     assert 0 < report.worst_error < report.tolerance / 2, "the tolerance is close"
     assert report.bytes_checked == stored.packed.num_blocks * stored.layout.block_bytes
+
+
+def test_a_head_is_held_against_its_bytes_though_its_effect_is_not_probed(store, core_of) -> None:
+    core, stored = core_of(), store("a", head=True)
+    bring(core, stored.packed)
+    report = verified(core, stored)
+    assert not report.findings
+    assert report.modules == len(stored.packed.modules) - 1
+    layer = stored.layout.shapes.num_layers
+    block, offset = block_of(core, stored, layer, "lm_head")
+    core.machine.arena.bytes[block, offset] ^= 1
+    [finding] = verified(core, stored).findings
+    assert (finding.what, finding.layer, finding.module) == ("resident", layer, "lm_head")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -320,7 +337,7 @@ def test_two_modules_that_changed_places_are_found(store, core_of) -> None:
     swapped = {
         key.replace(module, other.get(module, module)): value
         for key, value in weights.items()
-        for module in [next(m for m in MODULE_ID if m in key)]
+        for module in [next(m for m in MODULES if m in key)]
     }
     bring(core, stored.packed)
     save_file(swapped, stored.folder / path)

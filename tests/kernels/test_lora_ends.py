@@ -1,0 +1,53 @@
+"""LoRA at the model's ends, from pieces of folded rows, against the plain formulas."""
+
+import pytest
+import torch
+
+from engine.kernels.lora_ends import add_head, unfolded
+from engine.kernels.lora_meta import LoraRows
+
+RANK, HIDDEN = 5, 24
+
+
+def cut(rows: torch.Tensor, folds: int, *borders: int) -> tuple[torch.Tensor, ...]:
+    """(n, width) as pieces of rows that are folded and padded as the packer does it."""
+    width = -(-rows.shape[1] // folds)
+    padded = torch.nn.functional.pad(rows, (0, folds * width - rows.shape[1]), value=torch.nan)
+    return torch.tensor_split(padded.reshape(-1, width), borders)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("bias", "gain"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("folds", "borders"), [(1, ()), (1, (2,)), (3, ()), (3, (4, 8)), (2, (1, 3, 9)), (4, (2, 5))]
+)
+def test_a_head_is_corrected_whatever_the_places_of_its_rows(
+    folds: int, borders: tuple[int, ...], bias: bool, gain: bool, deterministic: bool
+) -> None:
+    vocab = 37
+    rows = torch.randn(RANK + bias + 2 * gain, vocab)
+    a = torch.randn(RANK, HIDDEN)
+    pair = LoraRows(0.7, RANK, cut(a, 1, 2), cut(rows, folds, *borders), bias, gain)
+    x, y = torch.randn(19, HIDDEN), torch.randn(19, vocab)
+    wanted = y + 0.7 * (x @ a.T @ rows[:RANK])
+    if bias:
+        wanted += 0.7 * rows[RANK]
+    if gain:
+        wanted *= rows[-2] + rows[-1]
+    add_head(y, x, pair, deterministic=deterministic)
+    assert torch.allclose(y, wanted, atol=1e-5)
+
+
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it_where_that_is_wanted() -> None:
+    pair = LoraRows(1.0, RANK, (torch.randn(RANK, HIDDEN),), cut(torch.randn(RANK, 37), 2, 3))
+    x, y = torch.randn(40, HIDDEN), torch.randn(40, 37)
+    alone, together = y[7:8].clone(), y.clone()
+    add_head(alone, x[7:8], pair, deterministic=True)
+    add_head(together, x, pair, deterministic=True)
+    assert torch.equal(alone[0], together[7])
+
+
+def test_rows_of_one_piece_are_read_where_they_lie() -> None:
+    rows = torch.randn(4, 30)
+    assert unfolded((rows,), 30).data_ptr() == rows.data_ptr()
+    assert torch.equal(unfolded(cut(rows, 4, 3, 7), 30), rows)
