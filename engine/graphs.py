@@ -156,7 +156,10 @@ class StepGraphs:
         What is loaded hangs on the sizes and on the tiles, and not on how many items there are.
         """
         rung, kind = _key(batch, lora)
-        parts = {rung, kind.tiles} if kind else {rung}
+        parts: set[object] = {rung}
+        while kind is not None:
+            parts.add(kind.tiles)
+            kind = kind.short
         is_new = not parts <= self._has_run
         self._has_run |= parts
         return is_new

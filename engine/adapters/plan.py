@@ -13,8 +13,9 @@ from contextlib import contextmanager
 import numpy as np
 from torch import Tensor
 
-from engine.adapters.device_plan import DevicePlanner, cut_runs
+from engine.adapters.device_plan import DevicePlanner
 from engine.adapters.slots import SlotRow
+from engine.adapters.work_items import cut_runs
 from engine.kernels.lora_meta import LoraClass, LoraMeta, LoraRows, Segment
 from engine.ladder import Rung
 from engine.layout import ENDS, place

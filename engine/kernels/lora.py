@@ -56,7 +56,8 @@ def lora_shrink(x: Tensor, *, layer: int, modules: Sequence[str], meta: LoraMeta
         from engine.kernels.lora_shrink import shrink
 
         assert x.dtype == meta.device.store.arena.dtype, "dtypes differ"
-        shrink(x, layer, GROUP_OF[tuple(modules)], meta.device)
+        for plan in _parts(meta.device):
+            shrink(x, layer, GROUP_OF[tuple(modules)], plan)
 
 
 def lora_expand(
@@ -80,7 +81,8 @@ def lora_expand(
         from engine.kernels.lora_expand import expand
 
         assert y.dtype == meta.device.store.arena.dtype, "dtypes differ"
-        expand(y, layer, GROUP_OF[tuple(modules)], meta.device, base_bias)
+        for plan in _parts(meta.device):
+            expand(y, layer, GROUP_OF[tuple(modules)], plan, base_bias)
         return
     for segment in meta.segments:
         pairs = meta.slots[segment.slot]
@@ -103,6 +105,11 @@ def lora_apply_cuda(y: Tensor, x: Tensor, layer: int, group: str, plan: LoraDevi
     modules, meta = GROUPS[group], LoraMeta(device=plan)
     widths = plan.store.groups[group].widths
     lora_apply(y, x, layer=layer, modules=modules, splits=widths, meta=meta)
+
+
+def _parts(plan: LoraDevicePlan) -> tuple[LoraDevicePlan, ...]:
+    """A step's launches.  The parts have different rows of x, y and h, so their order is free."""
+    return (plan,) if plan.short is None else (plan, plan.short)
 
 
 def _add(

@@ -95,12 +95,21 @@ def group_shapes(layout: BlockLayout) -> dict[str, GroupShape]:
 
 @dataclass(frozen=True, slots=True)
 class LoraClass:
-    """What a CUDA graph bakes in: a step's tiles, and its grids, which are padded to rungs."""
+    """What a CUDA graph bakes in: a step's tiles, and its grids, which are padded to rungs.
+
+    `short`: the step's short segments have items and tiles of their own, and launches too.
+    """
 
     tiles: Tiles
     shrink_items: int
     expand_items: int
     extras: bool = False  # some row's adapter has a bias or a gain
+    short: "LoraClass | None" = None
+
+    @property
+    def num_items(self) -> int:
+        """Items of all its grids."""
+        return self.shrink_items + self.expand_items + (self.short.num_items if self.short else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,7 @@ class LoraDevicePlan:
     kind: LoraClass
     shrink: Tensor  # (kind.shrink_items, 4) int32
     expand: Tensor  # (kind.expand_items, 4) int32, all ranks: first rank 0
+    short: "LoraDevicePlan | None" = None  # of `kind.short`; its rows are others
 
 
 @dataclass(frozen=True, slots=True)

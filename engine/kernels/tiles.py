@@ -174,8 +174,20 @@ GRAPHED = (
     Graphed(MIXED_WIDE, 64, 1, FEW_ROWS + 2, 4),
     Graphed(SOLO_WIDE, 64, DOT_ROWS, FEW_ROWS + 1, 4),
 )
+#: So many short segments of a padded mixed step have launches of their own.  On an H200 64 decode
+#: rows of as many adapters cost 1.6 ms a step alone, and 6.5 as items of MIXED beside 128 others.
+MANY_SHORT = 8
+
+
+def pick_short(max_rank: int) -> Tiles:
+    """The tiles of a mixed step's short segments, whether of one row or of more: fewer graphs."""
+    return FEW_WIDE if max_rank > NARROW else FEW
+
+
 #: Of mixed steps.  Their items are those of full tiles of rows, and one more for every sequence.
 GRAPHED_MIXED = (Graphed(MIXED, 16, DOT_ROWS, 2, 2), Graphed(MIXED_WIDE, 64, DOT_ROWS, 2, 4))
+#: Of the short segments of mixed steps that have launches of their own.
+GRAPHED_SHORT = {MIXED: Graphed(FEW, 16, 1, 2, 4), MIXED_WIDE: Graphed(FEW_WIDE, 64, 1, 2, 8)}
 
 #: Every choice that `pick` makes.
 ALL = (

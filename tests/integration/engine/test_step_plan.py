@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.adapters.device_plan import cut_runs
 from engine.adapters.plan import StepPlanner, cut_segments
 from engine.adapters.slots import SlotTable
+from engine.adapters.work_items import cut_runs
 from engine.batch import Batcher
 from engine.kernels.lora_meta import Segment
 from engine.ladder import Ladder, Rung

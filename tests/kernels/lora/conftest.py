@@ -18,6 +18,7 @@ from engine.adapters.device_slots import DeviceSlots
 from engine.kernels.lora import lora_apply
 from engine.kernels.lora_meta import LoraMeta, LoraRows, Segment, group_shapes
 from engine.kernels.tiles import ALL, Tiles, pick
+from engine.ladder import Rung
 from engine.layout import GROUPS, MODULE_ID, MODULES, BlockLayout, Shapes, place
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest, PackedModule
@@ -147,9 +148,10 @@ class Pool:
         tiles: Tiles | None = None,
         *,
         deterministic: bool = False,
+        rung: Rung | None = None,
     ) -> LoraMeta:
         runs = np.array([(s.start, s.end - s.start, s.slot) for s in segments], dtype=np.int64).T
-        return self.planner(tiles, deterministic=deterministic).send(runs, total)
+        return self.planner(tiles, deterministic=deterministic).send(runs, total, rung)
 
     def operands(self, group: str, total: int) -> tuple[Tensor, Tensor]:
         """y (total, widths) and x (total, d_in) on the device."""
@@ -224,9 +226,10 @@ class Pool:
         tiles: Tiles | None = None,
         deterministic: bool = False,
         biased: bool = False,
+        rung: Rung | None = None,
     ) -> None:
         """Kernels against fp64: values where an adapter is, bits where none is."""
-        meta = self.plan(segments, total, tiles, deterministic=deterministic)
+        meta = self.plan(segments, total, tiles, deterministic=deterministic, rung=rung)
         for group in groups:
             y, x = self.operands(group, total)
             own = self.operands(group, 1)[0][0] if biased else None

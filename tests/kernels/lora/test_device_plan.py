@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.adapters import device_plan, device_slots
-from engine.adapters.device_plan import cut_runs, rung
+from engine.adapters import device_slots, work_items
 from engine.adapters.device_slots import fill_row, most_blocks, starts
+from engine.adapters.lora_classes import rung
 from engine.adapters.plan import StepPlanner
 from engine.adapters.slots import SlotTable
+from engine.adapters.work_items import cut_runs
 from engine.errors import AdapterInvalid
 from engine.kernels import lora_place, tiles
 from engine.ladder import Rung
@@ -82,7 +83,7 @@ def test_a_slots_row_says_rank_places_scaling_and_blocks() -> None:
 
 def test_the_host_and_the_kernels_agree_on_the_words() -> None:
     assert device_slots.ENTRY_WORDS == lora_place.ENTRY_WORDS
-    assert device_plan.ITEM_WORDS == lora_place.ITEM_WORDS
+    assert work_items.ITEM_WORDS == lora_place.ITEM_WORDS
 
 
 def test_a_rank_that_the_workspace_cannot_hold_is_refused(make_pool: Make, whole: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from engine.kernels import tiles as choices
 from engine.kernels.lora_meta import Segment
 from engine.kernels.tiles import Tiles
+from engine.ladder import Rung
 from engine.layout import GROUPS, MODULES
 
 Make = Callable[..., Any]
@@ -199,6 +200,25 @@ def test_a_plain_adapter_has_the_same_bits_beside_one_with_a_gain(
     after = pool.apply(y, x, 0, "qkv", pool.plan(*rows_of([(0, 2), (1, 2)])))
     assert torch.equal(before[:2], after[:2])
     assert not torch.equal(before[2:], after[2:])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "chunk"), [((4, 8, 16), 0), ((4, 40, 16), 21)], ids=["decode alone", "and a chunk"]
+)
+def test_a_mixed_steps_short_segments_have_launches_of_their_own(
+    make_pool: Make, whole: Whole, rows_of: Rows, ranks: tuple[int, ...], chunk: int
+) -> None:
+    """Ten of one row or two, base rows before them, behind them a chunk of one or of the base."""
+    pool = make_pool("odd", torch.float16, num_slots=12, num_blocks=2000)
+    for slot in range(11):
+        pool.add(slot, whole(ranks[slot % 3]), bias=slot == 7)
+    decode = [(-1, 2), *((slot, 1 + (slot == 4)) for slot in range(10))]
+    segments, total = rows_of([*decode, (10 if chunk else -1, chunk or 21)])
+    rung = Rung(64, 20)
+    plan = pool.plan(segments, total, rung=rung).device
+    assert plan.kind.tiles.name.startswith("mixed" if chunk else "few")
+    assert (plan.short is not None) == bool(chunk)
+    pool.check(segments, total, groups=["qkv", "down"], rung=rung)
 
 
 def test_a_slot_that_was_given_anew_is_followed_under_the_same_rows(
