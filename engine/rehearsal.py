@@ -62,7 +62,8 @@ def rehearse(
     for chunks in steps:
         runner.run(StepWork(tuple(chunks)))
     for rank in ranks_of(config):
-        _with_adapter(runner, cast, config, layout, rank, num_blocks)
+        for extras in (False, True):
+            _with_adapter(runner, cast, config, pretended(config, layout, rank, num_blocks, extras))
     runner.start_over()
 
 
@@ -70,23 +71,24 @@ def _with_adapter(
     runner: Runner,
     cast: "_Cast",
     config: EngineConfig,
-    layout: BlockLayout,
-    rank: int,
-    num_blocks: int,
+    fleet: tuple[Mapping[int, SlotRow], PackedManifest],
 ) -> None:
     """Steps of every shape that the LoRA kernels know, on a slot full of rubbish."""
-    rows, manifest = pretended(config, layout, rank, num_blocks)
+    rows, manifest = fleet
     with runner.pretending(rows, lambda rev: manifest):
         for chunks in _shapes(cast, config):
             runner.run(StepWork(tuple(chunks)))
 
 
 def pretended(
-    config: EngineConfig, layout: BlockLayout, rank: int, num_blocks: int
+    config: EngineConfig, layout: BlockLayout, rank: int, num_blocks: int, extras: bool = False
 ) -> tuple[Mapping[int, SlotRow], PackedManifest]:
-    """A slot table whose slot 0 is an adapter of `rank` on everything, made of any blocks."""
+    """A slot table whose slot 0 is an adapter of `rank` on everything, made of any blocks.
+
+    `extras`: with a bias and a gain on every module, for which kernels are compiled apart.
+    """
     table = SlotTable(config.slots)
-    manifest = _manifest(layout, rank)
+    manifest = _manifest(layout, rank, extras)
     blocks = [num_blocks - 1 - i % num_blocks for i in range(manifest.num_blocks)]
     table.claim(manifest.rev, blocks, pinned=False, priority=0, now=0.0).ready = True
     return table.rows, manifest
@@ -97,10 +99,10 @@ def ranks_of(config: EngineConfig) -> list[int]:
     return sorted({min(NARROW, config.max_rank), config.max_rank})
 
 
-def _manifest(layout: BlockLayout, rank: int) -> PackedManifest:
+def _manifest(layout: BlockLayout, rank: int, extras: bool) -> PackedManifest:
     """An adapter of `rank` on everything."""
     modules = tuple(
-        PackedModule(layer, module, rank, 1.0)
+        PackedModule(layer, module, rank, 1.0, bias=extras, gain=extras)
         for layer in range(layout.shapes.num_layers)
         for module in MODULES
     )

@@ -1,5 +1,6 @@
 """What a rehearsal leaves uncompiled: nothing that a step within the limits may need."""
 
+import itertools
 import random
 
 import numpy as np
@@ -47,14 +48,16 @@ class Planning:
         assert rows <= self.config.max_batch_tokens and seqs <= self.config.max_num_seqs
         meta = self.planner.meta(work, self.words, self.ladder.find(rows, seqs))
         self.slots |= {chunk.seq.slot for chunk in work.chunks}
-        if meta is not None:
-            self.met.add(meta.device.kind.tiles)
+        kind = meta and meta.device.kind
+        while kind is not None:
+            self.met.add((kind.tiles, kind.extras))
+            kind = kind.short
 
     def start_over(self) -> None:
         pass
 
 
-def one_module(layout, rank: int) -> PackedManifest:
+def one_module(layout, rank: int, gain: bool) -> PackedManifest:
     return PackedManifest(
         rev="a",
         path="",
@@ -63,7 +66,7 @@ def one_module(layout, rank: int) -> PackedManifest:
         true_bytes=0,
         max_rank=rank,
         changes_kv=True,
-        modules=(PackedModule(0, "q_proj", rank, 1.0),),
+        modules=(PackedModule(0, "q_proj", rank, 1.0, gain=gain),),
     )
 
 
@@ -95,10 +98,10 @@ def test_the_lora_kernels_of_every_step_that_can_come_are_run(model_dir, sizes) 
     table, draw = SlotTable(SLOTS), random.Random(0)
     for rev in "ab":
         table.claim(rev, [ord(rev) % 7] * 9, pinned=False, priority=0, now=0.0).ready = True
-    for rank in (config.max_rank, 3):
-        manifest = one_module(came.layout, rank)
+    for rank, gain in itertools.product((config.max_rank, 3), (False, True)):
+        manifest = one_module(came.layout, rank, gain)
         with came.pretending(table.rows, lambda rev, it=manifest: it):
             for _ in range(300):
                 came.run(random_step(draw, config))
     assert came.met and came.met <= rehearsed.met
-    assert sizes or rehearsed.met == set(ALL)
+    assert sizes or rehearsed.met == set(itertools.product(ALL, (False, True)))
