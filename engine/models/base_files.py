@@ -6,9 +6,11 @@ float32, and an id of all of them together.  Torch-free; nothing is held but the
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import index as index_of
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigError, ModelUnsupported
-from engine.models.hf_config import MAX_HEADER_BYTES, text_name, weight_files
+from engine.models.hf_config import MALFORMED, MAX_HEADER_BYTES, short, text_name, weight_files
 
 #: The dtypes that are read, and bytes an element.
 ITEMSIZE = {"F32": 4, "BF16": 2, "F16": 2}
@@ -34,6 +36,12 @@ class BaseTensor:
     shape: tuple[int, ...]
     begin: int
     end: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its bytes are as many as its shape wants, where the dtype is one that is read."""
+        size = ITEMSIZE.get(self.dtype)
+        return size is None or math.prod(self.shape) * size == self.end - self.begin
 
 
 class BaseFiles:
@@ -107,20 +115,24 @@ class BaseFiles:
         for index, path in enumerate(self._paths):
             try:
                 found |= dict(self._entries(index))
-            except (ValueError, TypeError, KeyError) as error:
+            except MALFORMED as error:
                 raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
         return found
 
     def _entries(self, index: int) -> Iterator[tuple[str, BaseTensor]]:
+        room = os.fstat(self._fds[index]).st_size
         size = int.from_bytes(self._read(index, 0, 8), "little")
         if size > MAX_HEADER_BYTES:
             raise ValueError(f"it says it has {size} bytes")
         header: dict[str, Any] = json.loads(self._read(index, 8, size))
         for name, entry in header.items():
             if name != "__metadata__":
-                begin, end = (8 + size + offset for offset in entry["data_offsets"])
-                shape = tuple(entry["shape"])
-                yield text_name(name), BaseTensor(index, entry["dtype"], shape, begin, end)
+                begin, end = (8 + size + index_of(offset) for offset in entry["data_offsets"])
+                shape = tuple(index_of(length) for length in entry["shape"])
+                tensor = BaseTensor(index, str(entry["dtype"]), shape, begin, end)
+                if not 8 + size <= begin <= end <= room or not tensor.is_whole:
+                    raise ValueError(f"{short(name)} does not lie in the file as it says")
+                yield text_name(name), tensor
 
     def _close(self) -> None:
         for fd in self._fds:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.errors import ModelUnsupported
-from engine.models.hf_config import Fields
+from engine.models.hf_config import Fields, short
 
 #: Which layers have a sliding window, where `layer_types` does not say it.
 WindowRule = Literal["none", "all", "late", "unrotated", "pattern"]
@@ -185,15 +185,15 @@ def identify(values: Mapping[str, Any]) -> tuple[str, Fields, tuple[str, ...]]:
 
 def _word(values: Mapping[str, Any], name: str) -> str:
     """A field as text, whatever its type: it is compared and shown, not computed with."""
-    return str(values.get(name))
+    return short(str(values.get(name)))
 
 
 def _architecture(values: Mapping[str, Any]) -> str:
     """The architectures as text, "" if there are none; one that is in a list is itself."""
     named = values.get("architectures")
     if isinstance(named, list) and len(named) == 1:
-        return str(named[0])
-    return str(named) if named else ""
+        return short(str(named[0]))
+    return short(str(named)) if named else ""
 
 
 def _is_first_code(own_code: Any, name: str) -> bool:
@@ -236,6 +236,6 @@ def _refuse_foreign(config: Fields) -> None:
         quantization = config.values["quantization_config"]
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise ModelUnsupported(
-            f"the base model is quantized ({method or 'quantization_config is set'})",
+            f"the base model is quantized ({short(str(method or 'quantization_config is set'))})",
             hint="serve the unquantized checkpoint; quantized bases are not supported",
         )

@@ -6,6 +6,7 @@ is `models/spec.py`.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,8 +44,14 @@ NEUTRAL = {
 }
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MISSING: Any = object()
+#: What JSON of another shape than was expected raises where it is read.
+MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 #: A safetensors header is a few MB at most; more is a broken file.
 MAX_HEADER_BYTES = 100 << 20
+#: No size of a model is larger; indices are int32.
+LARGEST = (1 << 31) - 1
+#: What is computed is computed in float32: its normal numbers.
+SMALLEST_FLOAT, LARGEST_FLOAT = 1.1754944e-38, 3.4028234e38
 #: What leads to the text model in a tensor's name, in whatever order a file has it.
 _TO_TEXT_MODEL = re.compile(r"^(?:(?:model|language_model)\.)*")
 
@@ -69,20 +76,22 @@ class Fields:
             raise ModelUnsupported(f"{self.where} lacks {name}")
         return value
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number of 1 or more; `default` replaces absent and null."""
+    def integer(self, name: str, default: int | None = None, *, most: int = LARGEST) -> int:
+        """A whole number from 1 to `most`; `default` replaces absent and null."""
         value = self._given(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.refusal(name, "expected a whole number of 1 or more")
+        if value > most:
+            raise self.refusal(name, f"expected {most} at most")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number above 0; `default` replaces absent and null."""
+        """A finite number above 0; `default` replaces absent and null."""
         value = self._given(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.refusal(name, "expected a number above 0")
+        if not _is_positive(value):
+            raise self.refusal(name, "expected a finite number above 0")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
@@ -94,8 +103,8 @@ class Fields:
         values = self.take(name)
         if not isinstance(values, list) or len(values) != count:
             raise self.refusal(name, f"expected a list of {count} numbers")
-        if not all(type(value) in (int, float) and value > 0 for value in values):
-            raise self.refusal(name, "expected numbers above 0")
+        if not all(_is_positive(value) for value in values):
+            raise self.refusal(name, "expected finite numbers above 0")
         return tuple(float(value) for value in values)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -108,7 +117,7 @@ class Fields:
     def refusal(self, name: str, why: str) -> ModelUnsupported:
         """The error that names a field with its value; the caller raises it."""
         shown = json.dumps(self.values.get(name))
-        return ModelUnsupported(f"{self.where} has {name} = {_short(shown)}: {why}")
+        return ModelUnsupported(f"{self.where} has {name} = {short(shown)}: {why}")
 
     def refuse_rest(self) -> None:
         """Raise ModelUnsupported for the first field that nobody asked for and that may matter."""
@@ -137,7 +146,7 @@ def read_json(path: Path, *, required: bool) -> dict[str, Any]:
         raise ConfigError(
             f"{path.parent} has no {path.name}", hint="give the folder of a Hugging Face model"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is not a JSON object")
@@ -155,7 +164,7 @@ def weights_dtype(folder: Path) -> str:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size)) if size <= MAX_HEADER_BYTES else {}
         tensors = {k: v["dtype"] for k, v in header.items() if k != "__metadata__"}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
     if not tensors:
         raise ConfigError(f"{path} holds no tensors")
@@ -178,15 +187,23 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} has neither {SINGLE} nor {INDEX}",
             hint="only safetensors weights are read; convert .bin checkpoints first",
         )
-    paths = [folder / str(name) for name in sorted(set(weight_map.values()))]
+    if not isinstance(weight_map, dict):
+        raise ConfigError(f"weight_map in {folder / INDEX} is not an object")
+    paths = [folder / name for name in sorted({str(name) for name in weight_map.values()})]
     for path in paths:
-        if not path.is_file():
+        if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
             raise ConfigError(
-                f"{INDEX} names {path.name}, which is not in {folder}",
+                f"{INDEX} names {short(path.name)}, which is not in {folder}",
                 hint="the download is incomplete; fetch the missing shards",
             )
     return paths
 
 
-def _short(text: str, limit: int = 80) -> str:
+def _is_positive(value: Any) -> bool:
+    """Whether it is a number above 0 that a float32 holds in full."""
+    return type(value) in (int, float) and SMALLEST_FLOAT <= value <= LARGEST_FLOAT
+
+
+def short(text: str, limit: int = 80) -> str:
+    """Foreign text for a message."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

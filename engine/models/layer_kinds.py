@@ -18,7 +18,7 @@ def read_rotated(config: Fields, family: Family, layers: int) -> tuple[bool, ...
     rotated = config.take("no_rope_layers", None)  # 1 where a layer *has* a rotation
     if rotated is None:
         return tuple((layer + 1) % interval != 0 for layer in range(layers))
-    if not isinstance(rotated, list) or len(rotated) < layers or not set(rotated) <= {0, 1}:
+    if not isinstance(rotated, list) or len(rotated) < layers or not _are_in(rotated, (0, 1)):
         raise config.refusal("no_rope_layers", f"expected {layers} times 0 or 1")
     return tuple(bool(flag) for flag in rotated[:layers])
 
@@ -49,7 +49,9 @@ def _windowed(
 ) -> tuple[bool, ...]:
     """Which layers have the window where `layer_types` does not say it."""
     if family.window == "late":
-        first = int(config.take("max_window_layers", 28) or 0)
+        first = config.take("max_window_layers", 28) or 0
+        if not isinstance(first, int):
+            raise config.refusal("max_window_layers", "expected a whole number")
         return tuple(layer >= first for layer in range(layers))
     if family.window == "unrotated":
         config.take("max_window_layers", None)  # carried along, read by nobody
@@ -62,10 +64,15 @@ def _windowed(
 
 def _by_kind(config: Fields, kinds: Any, size: int, layers: int) -> tuple[int, ...]:
     known = {"full_attention": 0, "sliding_attention": size}
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(known):
+    if not isinstance(kinds, list) or len(kinds) != layers or not _are_in(kinds, tuple(known)):
         raise config.refusal(
             "layer_types", f"expected {layers} times full_attention or sliding_attention"
         )
     if "sliding_attention" in kinds and not size:
         raise config.refusal("layer_types", "sliding_attention without a sliding_window in use")
     return tuple(known[kind] for kind in kinds)
+
+
+def _are_in(values: list[Any], known: tuple[Any, ...]) -> bool:
+    """Whether each value, of whatever type, is one of `known`."""
+    return all(value in known for value in values)

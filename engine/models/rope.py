@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from engine.errors import ModelUnsupported
 from engine.models.families import Family
-from engine.models.hf_config import Fields
+from engine.models.hf_config import LARGEST, Fields, short
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
@@ -68,8 +68,9 @@ class RopeReader:
         parameters = config.take("rope_parameters", None)
         chosen = scaling or parameters or {}
         where = "rope_scaling" if scaling else "rope_parameters"
-        if not isinstance(chosen, dict):
-            raise config.refusal(where, "expected an object")
+        for name, given in (("rope_scaling", scaling), ("rope_parameters", parameters)):
+            if not isinstance(given or {}, dict):
+                raise config.refusal(name, "expected an object")
         if any(isinstance(value, dict) for value in chosen.values()):
             raise config.refusal(where, "a rotary embedding per layer kind is not supported")
         spec = self._read({"rope_theta": config.number("rope_theta", 10000.0), **chosen}, where)
@@ -155,7 +156,8 @@ class RopeReader:
                 long_factors=rope.numbers("long_factor", pairs),
             )
         else:
-            raise ModelUnsupported(f"{where} has rope type {kind}", hint=ROPE_KINDS)
+            raise ModelUnsupported(f"{where} has rope type {short(str(kind))}", hint=ROPE_KINDS)
+        _check_range(rope, spec)
         rope.refuse_rest()
         return spec
 
@@ -166,3 +168,17 @@ class RopeReader:
         if share > 1.0 or int(self.head_dim * share) < 1:
             raise rope.refusal("partial_rotary_factor", "expected a share of the head, up to 1")
         return share
+
+
+def _check_range(rope: Fields, spec: RopeSpec) -> None:
+    """Where a kind's formula divides by nothing, or reaches beyond any position."""
+    if spec.theta <= 1.0 and spec.kind == "yarn":
+        raise rope.refusal("rope_theta", "yarn needs one above 1")
+    if spec.reach(1) > LARGEST:
+        raise rope.refusal("factor", f"it stretches {spec.original_max_position} beyond {LARGEST}")
+    if spec.kind == "longrope" and spec.original_max_position == 1:
+        raise rope.refusal("original_max_position_embeddings", "expected more than 1")
+    if spec.kind == "llama3" and spec.low_freq_factor >= spec.high_freq_factor:
+        raise rope.refusal(
+            "low_freq_factor", f"high_freq_factor {spec.high_freq_factor} is not more"
+        )

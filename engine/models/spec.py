@@ -11,9 +11,12 @@ from typing import Any, Literal
 from engine.errors import ModelUnsupported
 from engine.layout import BlockLayout, Shapes, kv_block_bytes
 from engine.models.families import FAMILIES, Family, identify
-from engine.models.hf_config import Fields, read_json, weights_dtype
+from engine.models.hf_config import Fields, read_json, short, weights_dtype
 from engine.models.layer_kinds import read_rotated, read_windows
 from engine.models.rope import RopeReader, RopeSpec
+
+#: A list of so many layers is read in a moment; no dense decoder has a tenth of them.
+MAX_LAYERS = 10_000
 
 _DTYPES = {
     "float32": "float32",
@@ -111,7 +114,7 @@ def read_spec(folder: Path) -> ModelSpec:
     generation = read_json(folder / "generation_config.json", required=False)
     family = FAMILIES[name]
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    layers = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers", most=MAX_LAYERS)
     max_position = config.integer("max_position_embeddings")
     rotated = read_rotated(config, family, layers)
     windows = read_windows(config, family, layers, rotated)
@@ -213,7 +216,7 @@ def _dtype(config: Fields, folder: Path) -> str:
     name = str(named).removeprefix("torch.") if named else weights_dtype(folder)
     if name not in _DTYPES:
         raise ModelUnsupported(
-            f"weights of dtype {name}", hint="supported: float32, bfloat16, float16"
+            f"weights of dtype {short(name)}", hint="supported: float32, bfloat16, float16"
         )
     return _DTYPES[name]
 
