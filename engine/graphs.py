@@ -4,10 +4,11 @@ Goes in: batches that are padded to a rung, whose tensors never move, and a step
 logits of the sampled rows, in a buffer that never moves either.  A decode-only graph ends with the
 logits of all its rows, a mixed one with its hidden states: few of its rows are sampled, and a head
 of 512 rows would cost as much as a few layers.  Either leaves the hidden states behind, for what
-adapters have on the head.  The usual plans' graphs are captured at start, a
-plan that none of them holds when it comes back, as long as there is room for more.  A step without
-a graph runs eagerly and computes the same bits, only later.  All graphs share one memory pool: they
-run one after the other.  Knows no sequences.
+adapters have on the head; what they have on the embedding comes ahead: such a step's graph takes
+the embeddings of all rows.  The usual plans' graphs are captured at start, a plan that none of them
+holds when it comes back, as long as there is room for more.  A step without a graph runs eagerly
+and computes the same bits, only later.  All graphs share one memory pool: they run one after the
+other.  Knows no sequences.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,9 @@ from engine.ladder import Ladder, Rung
 from engine.memory.arena import Arena
 from engine.models.decoder import Decoder
 
-#: What a graph bakes in: the padded sizes, and the plan's class; None = base rows only.
-Key = tuple[Rung, LoraClass | None]
+#: What a graph bakes in: the padded sizes, the plan's class (None = base rows only), and whether
+#: embeddings are given to it.
+Key = tuple[Rung, LoraClass | None, bool]
 
 #: Graphs captured at start, if a coarser choice of them keeps to it (177 at 64 sequences).
 START_GRAPHS = 256
@@ -51,6 +53,7 @@ class StepGraphs:
         rows = max(rows, seqs)
         self._logits = torch.zeros(seqs, table.shape[0], dtype=torch.float32, device=device)
         self._hidden = torch.zeros(rows, table.shape[1], dtype=table.dtype, device=device)
+        self._embedded = torch.zeros_like(self._hidden)
         self._graphs: dict[Key, Replayable] = {}
         self._kinds: dict[Rung, list[LoraClass]] = {}
         self._has_run: set[object] = set()
@@ -76,26 +79,30 @@ class StepGraphs:
         """Classes that steps of `rung` have graphs for: a plan that fits into one takes it."""
         return self._kinds.get(rung, ())
 
-    def capture(self, batch: Batch, lora: LoraMeta | None = None) -> None:
-        """Capture the graph of `batch`'s rung and `lora`'s class.
+    def capture(self, batch: Batch, lora: LoraMeta | None = None, given: bool = False) -> None:
+        """Capture the graph of `batch`'s rung and `lora`'s class; `given`: with embeddings.
 
         Start with the most rows: the others then live in the memory of the first.
         """
-        rung, kind = key = _key(batch, lora)
-        self._graphs[key] = self._record(batch, lora)
-        if kind is not None:
+        rung, kind, _ = key = _key(batch, lora, given)
+        self._graphs[key] = self._record(batch, lora, given)
+        if kind is not None and kind not in self.kinds(rung):
             self._kinds.setdefault(rung, []).append(kind)
 
-    def run(self, batch: Batch, lora: LoraMeta | None) -> Tensor | None:
+    def run(
+        self, batch: Batch, lora: LoraMeta | None, embedded: Tensor | None = None
+    ) -> Tensor | None:
         """Logits (N, vocab) of the sampled rows in fp32, None if there are none.
 
-        The next step overwrites them.
+        The next step overwrites them.  `embedded` as in `Decoder.forward`.
         """
-        rung = batch.rung
+        rung, given = batch.rung, embedded is not None
         assert rung is not None, "a step that is not padded has no graph"
-        graph = self._find(batch, lora) if self.use_graphs else None
+        if embedded is not None:
+            self._embedded[: rung.rows].copy_(embedded)
+        graph = self._find(batch, lora, given) if self.use_graphs else None
         if graph is None:
-            self._compute(batch, lora)
+            self._compute(batch, lora, given)
         else:
             graph.replay()
             self.num_replays += 1
@@ -119,12 +126,15 @@ class StepGraphs:
         picked = hidden.index_select(0, batch.sample_rows)
         return self._model.logits(picked, out=self._logits[: len(picked)])[: len(batch.sampled)]
 
-    def _find(self, batch: Batch, lora: LoraMeta | None) -> Replayable | None:
+    def _find(self, batch: Batch, lora: LoraMeta | None, given: bool) -> Replayable | None:
         if lora is not None and lora.device is None:
             return None  # torch's own LoRA takes its sizes from the host: it cannot be replayed
-        key = _key(batch, lora)
+        key = _key(batch, lora, given)
         if key not in self._graphs and self._is_worth_it(key):
-            self.capture(batch, lora)
+            kept = self._embedded.clone() if given else None  # a capture's first run overwrites it
+            self.capture(batch, lora, given)
+            if kept is not None:
+                self._embedded.copy_(kept)
         return self._graphs.get(key)
 
     def _is_worth_it(self, key: Key) -> bool:
@@ -136,16 +146,16 @@ class StepGraphs:
         self._late -= 1
         return True
 
-    def _record(self, batch: Batch, lora: LoraMeta | None) -> Replayable:
+    def _record(self, batch: Batch, lora: LoraMeta | None, given: bool) -> Replayable:
         current = torch.cuda.current_stream(self._stream.device)
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             if self._is_new(batch, lora):
-                self._compute(batch, lora)
+                self._compute(batch, lora, given)
                 self._stream.synchronize()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            self._compute(batch, lora)
+            self._compute(batch, lora, given)
             graph.capture_end()
         current.wait_stream(self._stream)
         return graph
@@ -155,7 +165,7 @@ class StepGraphs:
 
         What is loaded hangs on the sizes and on the tiles, and not on how many items there are.
         """
-        rung, kind = _key(batch, lora)
+        rung, kind, _ = _key(batch, lora)
         parts: set[object] = {rung}
         while kind is not None:
             parts.add(kind.tiles)
@@ -164,16 +174,25 @@ class StepGraphs:
         self._has_run |= parts
         return is_new
 
-    def _compute(self, batch: Batch, lora: LoraMeta | None) -> None:
+    def _compute(self, batch: Batch, lora: LoraMeta | None, given: bool) -> None:
         assert batch.rung is not None
         batch.attn.derived.clear()  # what attention derives has to be derived within the graph
         hidden = self.hidden(batch)
-        self._model(batch.tokens, batch.positions, self._kv, batch.attn, lora, out=hidden)
+        self._model(
+            batch.tokens,
+            batch.positions,
+            self._kv,
+            batch.attn,
+            lora,
+            out=hidden,
+            embedded=self._embedded[: batch.rung.rows] if given else None,
+        )
         batch.attn.derived.clear()
         if batch.rung.single:
             self._model.logits(hidden, out=self._logits[: batch.rung.rows])
 
 
-def _key(batch: Batch, lora: LoraMeta | None) -> Key:
+def _key(batch: Batch, lora: LoraMeta | None, given: bool = False) -> Key:
     assert batch.rung is not None, "a step that is not padded has no graph"
-    return batch.rung, lora.device.kind if lora is not None and lora.device is not None else None
+    kind = lora.device.kind if lora is not None and lora.device is not None else None
+    return batch.rung, kind, given

@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 FUSED_NAMES: dict[str, str] = {"qkv_proj": "qkv", "gate_up_proj": "gate_up"}
 MODULES: tuple[str, ...] = tuple(m for group in GROUPS.values() for m in group)
 #: Modules at the model's ends, in the layer behind the last one.
-ENDS: tuple[str, ...] = ("lm_head",)
+ENDS: tuple[str, ...] = ("embed_tokens", "lm_head")
 MODULE_ID: dict[str, int] = {name: i for i, name in enumerate((*MODULES, *ENDS))}
 
 #: 256-byte borders keep every row aligned for 16-byte loads and whole 32-byte sectors.
@@ -55,8 +55,9 @@ class Shapes:
 
     def of(self, module: str) -> tuple[int, int]:
         """(d_in, d_out) of any module, those at the ends included."""
-        if module in ENDS:
-            return self.dims[0][0], self.vocab
+        if module in ENDS:  # a token is a vector of one 1 and zeros
+            hidden = self.dims[0][0]
+            return (self.vocab, hidden) if module == "embed_tokens" else (hidden, self.vocab)
         return self.dims[MODULE_ID[module]]
 
 

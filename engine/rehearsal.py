@@ -6,18 +6,20 @@ kind of step, of each draw, and of adapters of low and of high ranks.  Writes ru
 arena, which nobody has used yet, and takes rubbish from it for an adapter.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
 from engine.adapters.slots import SlotRow, SlotTable
 from engine.config import EngineConfig
 from engine.kernels.attention_tiles import sdpa_lengths
 from engine.kernels.tiles import FEW_ROWS, NARROW, PREFILL_ROWS, SOLO_ROWS
-from engine.layout import MODULES, BlockLayout, place
+from engine.layout import ENDS, MODULES, BlockLayout, place
 from engine.messages import PackedManifest, PackedModule, SamplingParams
 from engine.runner import Runner
 from engine.sequence import Chunk, Sequence, StepWork
 
+#: Slots, and what is in all of them.
+Fleet = tuple[Mapping[int, SlotRow], PackedManifest]
 #: A draw that needs everything at once, and those that take another way.
 EVERYTHING = SamplingParams(
     temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=20, logit_bias={0: -1.0}, seed=0
@@ -63,32 +65,42 @@ def rehearse(
         runner.run(StepWork(tuple(chunks)))
     for rank in ranks_of(config):
         for extras in (False, True):
-            _with_adapter(runner, cast, config, pretended(config, layout, rank, num_blocks, extras))
+            fleet = pretended(config, layout, rank, num_blocks, extras)
+            _with_adapter(runner, fleet, _shapes(cast, config))
+    # Once each: none of these steps is worth a graph that a request's step may want later.
+    ends = _fleet(
+        config, _manifest(layout, config.max_rank, _ends(layout, config.max_rank)), num_blocks
+    )
+    largest = cast.prompts(config.max_batch_tokens, config.max_num_seqs, slot=0)
+    _with_adapter(runner, ends, [cast.runs((config.max_num_seqs,)), largest])
     runner.start_over()
 
 
-def _with_adapter(
-    runner: Runner,
-    cast: "_Cast",
-    config: EngineConfig,
-    fleet: tuple[Mapping[int, SlotRow], PackedManifest],
-) -> None:
-    """Steps of every shape that the LoRA kernels know, on a slot full of rubbish."""
+def _with_adapter(runner: Runner, fleet: Fleet, steps: Iterable[list[Chunk]]) -> None:
+    """Steps on a slot full of rubbish."""
     rows, manifest = fleet
     with runner.pretending(rows, lambda rev: manifest):
-        for chunks in _shapes(cast, config):
+        for chunks in steps:
             runner.run(StepWork(tuple(chunks)))
 
 
 def pretended(
     config: EngineConfig, layout: BlockLayout, rank: int, num_blocks: int, extras: bool = False
-) -> tuple[Mapping[int, SlotRow], PackedManifest]:
+) -> Fleet:
     """A slot table whose slot 0 is an adapter of `rank` on everything, made of any blocks.
 
     `extras`: with a bias and a gain on every module, for which kernels are compiled apart.
     """
+    modules = (
+        PackedModule(layer, module, rank, 1.0, bias=extras, gain=extras)
+        for layer in range(layout.shapes.num_layers)
+        for module in MODULES
+    )
+    return _fleet(config, _manifest(layout, rank, tuple(modules)), num_blocks)
+
+
+def _fleet(config: EngineConfig, manifest: PackedManifest, num_blocks: int) -> Fleet:
     table = SlotTable(config.slots)
-    manifest = _manifest(layout, rank, extras)
     blocks = [num_blocks - 1 - i % num_blocks for i in range(manifest.num_blocks)]
     table.claim(manifest.rev, blocks, pinned=False, priority=0, now=0.0).ready = True
     return table.rows, manifest
@@ -99,14 +111,11 @@ def ranks_of(config: EngineConfig) -> list[int]:
     return sorted({min(NARROW, config.max_rank), config.max_rank})
 
 
-def _manifest(layout: BlockLayout, rank: int, extras: bool) -> PackedManifest:
-    """An adapter of `rank` on everything."""
-    modules = tuple(
-        PackedModule(layer, module, rank, 1.0, bias=extras, gain=extras)
-        for layer in range(layout.shapes.num_layers)
-        for module in MODULES
-    )
-    modules += (PackedModule(layout.shapes.num_layers, "lm_head", rank, 1.0),)
+def _ends(layout: BlockLayout, rank: int) -> tuple[PackedModule, ...]:
+    return tuple(PackedModule(layout.shapes.num_layers, end, rank, 1.0) for end in ENDS)
+
+
+def _manifest(layout: BlockLayout, rank: int, modules: tuple[PackedModule, ...]) -> PackedManifest:
     placement = place(modules, layout)
     return PackedManifest(
         rev="rehearsal",

@@ -164,10 +164,13 @@ class Runner:
     def _forward(self, work: StepWork, batch: Batch, lora: LoraMeta | None) -> Tensor | None:
         """Logits of the sampled rows; None if there are none."""
         owed = any(_owes_prompt(chunk.seq) for chunk in work.chunks)
+        embedded = self._embedded(work, batch)
         if self.graphs is not None and batch.rung is not None and not owed:
-            logits = self.graphs.run(batch, lora)
+            logits = self.graphs.run(batch, lora, embedded)
             return self._adapted(batch, logits, self.graphs.hidden(batch))
-        hidden = self._model(batch.tokens, batch.positions, self._kv, batch.attn, lora)
+        hidden = self._model(
+            batch.tokens, batch.positions, self._kv, batch.attn, lora, embedded=embedded
+        )
         self._note_prompts(work.chunks, hidden)
         if self.graphs is not None:
             return self._adapted(batch, self.graphs.head(hidden, batch), hidden)
@@ -176,10 +179,20 @@ class Runner:
         logits = self._model.logits(hidden.index_select(0, batch.sample_rows))
         return self._adapted(batch, logits, hidden)
 
+    def _embedded(self, work: StepWork, batch: Batch) -> Tensor | None:
+        """All rows' embeddings, if some row's adapter has a part in them; None in a usual step."""
+        owners = (
+            part
+            for c in work.chunks
+            for part in ((c.inactive, -1), (c.length - c.inactive, c.seq.slot))
+        )
+        ends = self._planner.ends(owners, "embed_tokens")
+        return None if ends is None else self._model.embed(batch.tokens, ends)
+
     def _adapted(self, batch: Batch, logits: Tensor | None, hidden: Tensor) -> Tensor | None:
         """The logits of the sampled rows as their adapters' heads have them; in a usual step none
         of these has any."""
-        ends = self._planner.ends([(1, seq.slot) for seq in batch.sampled])
+        ends = self._planner.ends(((1, seq.slot) for seq in batch.sampled), "lm_head")
         if ends is not None and logits is not None:
             rows = batch.sample_rows[: len(batch.sampled)]
             self._model.adapt_logits(logits, hidden.index_select(0, rows), ends)
@@ -212,7 +225,8 @@ class Runner:
             first, last = start - chunk.start, stop - chunk.start
             logits = self._model.logits(hidden[first:last])
             base = min(max(chunk.inactive - first, 0), last - first)
-            ends = self._planner.ends([(base, -1), (last - first - base, seq.slot)])
+            owners = (base, -1), (last - first - base, seq.slot)
+            ends = self._planner.ends(owners, "lm_head")
             if ends is not None:
                 self._model.adapt_logits(logits, hidden[first:last], ends)
             targets = seq.tokens[start + 1 : stop + 1]

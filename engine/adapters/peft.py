@@ -37,8 +37,8 @@ from engine.adapters.peft_config import (
     peft_settings,
     read_config,
 )
-from engine.adapters.peft_extras import check_extras
-from engine.adapters.peft_keys import Pair, find_pairs, shape_of
+from engine.adapters.peft_extras import check_extras, with_tied_head
+from engine.adapters.peft_keys import Pair, find_pairs, refuse_resized, shape_of
 from engine.adapters.reasons import REASONS, refuse, shown, shown_list
 from engine.adapters.safetensors_header import read_header
 from engine.adapters.value_scan import Scanner
@@ -87,6 +87,8 @@ def inspect(
         try:
             refs = without_copies(read_header(fd, limits, weights_file), fd, base)
             pairs = find_pairs(refs, spec, mlx_names=settings.mlx)
+            if settings.tying and spec.tied:
+                pairs = with_tied_head(pairs)
             _check_shapes(pairs, spec, limits)
             warnings = [*settings.remarks, *check_extras(pairs, settings)]
             modules = _scale(pairs, settings, warnings)
@@ -141,6 +143,7 @@ def _check_shapes(pairs: tuple[Pair, ...], spec: ModelSpec, limits: Limits) -> N
         wrong += [(ref, f"[{d_out}]") for ref in rows if ref.shape != (d_out,)]
     if wrong:
         ref, wanted = wrong[0]
+        refuse_resized(ref, spec)
         raise refuse(
             "E_SHAPE",
             f"{shown(ref.name)} is {shape_of(ref)}, wanted {wanted};"
@@ -258,4 +261,4 @@ def changes_kv(modules: Iterable[PackedModule], spec: ModelSpec) -> bool:
     """Whether an adapter can change any K or V: those of a module's own layer, or of a later one
     through the hidden states.  If not, it shares the base's prefix cache."""
     last = spec.num_layers - 1
-    return any(m.layer < last or m.module in ("k_proj", "v_proj") for m in modules)
+    return any(m.layer < last or m.module in ("k_proj", "v_proj", "embed_tokens") for m in modules)

@@ -53,7 +53,6 @@ _WITHOUT_EFFECT = frozenset(
         "velora_config",
         "runtime_config",
         "qalora_group_size",
-        "ensure_weight_tying",
         "merge_weights",
         "lora_dtype",
         "lorap_lr_ratio",
@@ -72,6 +71,7 @@ _READ = frozenset(
         "lora_bias",
         "use_dora",
         "alora_invocation_tokens",
+        "ensure_weight_tying",
     ]
 )
 
@@ -118,6 +118,7 @@ class LoraSettings:
     lora_bias: bool = False
     dora: bool = False
     alora_tokens: tuple[int, ...] = ()
+    tying: bool = False  # the head of a tied base takes the embedding's factors
     mlx: bool = False  # alpha is the scaling itself, and tensors have MLX's names and layout
     remarks: tuple[str, ...] = ()  # what the operator should know
     budget: Budget = field(default_factory=Budget, compare=False)
@@ -135,6 +136,7 @@ class LoraSettings:
         }
         # Absent where false: what was registered before they were served keeps its revision.
         later = {"lora_bias": self.lora_bias, "use_dora": self.dora, "mlx": self.mlx}
+        later["ensure_weight_tying"] = self.tying
         known |= {name: True for name, value in later.items() if value}
         tokens = {"alora_invocation_tokens": list(self.alora_tokens)}
         return known | (tokens if self.alora_tokens else {})
@@ -170,6 +172,7 @@ def peft_settings(config: dict[str, Any], limits: Limits) -> LoraSettings:
         lora_bias=read_flag(config, "lora_bias"),
         dora=read_flag(config, "use_dora"),
         alora_tokens=read_invocation(config),
+        tying=read_flag(config, "ensure_weight_tying"),
     )
     if settings.lora_bias and settings.dora:  # PEFT refuses the pair too
         raise refuse(

@@ -27,7 +27,7 @@ _TARGET = re.compile(
     r"\.(self_attn\.(?:[qkvo]|qkv)_proj|mlp\.(?:gate|up|down|gate_up)_proj)"
 )
 #: What is at the model's ends, by the names that tools give it.
-_ENDS = {"lm_head": "lm_head", "unembed_tokens": "lm_head"}
+_ENDS = {"lm_head": "lm_head", "unembed_tokens": "lm_head", "embed_tokens": "embed_tokens"}
 _END = re.compile(rf"(?:(?:model|language_model|text_model)\.)*({'|'.join(_ENDS)})")
 _VISION = frozenset(
     [
@@ -59,7 +59,10 @@ _KINDS: dict[str, tuple[str, str]] = {
         "LoRA on MoE experts, the base is dense",
         "serve it on the mixture-of-experts base that it was trained on",
     ),
-    "E_EMBEDDING_LORA": ("LoRA on the embedding", "train without the embedding as a target"),
+    "E_EMBEDDING_LORA": (
+        "on the embedding, and no factors that PEFT saves there",
+        "train without the embedding as a target, or with PEFT and neither DoRA nor lora_bias",
+    ),
     "E_HEAD_LORA": ("LoRA on another family's output head", "serve it on the base of its training"),
     "E_TRAINABLE_TOKENS": ("trained token rows", "train without trainable_token_indices"),
     "E_KOHYA": ("LoRA for an image model", "serve it with an image pipeline"),
@@ -100,7 +103,12 @@ _SIDES = {
     "bias": "lora_B.bias",
     "magnitude": "lora_magnitude_vector",
 }
-_FACTORS = ("lora_A", "lora_B", "lora_magnitude_vector")
+_BARE = {  # these stand at a name's end, or ahead of the adapter's
+    "lora_magnitude_vector": "magnitude",
+    "lora_embedding_A": "A",
+    "lora_embedding_B": "B",
+}
+_FACTORS = ("lora_A", "lora_B", *_BARE)
 _MLX_SIDES = {"lora_a": "A", "lora_b": "B", "m": "magnitude"}
 _ENDINGS = {"lora_A.weight": "A", "lora_B.weight": "B", "lora_B.bias": "bias"}
 
@@ -152,14 +160,15 @@ def _classify(ref: TensorRef, mlx_names: bool) -> _Factor | str | None:
         return "E_MOE"
     if path and path[-1] in _HEADS - _ENDS.keys():
         return "E_HEAD_LORA"
-    if path and path[-1] in _EMBEDDINGS:
+    of_embedding = segments[place].startswith("lora_embedding_")
+    if of_embedding != bool(path and path[-1] in _EMBEDDINGS):
         return "E_EMBEDDING_LORA"
     if mlx_names:
         side, names = _MLX_SIDES[segments[place]], tail
         if side in ("A", "B"):
             ref = structs.replace(ref, shape=ref.shape[::-1], transposed=True)
-    elif segments[place] == "lora_magnitude_vector":
-        side, names = "magnitude", tail[:-1] if tail[-1:] == ["weight"] else tail
+    elif segments[place] in _BARE:
+        side, names = _BARE[segments[place]], tail[:-1] if tail[-1:] == ["weight"] else tail
     else:
         side, names = _ENDINGS.get(".".join((segments[place], *tail[-1:])), ""), tail[:-1]
     if not side or len(names) > (0 if mlx_names else 1):
@@ -187,7 +196,6 @@ _MARKS: tuple[tuple[str | None, frozenset[str]], ...] = (
     (None, _BUFFERS),
     ("E_VISION", _VISION),
     ("E_MOE", _EXPERTS),
-    ("E_EMBEDDING_LORA", frozenset(("lora_embedding_A", "lora_embedding_B"))),
     ("E_TRAINABLE_TOKENS", frozenset(("trainable_tokens_delta", "token_adapter"))),
     ("E_MLX", frozenset(("lora_a", "lora_b"))),  # or PEFT's, where the config is MLX's
     ("E_MLX", frozenset(_FACTORS)),
@@ -207,21 +215,26 @@ def _refuse_others(others: dict[str, list[TensorRef]], spec: ModelSpec, mlx_name
         raise mlx(f"the config is {whose}'s, but the tensors are {other}'s: {names}")
     if "E_MODULES_TO_SAVE" in others:
         for ref in others["E_MODULES_TO_SAVE"]:
-            _refuse_resized(ref, spec)
+            refuse_resized(ref, spec)
     for code, (meaning, hint) in _KINDS.items():
         if code in others:
             named = (f"{ref.name} {list(ref.shape)}" for ref in others[code])
             raise refuse(code, f"{meaning}: {shown_list(named)}", hint)
 
 
-def _refuse_resized(ref: TensorRef, spec: ModelSpec) -> None:
-    name = ref.name.split(".")[-2] if "." in ref.name else ""
-    if name in _HEADS | _EMBEDDINGS and ref.shape and ref.shape[0] != spec.vocab_size:
-        raise refuse(
-            "E_VOCAB_RESIZED",
-            f"{shown(ref.name)} has {ref.shape[0]} rows, the base has {spec.vocab_size}",
-            "train without added tokens, or serve the resized model itself as the base",
-        )
+def refuse_resized(ref: TensorRef, spec: ModelSpec) -> None:
+    """Refuse a tensor of the head or the embedding that would fit but for the vocabulary's size."""
+    ends = _HEADS | _EMBEDDINGS
+    axis = 1 if "lora_embedding_A" in ref.name else 0  # where tokens are counted
+    if ends.isdisjoint(ref.name.split(".")) or len(ref.shape) != 2:
+        return
+    if "lora_A" in ref.name or "lora_embedding_B" in ref.name or ref.shape[axis] == spec.vocab_size:
+        return
+    raise refuse(
+        "E_VOCAB_RESIZED",
+        f"{shown(ref.name)} is for {ref.shape[axis]} tokens, the base has {spec.vocab_size}",
+        "train without added tokens, or serve the resized model itself as the base",
+    )
 
 
 def _refuse_mixture(factors: list[_Factor]) -> None:

@@ -7,7 +7,7 @@ was made for alone: a slot that changed hands under an unchanged set of requests
 Knows nothing of tiers and of who is evicted.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -84,8 +84,9 @@ class StepPlanner:
         self._put(self._device, slot)
         return self._device.apart(np.array([[0], [rows], [slot]], dtype=np.int64), rows)
 
-    def ends(self, owners: Sequence[tuple[int, int]]) -> LoraMeta | None:
-        """Of rows that leave the layers, what their adapters have there; mostly None.
+    def ends(self, owners: Iterable[tuple[int, int]], module: str) -> LoraMeta | None:
+        """Of rows ahead of the layers, or behind them, those whose adapters have `module` there;
+        mostly None.
 
         `owners` are (rows, slot), side by side; -1 = the base model.  `meta` must have planned for
         the slots in this step.  Plain torch, on a card too.
@@ -94,7 +95,7 @@ class StepPlanner:
             return None
         segments, row = [], 0
         for count, slot in owners:
-            if slot in self._ends and count:
+            if count and any(key[1] == module for key in self._ends.get(slot, ())):
                 segments.append(Segment(row, row + count, slot))
             row += count
         return LoraMeta(join(segments), self._ends) if segments else None

@@ -68,7 +68,7 @@ READING: dict[str, str] = {
     "E_DUPLICATE_MODULE": "two tensors stand for the same factor of the same module",
     "E_VISION": "tensors for a vision or audio part that the text base lacks",
     "E_HEAD_LORA": "LoRA on an output head of a family that is not served",
-    "E_EMBEDDING_LORA": "LoRA on the embedding is not served",
+    "E_EMBEDDING_LORA": "the embedding has factors other than those of plain LoRA",
     "E_MODULES_TO_SAVE": "whole replacement weights (modules_to_save) are not served",
     "E_VOCAB_RESIZED": "the adapter brings an embedding or head of another vocabulary size",
     "E_BASE_COPY": "copies of base weights beside the LoRA pairs differ from this base's",

@@ -1,12 +1,12 @@
-"""LoRA on the output head: logits of some rows corrected, segment by segment.
+"""LoRA at the model's ends: rows of the embedding, and logits, of one adapter corrected.
 
-Goes in: logits (N, vocab) in fp32 before any cap, the normed hidden states (N, hidden) that they
-were made of, and which rows belong to which slot.  Comes out: the logits, corrected in place; rows
-of no segment keep their bits.  Plain torch, on a card too: few adapters have a head, and it is
-reached by the sampled rows alone, behind the graph.  Everything is in fp32.
+Goes in: rows of one slot, its pair, and what the base made of the rows: embeddings, or logits in
+fp32 before any cap.  Comes out: the same, corrected in place.  Plain torch, on a card too: few
+adapters have such pairs, and they are applied ahead of the graph, or behind it, where only sampled
+rows are left.  Everything is in fp32.
 
-B is as large as the vocabulary, so it is taken piece by piece as it lies in the arena: no copy of
-it in fp32 is larger than a block.
+One factor is as long as the vocabulary, so it is taken piece by piece as it lies in the arena: no
+copy of it in fp32 is larger than a block.
 """
 
 from collections.abc import Sequence
@@ -34,6 +34,30 @@ def add_head(y: Tensor, x: Tensor, pair: LoraRows, *, deterministic: bool) -> No
         y += pair.scaling * more[0]
     if pair.gain:
         y *= more[-2:].sum(0)
+
+
+def add_embedding(
+    x: Tensor, tokens: Tensor, pair: LoraRows, vocab: int, scale: float, *, deterministic: bool
+) -> None:
+    """x (T, hidden) += scale * scaling * A[:, tokens]ᵀ B, rounded once; A is (rank, vocab).
+
+    `scale` is what the family multiplies its embeddings by, which x has behind it.
+    """
+    h = _columns(pair.a, tokens, vocab).float().mul_(scale * pair.scaling)  # (T, rank)
+    b = unfolded(pair.b, x.shape[1]).float()
+    delta = by_tiles(h, lambda tile: tile @ b) if deterministic else h @ b
+    x.copy_(delta.add_(x.float()))
+
+
+def _columns(pieces: Sequence[Tensor], tokens: Tensor, vocab: int) -> Tensor:
+    """(T, rank): of every row of the run its numbers at `tokens`."""
+    folds, width = _folds(pieces, vocab), pieces[0].shape[1]
+    columns = tokens if folds == 1 else tokens % width
+    found = torch.cat([piece.index_select(1, columns) for piece in pieces])  # (rank * folds, T)
+    if folds == 1:
+        return found.t()
+    fold = (tokens // width)[None, None, :].expand(len(found) // folds, 1, -1)
+    return found.view(-1, folds, len(tokens)).gather(1, fold)[:, 0].t()
 
 
 def _product(x: Tensor, pair: LoraRows, y: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from engine.kernels import backend
 from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.elementwise import cap_logits, gelu_mul, silu_mul
 from engine.kernels.gemm import linear
-from engine.kernels.lora_ends import add_head
+from engine.kernels.lora_ends import add_embedding, add_head
 from engine.kernels.lora_meta import LoraMeta
 from engine.models import weights
 from engine.models.attention import Attention
@@ -132,15 +132,16 @@ class Decoder(nn.Module):
         attn: AttentionMeta,
         lora: LoraMeta | None,
         out: Tensor | None = None,
+        *,
+        embedded: Tensor | None = None,
     ) -> Tensor:
         """tokens and positions (T,) int64 -> normed hidden states (T, hidden), in `out` if given.
 
-        kv has one (num_blocks, 2, block_size, kv_heads, head_dim) view a layer; K and V of every
-        row are written to it.  `lora` None: base rows only.
+        With `embedded` (T, hidden), which is overwritten, tokens are not looked up.  kv has one
+        (num_blocks, 2, block_size, kv_heads, head_dim) view a layer; K and V of every row are
+        written to it.  `lora` None: base rows only.
         """
-        x = F.embedding(tokens, self.embedding)
-        if self.embedding_scale != 1.0:
-            x = x.mul_(self.embedding_scale)
+        x = self.embed(tokens) if embedded is None else embedded
         turns = [rotary(positions) for rotary in self.rotaries]
         angles = [None if which is None else turns[which] for which in self.rotary_of]
         if backend.use_kernels(x):
@@ -149,6 +150,21 @@ class Decoder(nn.Module):
             x = layer(x, turn, frame, attn, lora)
         normed: Tensor = self.norm(x)
         return normed if out is None else out.copy_(normed)
+
+    @torch.no_grad()
+    def embed(self, tokens: Tensor, lora: LoraMeta | None = None) -> Tensor:
+        """tokens (T,) -> what goes into the first layer, (T, hidden): with what adapters have on
+        the embedding, for the segments of `lora`; other rows keep their bits."""
+        x = F.embedding(tokens, self.embedding)
+        if self.embedding_scale != 1.0:
+            x = x.mul_(self.embedding_scale)
+        for segment in lora.segments if lora is not None else ():
+            assert lora is not None
+            pair = lora.slots[segment.slot][self.spec.num_layers, "embed_tokens"]
+            rows = slice(segment.start, segment.end)
+            size = self.spec.vocab_size, self.embedding_scale
+            add_embedding(x[rows], tokens[rows], pair, *size, deterministic=self.deterministic)
+        return x
 
     def _on_card(
         self,
@@ -185,9 +201,7 @@ class Decoder(nn.Module):
         adapters have on the head; rows without keep their bits."""
         cap = self.spec.logit_softcap
         for segment in lora.segments:
-            pair = lora.slots[segment.slot].get((self.spec.num_layers, "lm_head"))
-            if pair is None:
-                continue
+            pair = lora.slots[segment.slot][self.spec.num_layers, "lm_head"]
             rows = slice(segment.start, segment.end)
             own, x = logits[rows], hidden[rows]
             if cap:  # the correction belongs under the cap

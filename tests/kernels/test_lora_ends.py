@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.kernels.lora_ends import add_head, unfolded
+from engine.kernels.lora_ends import add_embedding, add_head, unfolded
 from engine.kernels.lora_meta import LoraRows
 
 RANK, HIDDEN = 5, 24
@@ -36,6 +36,21 @@ def test_a_head_is_corrected_whatever_the_places_of_its_rows(
         wanted *= rows[-2] + rows[-1]
     add_head(y, x, pair, deterministic=deterministic)
     assert torch.allclose(y, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("folds", "borders"), [(1, ()), (1, (2,)), (3, ()), (3, (4, 8)), (2, (1, 3, 9)), (4, (2, 5))]
+)
+def test_an_embedding_is_corrected_whatever_the_places_of_its_rows(
+    folds: int, borders: tuple[int, ...], deterministic: bool
+) -> None:
+    a, b, x = torch.randn(RANK, 37), torch.randn(RANK, HIDDEN), torch.randn(19, HIDDEN)
+    tokens = torch.tensor([0, 36, 9, 10, 18, 19, 12, 13, 24, 25, 26, 27, 9, 36, 1, 2, 3, 4, 5])
+    pair = LoraRows(0.7, RANK, cut(a, folds, *borders), cut(b, 1, 3))
+    wanted = x + 3.0 * 0.7 * (a[:, tokens].T @ b)
+    add_embedding(x, tokens, pair, 37, 3.0, deterministic=deterministic)
+    assert torch.allclose(x, wanted, atol=1e-5)
 
 
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it_where_that_is_wanted() -> None:

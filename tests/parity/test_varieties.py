@@ -57,6 +57,7 @@ class Variety:
     config: dict[str, Any]
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # by a part of the name
     merges: bool = True  # PEFT can: a bias needs one in the base
+    without: str = ""  # tensors that are taken out of the file, by a part of their names
     mlx: bool = False  # rewritten as mlx-lm saves the same adapter
 
 
@@ -94,6 +95,11 @@ VARIETIES: dict[str, dict[str, Variety]] = {
             }
         ),
         "dora in bf16": Variety({"target_modules": QKV, "use_dora": True}, HALF),
+        "embedding": Variety({"target_modules": ["embed_tokens"]}),
+        "both ends and layers": Variety(
+            {"target_modules": [*ALL, "lm_head", "embed_tokens"], "use_rslora": True},
+            HALF | {"embedding_A": torch.bfloat16, "embedding_B": torch.float16},
+        ),
         "head": Variety({"target_modules": ["lm_head"]}),
         "head and layers": Variety(
             {"target_modules": [*ALL, "lm_head"], "rank_pattern": {"lm_head": 9}}
@@ -113,6 +119,17 @@ VARIETIES: dict[str, dict[str, Variety]] = {
     "Llama": {
         "plain": Variety({"target_modules": ALL}),
         "head": Variety({"target_modules": ["lm_head"]}, merges=False),  # PEFT merges into both
+        "embedding": Variety({"target_modules": ["embed_tokens", "q_proj"], "r": 5}, merges=False),
+        "tied ends": Variety(
+            {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
+            merges=False,
+        ),
+        "tied ends, saved once": Variety(
+            {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+            merges=False,
+            without="lm_head",
+        ),
+        "untied ends": Variety({"target_modules": ["embed_tokens", "lm_head"]}, merges=False),
         "head and layers": Variety({"target_modules": [*ALL, "lm_head"]}, HALF, merges=False),
         "head dora": Variety({"target_modules": ["lm_head"], "use_dora": True}, merges=False),
         "head lora_bias": Variety(
@@ -122,6 +139,7 @@ VARIETIES: dict[str, dict[str, Variety]] = {
     "Gemma2": {
         "plain": Variety({"target_modules": ALL}),
         "head": Variety({"target_modules": [*QKV, "lm_head"]}, merges=False),
+        "embedding": Variety({"target_modules": ["embed_tokens"]}, merges=False),
     },
     "Phi3": {
         "fused": Variety({"target_modules": FUSED, "rank_pattern": {"qkv_proj": 6}}),
@@ -201,6 +219,10 @@ def make_adapter(model: Any, variety: Variety, folder: Path, seed: int) -> Any:
                     parameter.data = parameter.data.to(dtype)
     tuned.save_pretrained(folder)
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), folder).eval()
+    if variety.without:
+        path = folder / "adapter_model.safetensors"
+        kept = {k: v for k, v in load_file(path).items() if variety.without not in k}
+        save_file(kept, path)
     if variety.mlx:
         save_as_mlx(folder, options)
     return loaded

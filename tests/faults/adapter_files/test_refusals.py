@@ -68,6 +68,19 @@ def pair(path: str, a: tuple[int, ...], b: tuple[int, ...]) -> Spoil:
     return spoil
 
 
+def embedding(a: tuple[int, ...], b: tuple[int, ...]) -> Spoil:
+    def spoil(draft: Any) -> None:
+        draft.add(f"{P}embed_tokens.lora_embedding_A", *a)
+        draft.add(f"{P}embed_tokens.lora_embedding_B", *b)
+
+    return spoil
+
+
+def alora_on_the_embedding(draft: Any) -> None:
+    draft.config["alora_invocation_tokens"] = [5]
+    embedding((4, 128), (64, 4))(draft)
+
+
 def two_heads(draft: Any) -> None:
     for name in ("base_model.model.lm_head", "base_model.model.model.unembed_tokens"):
         pair(name, (4, 64), (128, 4))(draft)
@@ -315,10 +328,18 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
         ("visual.blocks.0",),
     ),
     ("E_VISION", add("model.vision_tower.patch.weight", 4, 4), ("vision_tower",)),
-    ("E_SHAPE", pair("base_model.model.lm_head", (4, 64), (130, 4)), ("lm_head", "[128, r]")),
+    ("E_SHAPE", pair("base_model.model.lm_head", (4, 60), (128, 4)), ("lm_head", "[r, 64]")),
+    ("E_VOCAB_RESIZED", pair("base_model.model.lm_head", (4, 64), (130, 4)), ("130", "128")),
+    ("E_VOCAB_RESIZED", embedding((4, 130), (64, 4)), ("130", "128")),
+    ("E_SHAPE", embedding((4, 128), (60, 4)), ("lora_embedding_B", "[64, r]")),
+    ("E_EMBEDDING_LORA", pair(f"{P}embed_tokens", (4, 64), (128, 4)), ("embed_tokens.lora_A",)),
+    ("E_EMBEDDING_LORA", add(f"{Q}.lora_embedding_A", 4, 64), ("q_proj.lora_embedding_A",)),
+    ("E_EMBEDDING_LORA", add(f"{P}embed_tokens.lora_magnitude_vector", 64), ("magnitude",)),
+    ("E_UNKNOWN_MODULE", add("transformer.wte.lora_embedding_A", 4, 128), ("wte",)),
+    ("E_ALORA", alora_on_the_embedding, ("embedding",)),
     ("E_DUPLICATE_MODULE", two_heads, ("lm_head", "unembed_tokens")),
     ("E_HEAD_LORA", pair("gpt_neox.embed_out", (4, 64), (128, 4)), ("embed_out",)),
-    ("E_EMBEDDING_LORA", add(f"{P}embed_tokens.lora_embedding_A", 4, 128), ("embed_tokens",)),
+    ("E_HALF_PAIR", add(f"{P}embed_tokens.lora_embedding_A", 4, 128), ("lora_embedding_A",)),
     ("E_MODULES_TO_SAVE", add("base_model.model.lm_head.weight", 128, 64), ("[128, 64]",)),
     ("E_MODULES_TO_SAVE", add("base_model.model.score.weight", 2, 64), ("score.weight",)),
     ("E_MODULES_TO_SAVE", add("base_model.model.classifier.bias", 2), ("classifier.bias",)),

@@ -25,13 +25,13 @@ ROWS = (20, 16, 8, 4, 2, 1)  # of decode steps of up to 20 sequences
 class Tape:
     """Stands in for a CUDA graph: tensors and sizes of the capture, and no number of the step."""
 
-    def __init__(self, graphs: StepGraphs, batch, lora) -> None:
-        self.parts = graphs, batch, lora
+    def __init__(self, graphs: StepGraphs, batch, lora, given) -> None:
+        self.parts = graphs, batch, lora, given
 
     def replay(self) -> None:
-        graphs, batch, lora = self.parts
+        graphs, *rest = self.parts
         with np.errstate(all="ignore"):  # rows of nobody hold anything
-            graphs._compute(batch, lora)
+            graphs._compute(*rest)
 
 
 def poisoned(*shape, **options) -> torch.Tensor:
@@ -103,6 +103,31 @@ def test_a_mixed_and_padded_batch_answers_as_plain_torch(
         assert values(story) == pytest.approx(values(want), abs=2e-3)
     runner = driver.core.runner
     assert runner.graphs.num_replays == runner.forward_passes, "a step ran eagerly"
+
+
+def test_an_embeddings_adapter_is_applied_ahead_of_graphs_that_are_captured_when_it_comes_back(
+    start_core, adapters, make_adapter, prompt, expected, request
+) -> None:
+    both = [
+        make_adapter("an embedding", modules=(), ends=("embed_tokens",), seed=9),
+        make_adapter("both ends", ends=("embed_tokens", "lm_head"), seed=10, rank=3),
+    ]
+    asked = [(0, 7, both[0], 7), (1, 9, both[1], 7), (2, 12, adapters[0], 2), (3, 3, None, 3)]
+    right = expected(asked)
+    request.getfixturevalue("on_card_path")
+    driver = start(start_core, max_num_seqs=4, slots=3)
+    driver.add(adapters[0], *both)
+    graphs = driver.core.runner.graphs
+    usual = graphs.num_graphs
+    stories = [
+        driver.submit(f"r{n}", prompt(length, n), a and a.rev, max_tokens=tokens, logprobs=0)
+        for n, length, a, tokens in asked
+    ]
+    driver.finish()
+    for story, want in zip(stories, right, strict=True):
+        assert story.tokens == want.tokens
+        assert values(story) == pytest.approx(values(want), abs=2e-3)
+    assert graphs.num_graphs > usual and graphs.num_replays > 0
 
 
 def test_heads_of_adapters_are_applied_behind_the_graphs_and_to_their_own_rows(
