@@ -108,7 +108,7 @@ def read_all(raws):
         for raw in raws:
             ready.register(raw.socket, selectors.EVENT_READ, raw)
         while ready.get_map():
-            found = ready.select(5)
+            found = ready.select(30)
             assert found, "nobody said anything for long"
             for key, _ in found:
                 got[key.data] += key.fileobj.recv(1 << 16)

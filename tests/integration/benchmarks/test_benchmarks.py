@@ -76,6 +76,7 @@ def test_every_case_runs_on_the_engine_alone(tiny, capsys):
     assert [line["mix"] for line in found["mix"]] == ["skew90", "zipf", "uniform", "distinct"]
 
 
+@pytest.mark.slow  # what it measures takes longer than the phases that it is given on busy cores
 def test_the_daemon_is_held_against_the_engine(tiny, tmp_path, capsys, monkeypatch):
     import adapter_loads
     from serve import main

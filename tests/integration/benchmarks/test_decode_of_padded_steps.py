@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine import startup
+from engine import assembly
 from engine.graphs import StepGraphs
 
 
@@ -14,13 +14,13 @@ from engine.graphs import StepGraphs
 def test_the_forward_pass_of_one_step_is_timed_by_itself(tiny, capsys, monkeypatch):
     import decode
 
-    monkeypatch.setattr(startup, "_is_card", lambda device: True)
+    monkeypatch.setattr(assembly, "is_card", lambda device: True)
     monkeypatch.setattr(decode, "REPLAYS", 3)
     seen, plain = [], StepGraphs.run
 
-    def noted(self, batch, lora):
+    def noted(self, batch, *others):
         seen.append(batch.attn.seq_lens)
-        return plain(self, batch, lora)
+        return plain(self, batch, *others)
 
     monkeypatch.setattr(StepGraphs, "run", noted)
     asked = ["--prompt", "16", "--tokens", "6", "--cases", "2:0", "--device", "cpu"]
