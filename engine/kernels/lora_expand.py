@@ -18,15 +18,20 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.lora_meta import LoraDevicePlan
+from engine.kernels.lora_pieces import (
+    add_product,
+    b_places,
+    joined,
+    load_b,
+    load_extras,
+    scaled_product,
+    sum_row,
+    sum_rows,
+)
 from engine.kernels.lora_place import (
-    HAS_BIAS,
-    HAS_GAIN,
     let_next_come,
-    load_far,
     load_item,
-    load_near,
     load_word,
-    row_places,
     rows_in_first_block,
     wait_for_earlier,
 )
@@ -206,147 +211,6 @@ def _expand(
 
 
 @triton.jit
-def _places(
-    slot_row,
-    begin,
-    block,
-    module,
-    r,
-    live,
-    S0: tl.constexpr,
-    S1: tl.constexpr,
-    S2: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCKS_AT: tl.constexpr,
-):
-    """Where B's rows r lie.  Dividing by constants is cheap, by the module's stride it is not."""
-    place = row_places(slot_row, begin, block, r, live, S0, BLOCK, UNIT, BLOCKS_AT)
-    if S1 != S0:
-        other = row_places(slot_row, begin, block, r, live, S1, BLOCK, UNIT, BLOCKS_AT)
-        place = tl.where(module == 0, place, other)
-    if S2 != S1:
-        other = row_places(slot_row, begin, block, r, live, S2, BLOCK, UNIT, BLOCKS_AT)
-        place = tl.where(module == 2, other, place)
-    return place
-
-
-@triton.jit
-def _sum_row(hp, r0, rank, live, H_SPLIT: tl.constexpr, SPLITS: tl.constexpr, RANKS: tl.constexpr):
-    """The partial sums of one row's ranks [r0, r0 + RANKS), added up; zero where not `live`.
-
-    A tile of (splits, ranks), so that each is loaded by one thread: a vector of ranks alone would
-    be loaded by every thread, once a split.
-    """
-    PADDED: tl.constexpr = triton.next_power_of_2(SPLITS)
-    split = tl.arange(0, PADDED)
-    i = tl.arange(0, RANKS)
-    mask = (split < SPLITS)[:, None] & ((i < rank - r0) & live)[None, :]
-    partial = tl.load(hp + r0 + split[:, None] * H_SPLIT + i[None, :], mask=mask, other=0.0)
-    return tl.sum(partial, axis=0)
-
-
-@triton.jit
-def _sum_rows(p, r, rank, live, H_SPLIT: tl.constexpr, SPLITS: tl.constexpr):
-    """The partial sums at p (rows, ranks) where `live` (rows, 1) and r < rank, added in order.
-
-    Loaded four ranks at a time; the up to three that are too many are thrown away.
-    """
-    mask = live & (r // 4 < (rank + 3) // 4)[None, :]
-    total = tl.load(p, mask=mask, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(p + split * H_SPLIT, mask=mask, other=0.0)
-    return tl.where(live & (r < rank)[None, :], total, 0.0)
-
-
-@triton.jit
-def _load_b(
-    arena,
-    slot_row,
-    begin,
-    block,
-    module,
-    r0,
-    rank,
-    c0,
-    width,
-    stride,
-    S0: tl.constexpr,
-    S1: tl.constexpr,
-    S2: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCKS_AT: tl.constexpr,
-    RANKS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    EVEN: tl.constexpr,
-    NEAR: tl.constexpr,
-):
-    """A (RANKS, COLUMNS) tile of the module's B."""
-    if NEAR:
-        b = load_near(arena, begin, r0, rank, c0, width, stride, UNIT, RANKS, COLUMNS, EVEN)
-    else:
-        r = r0 + tl.arange(0, RANKS)
-        place = _places(
-            slot_row, begin, block, module, r, r < rank, S0, S1, S2, BLOCK, UNIT, BLOCKS_AT
-        )
-        b = load_far(arena, place, r, rank, c0, width, COLUMNS, EVEN)
-    return b
-
-
-@triton.jit
-def _extras(
-    arena,
-    base_bias,
-    flags,
-    slot_row,
-    begin,
-    block,
-    module,
-    rank,
-    scaling,
-    c,
-    inside,
-    S0: tl.constexpr,
-    S1: tl.constexpr,
-    S2: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCKS_AT: tl.constexpr,
-    EXTRAS: tl.constexpr,
-    BASE_BIAS: tl.constexpr,
-):
-    """For columns c: the adapter's bias, scaled; its gain; the base's own bias."""
-    more, gain, own = 0.0, 1.0, 0.0
-    if EXTRAS:
-        biased, gained = (flags & HAS_BIAS) != 0, (flags & HAS_GAIN) != 0
-        r = rank
-        at = _places(slot_row, begin, block, module, r, biased, S0, S1, S2, BLOCK, UNIT, BLOCKS_AT)
-        more = scaling * tl.load(arena + at + c, mask=inside & biased, other=0.0).to(tl.float32)
-        r = rank + biased.to(tl.int32)
-        at = _places(slot_row, begin, block, module, r, gained, S0, S1, S2, BLOCK, UNIT, BLOCKS_AT)
-        gain = tl.load(arena + at + c, mask=inside & gained, other=0.0).to(tl.float32)
-        at = _places(
-            slot_row, begin, block, module, r + 1, gained, S0, S1, S2, BLOCK, UNIT, BLOCKS_AT
-        )
-        gain += tl.load(arena + at + c, mask=inside & gained, other=0.0).to(tl.float32)
-        own = gain * 0.0
-        if BASE_BIAS:
-            own = tl.load(base_bias + c, mask=inside & gained, other=0.0).to(tl.float32)
-    return more, gain, own
-
-
-@triton.jit
-def _joined(y, delta, more, gain, own, flags, EXTRAS: tl.constexpr):
-    """What is stored.  An adapter without extras gets the bits that it has in any other step."""
-    total = y.to(tl.float32) + delta
-    if EXTRAS:
-        total = y.to(tl.float32) + (delta + more)
-        total = tl.where((flags & HAS_GAIN) != 0, gain * (total - own) + own, total)
-    return total.to(y.dtype)
-
-
-@triton.jit
 def _few_rows(
     hp,
     arena,
@@ -385,93 +249,67 @@ def _few_rows(
     PDL: tl.constexpr,
 ):
     """Up to 4 rows, one after the other, against a tile of B that stays in registers."""
-    b = _load_b(
+    b = load_b(
         arena, slot_row, begin, block, module, 0, rank, c0, width, stride, S0, S1, S2,
         BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
     )  # fmt: skip  # (RANKS, COLUMNS), on its way while shrink ends
     if DEEP:  # and the next one; beyond the rank nothing is loaded
-        later = _load_b(
+        later = load_b(
             arena, slot_row, begin, block, module, RANKS, rank, c0, width, stride, S0, S1, S2,
             BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
         )  # fmt: skip
     c = c0 + tl.arange(0, COLUMNS)
     inside = c < width
-    more, gain, own = _extras(
+    more, gain, own = load_extras(
         arena, base_bias, flags, slot_row, begin, block, module, rank, scaling, c, inside,
         S0, S1, S2, BLOCK, UNIT, BLOCKS_AT, EXTRAS, BASE_BIAS,
     )  # fmt: skip
     wait_for_earlier(PDL)
     yp += c
     y0 = tl.load(yp, mask=inside)
-    h0 = _sum_row(hp, 0, rank, True, H_SPLIT, SPLITS, RANKS)
+    h0 = sum_row(hp, 0, rank, True, H_SPLIT, SPLITS, RANKS)
     if MANY:  # all rows on their way before the first is used
         in1, in2, in3 = inside & (rows > 1), inside & (rows > 2), inside & (rows > 3)
         y1 = tl.load(yp + Y_STRIDE, mask=in1)
         y2 = tl.load(yp + 2 * Y_STRIDE, mask=in2)
         y3 = tl.load(yp + 3 * Y_STRIDE, mask=in3)
-        h1 = _sum_row(hp + RH, 0, rank, rows > 1, H_SPLIT, SPLITS, RANKS)
-        h2 = _sum_row(hp + 2 * RH, 0, rank, rows > 2, H_SPLIT, SPLITS, RANKS)
-        h3 = _sum_row(hp + 3 * RH, 0, rank, rows > 3, H_SPLIT, SPLITS, RANKS)
-    d0 = _product(h0, b, scaling)
+        h1 = sum_row(hp + RH, 0, rank, rows > 1, H_SPLIT, SPLITS, RANKS)
+        h2 = sum_row(hp + 2 * RH, 0, rank, rows > 2, H_SPLIT, SPLITS, RANKS)
+        h3 = sum_row(hp + 3 * RH, 0, rank, rows > 3, H_SPLIT, SPLITS, RANKS)
+    d0 = scaled_product(h0, b, scaling)
     if MANY:
         d1, d2, d3 = d0 * 0.0, d0 * 0.0, d0 * 0.0
         if rows > 1:
-            d1 = _product(h1, b, scaling)
+            d1 = scaled_product(h1, b, scaling)
         if rows > 2:
-            d2, d3 = _product(h2, b, scaling), _product(h3, b, scaling)
+            d2, d3 = scaled_product(h2, b, scaling), scaled_product(h3, b, scaling)
     for q in tl.range(RANKS, rank if MORE else RANKS, RANKS):
         if DEEP:
             b = later
-            later = _load_b(
+            later = load_b(
                 arena, slot_row, begin, block, module, q + RANKS, rank, c0, width, stride, S0, S1,
                 S2, BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
             )  # fmt: skip
         else:
-            b = _load_b(
+            b = load_b(
                 arena, slot_row, begin, block, module, q, rank, c0, width, stride, S0, S1, S2,
                 BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
             )  # fmt: skip
-        d0 += _product(_sum_row(hp, q, rank, True, H_SPLIT, SPLITS, RANKS), b, scaling)
+        d0 += scaled_product(sum_row(hp, q, rank, True, H_SPLIT, SPLITS, RANKS), b, scaling)
         if MANY:
             if rows > 1:
-                h1 = _sum_row(hp + RH, q, rank, True, H_SPLIT, SPLITS, RANKS)
-                d1 += _product(h1, b, scaling)
+                h1 = sum_row(hp + RH, q, rank, True, H_SPLIT, SPLITS, RANKS)
+                d1 += scaled_product(h1, b, scaling)
             if rows > 2:
-                h2 = _sum_row(hp + 2 * RH, q, rank, True, H_SPLIT, SPLITS, RANKS)
-                h3 = _sum_row(hp + 3 * RH, q, rank, rows > 3, H_SPLIT, SPLITS, RANKS)
-                d2 += _product(h2, b, scaling)
-                d3 += _product(h3, b, scaling)
-    tl.store(yp, _joined(y0, d0, more, gain, own, flags, EXTRAS), mask=inside)
+                h2 = sum_row(hp + 2 * RH, q, rank, True, H_SPLIT, SPLITS, RANKS)
+                h3 = sum_row(hp + 3 * RH, q, rank, rows > 3, H_SPLIT, SPLITS, RANKS)
+                d2 += scaled_product(h2, b, scaling)
+                d3 += scaled_product(h3, b, scaling)
+    tl.store(yp, joined(y0, d0, more, gain, own, flags, EXTRAS), mask=inside)
     if MANY:
-        tl.store(yp + Y_STRIDE, _joined(y1, d1, more, gain, own, flags, EXTRAS), mask=in1)
-        tl.store(yp + 2 * Y_STRIDE, _joined(y2, d2, more, gain, own, flags, EXTRAS), mask=in2)
-        tl.store(yp + 3 * Y_STRIDE, _joined(y3, d3, more, gain, own, flags, EXTRAS), mask=in3)
-
-
-@triton.jit
-def _product(h, b, scaling):
-    """(RANKS,) scaled, times (RANKS, COLUMNS), in fp32."""
-    return tl.sum((h * scaling)[:, None] * b.to(tl.float32), axis=0)
-
-
-@triton.jit
-def _add_product(h, b, acc, PRECISION: tl.constexpr):
-    """acc + h b, with h in two halves that keep 16 bits of it beside a b of bf16, and 21 beside one
-    of fp16: that goes to tf32, which holds it exactly, since what fp32 holds may be too large for
-    fp16.  "ieee" cuts nothing."""
-    if PRECISION == "bf16x2":
-        high = h.to(b.dtype)
-        low = (h - high.to(tl.float32)).to(b.dtype)
-        acc = tl.dot(low, b, acc)
-        acc = tl.dot(high, b, acc)
-    elif PRECISION == "tf32x2":
-        b = b.to(tl.float32)
-        high = (h.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)  # tf32's 19 bits
-        acc = tl.dot(h - high, b, acc, input_precision="tf32")
-        acc = tl.dot(high, b, acc, input_precision="tf32")
-    else:
-        acc = tl.dot(h, b.to(tl.float32), acc, input_precision="ieee")
-    return acc
+        tl.store(yp + Y_STRIDE, joined(y1, d1, more, gain, own, flags, EXTRAS), mask=in1)
+        tl.store(yp + 2 * Y_STRIDE, joined(y2, d2, more, gain, own, flags, EXTRAS), mask=in2)
+        tl.store(yp + 3 * Y_STRIDE, joined(y3, d3, more, gain, own, flags, EXTRAS), mask=in3)
 
 
 @triton.jit
@@ -514,7 +352,7 @@ def _many_rows(
     """One item through the tensor cores, RUNS tiles of columns one after the other."""
     r = tl.arange(0, RANKS)
     ok = r < rank
-    place = _places(slot_row, begin, block, module, r, ok, S0, S1, S2, BLOCK, UNIT, BLOCKS_AT)
+    place = b_places(slot_row, begin, block, module, r, ok, S0, S1, S2, BLOCK, UNIT, BLOCKS_AT)
     c = c0 + tl.arange(0, COLUMNS)
     b = tl.load(
         arena + place[:, None] + c[None, :],
@@ -527,7 +365,7 @@ def _many_rows(
     hp += m[:, None] * RH
     yp += m.to(tl.int64)[:, None] * Y_STRIDE
     wait_for_earlier(PDL)
-    h0 = _sum_rows(hp + r[None, :], r, rank, live, H_SPLIT, SPLITS) * scaling  # (ROWS, RANKS)
+    h0 = sum_rows(hp + r[None, :], r, rank, live, H_SPLIT, SPLITS) * scaling  # (ROWS, RANKS)
     for run in tl.static_range(RUNS):
         if run > 0:
             c = c0 + run * COLUMNS + tl.arange(0, COLUMNS)
@@ -541,23 +379,23 @@ def _many_rows(
         if not LATE:
             there = tl.load(here, mask=live & inside)
         acc = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-        acc = _add_product(h0, b, acc, PRECISION)
+        acc = add_product(h0, b, acc, PRECISION)
         for q in tl.range(RANKS, rank if MORE else RANKS, RANKS):
             rq = q + r
             okq = rq < rank
-            at = _places(
+            at = b_places(
                 slot_row, begin, block, module, rq, okq, S0, S1, S2, BLOCK, UNIT, BLOCKS_AT
             )
             bq = tl.load(arena + at[:, None] + c[None, :], mask=okq[:, None] & inside, other=0.0)
-            hq = _sum_rows(hp + rq[None, :], rq, rank, live, H_SPLIT, SPLITS) * scaling
-            acc = _add_product(hq, bq, acc, PRECISION)
+            hq = sum_rows(hp + rq[None, :], rq, rank, live, H_SPLIT, SPLITS) * scaling
+            acc = add_product(hq, bq, acc, PRECISION)
         if LATE:
             there = tl.load(here, mask=live & inside)
-        more, gain, own = _extras(
+        more, gain, own = load_extras(
             arena, base_bias, flags, slot_row, begin, block, module, rank, scaling, c, c < width,
             S0, S1, S2, BLOCK, UNIT, BLOCKS_AT, EXTRAS, BASE_BIAS,
         )  # fmt: skip
         if EXTRAS:
             more, gain, own = more[None, :], gain[None, :], own[None, :]
-        y = _joined(there, acc, more, gain, own, flags, EXTRAS)
+        y = joined(there, acc, more, gain, own, flags, EXTRAS)
         tl.store(here, y, mask=live & inside)
