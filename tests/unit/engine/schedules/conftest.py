@@ -29,6 +29,7 @@ SIZES: dict[str, list] = {
     "max_num_seqs": [2, 6],
     "max_batch_tokens": [6, 16],
     "mixed_tokens": [0, 3, 8],
+    "crowd_tokens": [0, 12],
     "kv_floor": [0, 6],
     "adapter_floor": [0, 4],
     "policy": ["cost", "lru", "fifo", "lfu"],
