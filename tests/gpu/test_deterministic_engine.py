@@ -5,7 +5,7 @@ prefix, and with its prompt cut into other chunks.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from engine.adapters.pack import pack_folder
 from engine.adapters.peft import inspect
 from engine.config import EngineConfig
 from engine.engine import Engine, Generation
+from engine.kernels import gemm_tiles
 from engine.layout import MODULE_ID, MODULES
 from engine.messages import PackedManifest, SamplingParams
 from engine.models.spec import read_spec
@@ -49,6 +50,8 @@ LENGTHS = (150, 3, 61, 64, 301, 17, 90)
 ADAPTERS = (None, 0, 1, 0, 1, None, 1)
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=20, logprobs=3, ignore_eos=True)
 DEVICE = {"device": "cuda", "dtype": "bfloat16"}
+#: Whose prompts all lie in one step of an engine of so many rows, and in many of a small one.
+ROWS, FEW_ROWS = 768, 40
 
 
 def write_adapter(folder: Path, base: Path, rank: int) -> Path:
@@ -94,15 +97,17 @@ def packed(model: Path, tmp_path: Path) -> list[PackedManifest]:
     return made
 
 
-def start(model: Path, packed: Sequence[PackedManifest], **settings: Any) -> Engine:
+def start(model: Path, packed: Sequence[PackedManifest], rows: int = ROWS) -> Engine:
     engine = Engine(
         EngineConfig(
             **DEVICE,
             model=str(model),
             deterministic=True,
-            num_blocks=512,
+            num_blocks=256,
             max_num_seqs=8,
-            **settings,
+            max_batch_tokens=rows,
+            max_rank=16,
+            slots=2,
         )
     )
     for manifest in packed:
@@ -111,25 +116,56 @@ def start(model: Path, packed: Sequence[PackedManifest], **settings: Any) -> Eng
     return engine
 
 
+def parting(got: Generation, want: Generation) -> str:
+    """Where two answers part first, and by how much; "" if all their bits are the same."""
+    if len(got.logprobs) != len(want.logprobs):
+        return f"{len(got.logprobs)} tokens, not {len(want.logprobs)}"
+    for at, (one, other) in enumerate(zip(got.logprobs, want.logprobs, strict=True)):
+        if one.token != other.token:
+            mine, theirs = (f"token {t.token} at {t.logprob:.6f}" for t in (one, other))
+            return f"token {at} is {mine}, not {theirs}"
+        if one.logprob != other.logprob:
+            return f"token {at}'s log-probability is {one.logprob - other.logprob:+.3e} off"
+        if one.top != other.top:
+            return f"token {at}'s best are {one.top}, not {other.top}"
+    return "" if got.tokens == want.tokens else f"{got.tokens}, not {want.tokens}"
+
+
+def partings(
+    company: str, got: Iterable[Generation], want: Sequence[Generation], first: int = 0
+) -> list[str]:
+    """A line for every request whose bits differ; requests count from `first`."""
+    lines = []
+    for n, (one, other) in enumerate(zip(got, want, strict=True), start=first):
+        if line := parting(one, other):
+            who = f"request {n} ({LENGTHS[n]} tokens, adapter {ADAPTERS[n]})"
+            lines.append(f"{who}, {company}: {line}")
+    return lines
+
+
 def test_a_request_gets_the_same_bits_in_any_company(
     model: Path, packed: list[PackedManifest]
 ) -> None:
+    """The first step together makes the splits of a product in turn, all others side by side."""
+    ffn = 2 * SIZES["intermediate_size"], SIZES["hidden_size"]
+    tile = gemm_tiles.fixed(*ffn, itemsize=2)
+    serial = [gemm_tiles.is_serial(tile, rows, ffn[0]) for rows in (sum(LENGTHS), max(LENGTHS))]
+    assert serial == [True, False] and sum(LENGTHS) <= ROWS
     torch.manual_seed(2)
     prompts = [torch.randint(3, 331, (n,)).tolist() for n in LENGTHS]
     revs = [None if n is None else packed[n].rev for n in ADAPTERS]
-
-    def told(generation: Generation) -> tuple[Any, ...]:
-        return generation.tokens, generation.logprobs
-
+    found: list[str] = []
     with start(model, packed) as engine:
         together = engine.generate(prompts, SAMPLING, revs)
-        for prompt, rev, expected in zip(prompts, revs, together, strict=True):
-            [alone] = engine.generate([prompt], SAMPLING, [rev])
-            assert (alone.cached_tokens > 0) == (len(prompt) > 16)
-            assert told(alone) == told(expected)
-    with start(model, packed, max_batch_tokens=40) as engine:
+        for n, (prompt, rev) in enumerate(zip(prompts, revs, strict=True)):
+            alone = engine.generate([prompt], SAMPLING, [rev])
+            assert (alone[0].cached_tokens > 0) == (len(prompt) > 16)
+            found += partings("alone behind its cached prefix", alone, together[n : n + 1], n)
+    with start(model, packed, rows=FEW_ROWS) as engine:
         in_chunks = engine.generate(prompts, SAMPLING, revs)
-        assert [told(one) for one in in_chunks] == [told(one) for one in together]
+        found += partings("in chunks", in_chunks, together)
     with start(model, packed) as engine:
-        [cold] = engine.generate(prompts[4:5], SAMPLING, revs[4:5])
-        assert cold.cached_tokens == 0 and told(cold) == told(together[4])
+        cold = engine.generate(prompts[4:5], SAMPLING, revs[4:5])
+        assert cold[0].cached_tokens == 0
+        found += partings("alone with nothing cached", cold, together[4:5], 4)
+    assert not found, "\n".join(found)

@@ -80,7 +80,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
     spec = read_spec(model_path())
     out = tmp_path_factory.mktemp("packed")
-    config = EngineConfig(model=str(model_path()), device="cuda", gpu_memory_utilization=0.3)
+    sizes = {"max_num_seqs": 8, "max_batch_tokens": 512, "graph_tokens": 64, "num_blocks": 512}
+    config = EngineConfig(model=str(model_path()), device="cuda", max_rank=16, **sizes)
     with Engine(config) as engine:
         layout = spec.block_layout(block_size=16, dtype=engine.info.dtype)
         revs: dict[str | None, str | None] = {None: None}

@@ -291,6 +291,8 @@ def make_zoo(base: str, root: Path, device: str = "cpu", dtype: str = "float32")
             dtype=dtype,
             num_blocks=512,
             max_num_seqs=32,
+            max_batch_tokens=512,
+            max_rank=16,
             slots=32,
             ram_cache=4 << 20,
         )

@@ -306,3 +306,28 @@ def test_an_abort_with_a_row_under_way_harms_nobody(start_core, prompt, expected
     driver.core.take(Abort("gone"))
     driver.finish()
     assert gone.finish == "abort" and story.tokens == right[0].tokens
+
+
+def test_deterministic_requests_get_the_same_bits_in_any_company_on_a_cards_way(
+    start_core, adapters, prompt, request
+) -> None:
+    """In chunks beside others, and alone behind a cached prefix, with adapters on the device."""
+    asked = [(0, 18, adapters[0]), (1, 3, None), (2, 21, adapters[1])]
+    request.getfixturevalue("on_card_path")
+    driver = start_core(max_num_seqs=3, max_rank=16, slots=2, max_batch_tokens=24)
+    driver.add(*adapters[:2])
+    for one in adapters[:2]:
+        driver.call(lambda i, rev=one.rev: Load(command_id=i, rev=rev))
+
+    def ask(company, told):
+        stories = []
+        for n, length, a in told:
+            name, rev = f"{n} {company}", a.rev if a else None
+            stories.append(driver.submit(name, prompt(length, n), rev, max_tokens=2, logprobs=2))
+        driver.finish()
+        return [(story.tokens, story.logprobs) for story in stories]
+
+    together = ask("together", asked)
+    for one, want in zip(asked, together, strict=True):
+        assert ask("alone", [one]) == [want]
+    assert [driver.stories[f"{n} alone"].cached for n in range(3)] == [16, 0, 16]

@@ -9,7 +9,9 @@ from engine.sequence import Sequence
 
 pytestmark = pytest.mark.gpu
 
-CUDA = {"device": "cuda", "dtype": "float32", "deterministic": False}
+#: A start compiles for all that may come: it is short where ranks are low and sizes are shared.
+SIZES = {"max_rank": 16, "max_batch_tokens": 512}
+CUDA = {"device": "cuda", "dtype": "float32", "deterministic": False, **SIZES}
 
 
 def values(story) -> list[float]:
@@ -32,7 +34,7 @@ def on_cpu(start_core):
 
 
 def test_auto_is_the_card_and_the_arena_stays_within_its_share(start_core, prompt) -> None:
-    driver = start_core(device="auto", num_blocks=0, gpu_memory_utilization=0.2, max_rank=512)
+    driver = start_core(device="auto", num_blocks=0, gpu_memory_utilization=0.2, **SIZES)
     info = driver.core.info
     assert (info.device, info.dtype) == ("cuda", "float32") and "NVIDIA" in info.device_name
     free, total = torch.cuda.mem_get_info()
@@ -64,7 +66,8 @@ def test_blocks_trade_places_behind_fences(
     start_core, make_adapter, adapters, prompt, on_cpu
 ) -> None:
     large = make_adapter("cuda-large", rank=64, seed=61)
-    driver = start_core(num_blocks=large.manifest.num_blocks + 20, **CUDA)
+    blocks = large.manifest.num_blocks + 20
+    driver = start_core(**{**CUDA, "num_blocks": blocks, "max_rank": 64})
     driver.add(large, adapters[0])
     arena, pool = driver.core.machine.arena, driver.core.pool
     expected = {n: on_cpu(prompt(60, n), (None, large, adapters[0])[n]) for n in range(3)}

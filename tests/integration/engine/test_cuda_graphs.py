@@ -16,7 +16,9 @@ from engine.sequence import Chunk, Sequence, StepWork
 
 pytestmark = pytest.mark.gpu
 
-CUDA = {"device": "cuda", "dtype": "float32", "deterministic": False}
+#: A start compiles for all that may come: it is short where ranks are low and sizes are shared.
+SIZES = {"max_rank": 16, "max_batch_tokens": 512}
+CUDA = {"device": "cuda", "dtype": "float32", "deterministic": False, **SIZES}
 WISHES = [
     {},
     {"temperature": 1.0, "seed": 1},
@@ -92,7 +94,7 @@ def play_mixed(driver, prompt, revs, number: int = 20, seed: int = 3) -> list:
     return told(stories)
 
 
-MANY = {"max_num_seqs": 24, "max_batch_tokens": 512, "mixed_tokens": 512}
+MANY = {"max_num_seqs": 24, "mixed_tokens": 512}
 
 
 @pytest.mark.parametrize("adapted", [False, True])
@@ -238,7 +240,7 @@ def test_nothing_is_compiled_and_nothing_allocated_once_it_is_ready(
         knobs.runtime, "jit_cache_hook", lambda **told: compiled.append(told["repr"])
     )
     sizes = {"max_num_seqs": 24, "max_batch_tokens": 2048, "mixed_tokens": 2048, "max_rank": 48}
-    driver = start_core(**CUDA, **sizes, num_blocks=1024)
+    driver = start_core(**{**CUDA, **sizes, "num_blocks": 1024})
     assert compiled, "the hook hears of kernels"
     compiled.clear()
     reserved = torch.cuda.memory_reserved()
@@ -321,7 +323,7 @@ def test_the_memory_plan_is_kept(start_core, adapters, prompt) -> None:
         pytest.skip("other processes are on the card; run this test alone")
     share = 0.06
     roomy = {"slots": 4096, "max_rank": 512, "num_blocks": 0}  # an arena that takes all it may
-    driver = start_core(**CUDA, **{**MANY, **roomy}, gpu_memory_utilization=share)
+    driver = start_core(**{**CUDA, **MANY, **roomy}, gpu_memory_utilization=share)
     plan = driver.core.machine.memory
     assert plan.graphs > 0 and plan.steps > 0 and plan.arena > plan.total * share / 2
     load(driver, *adapters)

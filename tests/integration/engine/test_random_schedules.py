@@ -237,7 +237,7 @@ def test_random_schedules_leak_nothing_and_answer_as_one_by_one(
 def test_random_schedules_on_a_card_leak_nothing_and_answer_as_the_cpu_one_by_one(
     start_core, revisions, lost, prompt, judge, lookahead
 ) -> None:
-    card = {"device": "cuda", "dtype": "float32", "deterministic": False}
+    card = {"device": "cuda", "dtype": "float32", "deterministic": False, "max_rank": 16}
     sizes = SIZES | {"num_blocks": tight(revisions)} | card
     driver = start_core(lookahead=lookahead, **sizes)
     needed = ("length", "abort", "load_failed", "draining", "preemptions")
