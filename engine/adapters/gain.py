@@ -25,7 +25,8 @@ CHUNK = 1 << 22
 def gain(
     magnitude: Floats, rows: Callable[[int, int], Floats], a: Floats, b: Floats, scaling: float
 ) -> NDArray[np.float64]:
-    """magnitude / ‖W + scaling · B A‖ by row, (d_out,); infinite or NaN where a norm is zero.
+    """magnitude / ‖W + scaling · B A‖ by row, (d_out,); infinite or NaN where a norm is zero, NaN
+    where it is beyond float32: over it any magnitude would be 0.
 
     `rows(first, last)` are those of W, (last - first, d_in); a is (rank, d_in), b (d_out, rank).
     """
@@ -33,9 +34,11 @@ def gain(
     squares = np.empty(len(b), np.float64)
     for first in range(0, len(b), step):
         last = min(first + step, len(b))
-        adapted = (b[first:last] * np.float32(scaling)) @ a
-        adapted += rows(first, last)
-        np.square(adapted, out=adapted)
+        with np.errstate(over="ignore", invalid="ignore"):
+            adapted = (b[first:last] * np.float32(scaling)) @ a
+            adapted += rows(first, last)
+            np.square(adapted, out=adapted)
         squares[first:last] = adapted.sum(axis=1, dtype=np.float64)
+    squares[np.isinf(squares)] = np.nan
     with np.errstate(divide="ignore", invalid="ignore"):
         return magnitude.astype(np.float64) / np.sqrt(squares)

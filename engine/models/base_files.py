@@ -106,9 +106,12 @@ class BaseFiles:
         while view:
             count = os.preadv(self._fds[file], [view], at)
             if count == 0:
-                raise ConfigError(f"{self._paths[file]} ends at byte {at}: fetch it again")
+                raise self._cut(file, at)
             view, at = view[count:], at + count
         return data
+
+    def _cut(self, file: int, at: int) -> ConfigError:
+        return ConfigError(f"{self._paths[file]} ends at byte {at}: fetch it again")
 
     def _read_headers(self) -> dict[str, BaseTensor]:
         found: dict[str, BaseTensor] = {}
@@ -130,8 +133,10 @@ class BaseFiles:
                 begin, end = (8 + size + index_of(offset) for offset in entry["data_offsets"])
                 shape = tuple(index_of(length) for length in entry["shape"])
                 tensor = BaseTensor(index, str(entry["dtype"]), shape, begin, end)
-                if not 8 + size <= begin <= end <= room or not tensor.is_whole:
+                if not 8 + size <= begin <= end or not tensor.is_whole:
                     raise ValueError(f"{short(name)} does not lie in the file as it says")
+                if end > room:
+                    raise self._cut(index, room)
                 yield text_name(name), tensor
 
     def _close(self) -> None:

@@ -192,6 +192,14 @@ def test_a_base_that_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
         base_id(folder)
 
 
+def test_a_weight_whose_norm_float32_does_not_hold_has_no_gain() -> None:
+    a, b = np.full((1, 4), 1e15, np.float32), np.array([[1e15], [1.0]], np.float32)
+    base = np.zeros((2, 4), np.float32)
+    huge, plain = gain(np.ones(2, np.float32), lambda first, last: base[first:last], a, b, 1.0)
+    assert np.isnan(huge), "over an infinite norm it would be 0, and the module would fall silent"
+    assert plain == pytest.approx(1 / 2e15)
+
+
 class TestProcess:
     def run(self, folder: Path, base: Path, out: Path) -> "subprocess.CompletedProcess[str]":
         fixed = ["--block-size", "16", "--dtype", "bfloat16", "--out", str(out)]
