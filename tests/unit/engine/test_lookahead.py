@@ -1,5 +1,8 @@
 """One step of lookahead: the next step is scheduled before the last one's tokens are known."""
 
+from engine.admission import StepBuilder
+from engine.memory.pool import Owner
+
 
 def test_answers_are_those_of_settling_at_once(make):
     told = []
@@ -100,6 +103,21 @@ def test_who_gives_way_with_a_row_under_way_keeps_the_token_of_it(make):
     assert h.scheduler.num_preemptions > 0
     for n, prompt in enumerate(prompts):
         assert h.tokens(f"r{n}") == h.alone(prompt, None, 12)
+
+
+def test_who_comes_back_with_a_row_under_way_needs_room_for_its_token_too(make):
+    """Eight tokens are known and the ninth is being drawn: that is three blocks."""
+    h = make(lookahead=True, num_blocks=3, kv_floor=0)
+    h.submit("r", list(range(8)), max_tokens=2)
+    h.launch()
+    (seq,) = h.scheduler._running
+    h.scheduler._preempt(seq, StepBuilder(h.scheduler.limits))
+    taken = h.pool.allocate(1, Owner.ADAPTER)
+    assert h.launch() is None, "two blocks are free"
+    h.settle()
+    h.pool.release(taken)
+    h.run()
+    assert h.tokens("r") == h.alone(list(range(8)), None, 2)
 
 
 def test_an_id_may_be_used_again_while_a_row_of_its_last_life_is_under_way(make):
