@@ -33,8 +33,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
 #: Groups that some families publish as one module, its parts side by side in the group's order.
 FUSED_NAMES: dict[str, str] = {"qkv_proj": "qkv", "gate_up_proj": "gate_up"}
 MODULES: tuple[str, ...] = tuple(m for group in GROUPS.values() for m in group)
-#: Modules at the model's ends, in the layer behind the last one.
-ENDS: tuple[str, ...] = ("embed_tokens", "lm_head")
+#: Modules at the model's ends, in the layer behind the last one.  With `.rows`, rows that replace
+#: the base's: A alone, of which each row is a token's.
+PAIRED_ENDS: tuple[str, ...] = ("embed_tokens", "lm_head")
+ENDS: tuple[str, ...] = (*PAIRED_ENDS, *(f"{end}.rows" for end in PAIRED_ENDS))
 MODULE_ID: dict[str, int] = {name: i for i, name in enumerate((*MODULES, *ENDS))}
 
 #: 256-byte borders keep every row aligned for 16-byte loads and whole 32-byte sectors.
@@ -57,6 +59,8 @@ class Shapes:
         """(d_in, d_out) of any module, those at the ends included."""
         if module in ENDS:  # a token is a vector of one 1 and zeros
             hidden = self.dims[0][0]
+            if module.endswith(".rows"):
+                return hidden, hidden
             return (self.vocab, hidden) if module == "embed_tokens" else (hidden, self.vocab)
         return self.dims[MODULE_ID[module]]
 
@@ -153,7 +157,7 @@ def place(modules: Sequence[PackedModule], layout: BlockLayout) -> Placement:
     true_bytes = 0
     for m in modules:
         d_in, d_out = layout.shapes.of(m.module)
-        may_fold = m.module in ENDS
+        may_fold = m.module in ENDS and not m.replaces
         a = cursor.take(m.rank, d_in, layout.itemsize, may_fold)
         b = cursor.take(m.b_rows, d_out, layout.itemsize, may_fold)
         placed.append(PlacedModule(m.layer, m.module, m.rank, m.scaling, a, b, m.bias, m.gain))

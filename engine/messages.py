@@ -58,11 +58,18 @@ class PackedModule(Struct, frozen=True):
     scaling: float
     bias: bool = False  # lora_bias: one number an output
     gain: bool = False  # DoRA: magnitude over norm, one number an output
+    #: Rows that replace the base's: `rank` of them, for these ids, or () for all.
+    tokens: tuple[int, ...] = ()
+
+    @property
+    def replaces(self) -> bool:
+        """It has no pair, but rows of its own."""
+        return self.module.endswith(".rows")
 
     @property
     def b_rows(self) -> int:
         """Rows as wide as the module's output: B's, the bias, the gain in two halves."""
-        return self.rank + self.bias + 2 * self.gain
+        return 0 if self.replaces else self.rank + self.bias + 2 * self.gain
 
 
 class PackedManifest(Struct, frozen=True, kw_only=True):

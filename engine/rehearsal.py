@@ -13,7 +13,7 @@ from engine.adapters.slots import SlotRow, SlotTable
 from engine.config import EngineConfig
 from engine.kernels.attention_tiles import sdpa_lengths
 from engine.kernels.tiles import FEW_ROWS, NARROW, PREFILL_ROWS, SOLO_ROWS
-from engine.layout import ENDS, MODULES, BlockLayout, place
+from engine.layout import MODULES, PAIRED_ENDS, BlockLayout, place
 from engine.messages import PackedManifest, PackedModule, SamplingParams
 from engine.runner import Runner
 from engine.sequence import Chunk, Sequence, StepWork
@@ -112,7 +112,7 @@ def ranks_of(config: EngineConfig) -> list[int]:
 
 
 def _ends(layout: BlockLayout, rank: int) -> tuple[PackedModule, ...]:
-    return tuple(PackedModule(layout.shapes.num_layers, end, rank, 1.0) for end in ENDS)
+    return tuple(PackedModule(layout.shapes.num_layers, end, rank, 1.0) for end in PAIRED_ENDS)
 
 
 def _manifest(layout: BlockLayout, rank: int, modules: tuple[PackedModule, ...]) -> PackedManifest:

@@ -60,10 +60,11 @@ class TensorRef(Struct, frozen=True):
 
 
 class PairTensors(Struct, frozen=True):
-    """The tensors of one module: A [r, d_in], B [d_out, r], and what else it has, [d_out] each."""
+    """The tensors of one module: A [r, d_in], B [d_out, r], and what else it has, [d_out] each.
+    Rows that replace the base's have A alone."""
 
     a: TensorRef
-    b: TensorRef
+    b: TensorRef | None
     bias: TensorRef | None = None  # lora_bias
     magnitude: TensorRef | None = None  # DoRA
 

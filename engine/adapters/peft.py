@@ -27,6 +27,7 @@ from engine.adapters.manifest import (
     WEIGHTS_FILE,
     AdapterManifest,
     Limits,
+    PairTensors,
     TensorRef,
 )
 from engine.adapters.mlx_config import is_mlx, mlx_settings
@@ -40,6 +41,7 @@ from engine.adapters.peft_config import (
 from engine.adapters.peft_extras import check_extras, with_tied_head
 from engine.adapters.peft_keys import Pair, find_pairs, refuse_resized, shape_of
 from engine.adapters.reasons import REASONS, refuse, shown, shown_list
+from engine.adapters.replaced_rows import modules_of, take_replaced
 from engine.adapters.safetensors_header import read_header
 from engine.adapters.value_scan import Scanner
 from engine.errors import AdapterInvalid
@@ -61,6 +63,7 @@ __all__ = [
 ]
 
 _DEFAULT_LIMITS = Limits()
+_KV_MODULES = ("k_proj", "v_proj", "embed_tokens", "embed_tokens.rows")
 
 
 def inspect(
@@ -86,31 +89,35 @@ def inspect(
         fd = opened.open(weights_file)
         try:
             refs = without_copies(read_header(fd, limits, weights_file), fd, base)
+            replaced, refs = take_replaced(refs, settings, spec)
             pairs = find_pairs(refs, spec, mlx_names=settings.mlx)
             if settings.tying and spec.tied:
                 pairs = with_tied_head(pairs)
             _check_shapes(pairs, spec, limits)
             warnings = [*settings.remarks, *check_extras(pairs, settings)]
             modules = _scale(pairs, settings, warnings)
+            more = modules_of(replaced, pairs, spec)
             text_files = check_text_files(opened, spec.vocab_size, limits)
-            warnings += _scan(fd, pairs, modules, served_dtype)
+            warnings += _scan(fd, pairs, modules, served_dtype, more)
             file_bytes = os.fstat(fd).st_size
         finally:
             os.close(fd)
-    warnings += _target_warnings(pairs, settings)
-    dtypes = {FLOAT_DTYPES[ref.dtype] for pair in pairs for ref in pair.tensors.every}
+    warnings += _target_warnings(pairs, settings, replaced)
     ranks = _largest_ranks(modules)
+    modules += tuple(module for module, _ in more)
+    tensors = (*(pair.tensors for pair in pairs), *(held for _, held in more))
+    dtypes = {FLOAT_DTYPES[ref.dtype] for held in tensors for ref in held.every}
     return AdapterManifest(
         rank=max(ranks.values()),
         ranks=ranks,
         alpha=settings.alpha,
         rslora=settings.rslora,
-        targets=tuple(ranks),
+        targets=(*ranks, *(module.module for module, _ in more)),
         dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
         num_layers=len({pair.layer for pair in pairs} - {spec.num_layers}),
         file_bytes=file_bytes,
         modules=modules,
-        tensors=tuple(pair.tensors for pair in pairs),
+        tensors=tensors,
         changes_kv=changes_kv(modules, spec),
         warnings=tuple(warnings),
         semantic=settings.semantic,
@@ -160,7 +167,7 @@ def _refuse_shards(pairs: tuple[Pair, ...]) -> None:
     found = [
         f"{ref.name} {list(ref.shape)}"
         for pair in pairs
-        for ref in (pair.tensors.a, pair.tensors.b)
+        for ref in pair.tensors.every[:2]
         if len(ref.shape) < 2 or 0 in ref.shape
     ]
     if found:
@@ -203,11 +210,17 @@ def _scale(
 
 
 def _scan(
-    fd: int, pairs: tuple[Pair, ...], modules: tuple[PackedModule, ...], served_dtype: str
+    fd: int,
+    pairs: tuple[Pair, ...],
+    modules: tuple[PackedModule, ...],
+    served_dtype: str,
+    more: tuple[tuple[PackedModule, PairTensors], ...],
 ) -> list[str]:
     """Look at every byte; warn of an adapter that adds nothing."""
     scanner, unserved = Scanner(fd, served_dtype), Scanner(fd, "auto")
-    idle = True
+    idle = not more
+    for _, held in more:
+        scanner.is_zero(held.a)
     for pair, module in zip(pairs, modules, strict=True):
         held = pair.tensors
         served = [scanner.is_zero(ref) for ref in (held.a, held.b, held.bias) if ref is not None]
@@ -218,7 +231,9 @@ def _scan(
     return ["this adapter changes nothing: every lora_B (or scaling) is zero"] if idle else []
 
 
-def _target_warnings(pairs: tuple[Pair, ...], settings: LoraSettings) -> list[str]:
+def _target_warnings(
+    pairs: tuple[Pair, ...], settings: LoraSettings, replaced: Iterable[str]
+) -> list[str]:
     """Listed targets without any tensor.  The tensors decide what is served, not the list."""
     targets, names = settings.target_modules, {pair.name for pair in pairs}
     warnings = []
@@ -232,8 +247,9 @@ def _target_warnings(pairs: tuple[Pair, ...], settings: LoraSettings) -> list[st
         warnings += _regex_warning(targets, names, settings)
     if absent:
         warnings.append(f"target_modules lists {shown_list(absent)}, without any tensor")
-    if settings.modules_to_save:
-        saved = shown_list(settings.modules_to_save)
+    unsaved = [s for s in settings.modules_to_save if s.rpartition(".")[2] not in replaced]
+    if unsaved:
+        saved = shown_list(unsaved)
         warnings.append(f"modules_to_save lists {saved}, but the file holds no such weights")
     return warnings
 
@@ -261,4 +277,4 @@ def changes_kv(modules: Iterable[PackedModule], spec: ModelSpec) -> bool:
     """Whether an adapter can change any K or V: those of a module's own layer, or of a later one
     through the hidden states.  If not, it shares the base's prefix cache."""
     last = spec.num_layers - 1
-    return any(m.layer < last or m.module in ("k_proj", "v_proj", "embed_tokens") for m in modules)
+    return any(m.layer < last or m.module in _KV_MODULES for m in modules)

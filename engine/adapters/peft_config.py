@@ -72,6 +72,7 @@ _READ = frozenset(
         "use_dora",
         "alora_invocation_tokens",
         "ensure_weight_tying",
+        "trainable_token_indices",
     ]
 )
 
@@ -96,11 +97,6 @@ _VARIETIES: dict[str, tuple[str, str, str]] = {
     "monteclora_config": ("E_MONTECLORA", "MonteCLoRA", _RETRAIN),
     "arrow_config": ("E_ARROW", "Arrow routing", "add the routed adapters one by one"),
     "kasa_config": ("E_KASA", "KaSA", _RETRAIN),
-    "trainable_token_indices": (
-        "E_TRAINABLE_TOKENS",
-        "trained rows of the embedding",
-        _RETRAIN + ": without trainable_token_indices",
-    ),
 }
 
 
@@ -119,6 +115,7 @@ class LoraSettings:
     dora: bool = False
     alora_tokens: tuple[int, ...] = ()
     tying: bool = False  # the head of a tied base takes the embedding's factors
+    tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)  # trained ones, by end
     mlx: bool = False  # alpha is the scaling itself, and tensors have MLX's names and layout
     remarks: tuple[str, ...] = ()  # what the operator should know
     budget: Budget = field(default_factory=Budget, compare=False)
@@ -138,6 +135,8 @@ class LoraSettings:
         later = {"lora_bias": self.lora_bias, "use_dora": self.dora, "mlx": self.mlx}
         later["ensure_weight_tying"] = self.tying
         known |= {name: True for name, value in later.items() if value}
+        if self.tokens:
+            known["trainable_token_indices"] = {k: list(v) for k, v in self.tokens.items()}
         tokens = {"alora_invocation_tokens": list(self.alora_tokens)}
         return known | (tokens if self.alora_tokens else {})
 
@@ -173,6 +172,7 @@ def peft_settings(config: dict[str, Any], limits: Limits) -> LoraSettings:
         dora=read_flag(config, "use_dora"),
         alora_tokens=read_invocation(config),
         tying=read_flag(config, "ensure_weight_tying"),
+        tokens=_read_tokens(config.get("trainable_token_indices")),
     )
     if settings.lora_bias and settings.dora:  # PEFT refuses the pair too
         raise refuse(
@@ -181,6 +181,25 @@ def peft_settings(config: dict[str, Any], limits: Limits) -> LoraSettings:
             _RETRAIN + " with one of the two",
         )
     return settings
+
+
+def _read_tokens(value: Any) -> dict[str, tuple[int, ...]]:
+    """Ids by "embed_tokens" and "lm_head"; a list is the embedding's.  Raises AdapterInvalid."""
+    if is_neutral(value):
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    for name, ids in (value if isinstance(value, dict) else {"embed_tokens": value}).items():
+        end = str(name).rpartition(".")[2]
+        fit = isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)
+        if not fit or end not in ("embed_tokens", "lm_head") or end in found:
+            raise refuse(
+                "E_TRAINABLE_TOKENS",
+                f"trainable_token_indices is {shown(value)}: served are lists of token ids, of"
+                " embed_tokens and lm_head",
+                _RETRAIN + ": without trainable_token_indices",
+            )
+        found[end] = tuple(ids)
+    return found
 
 
 class Scaling:

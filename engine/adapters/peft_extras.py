@@ -41,8 +41,9 @@ def with_tied_head(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
     if "embed_tokens" not in ends or "lm_head" in ends:
         return pairs
     embedding = ends["embed_tokens"]
-    a, b = (_turned(ref) for ref in (embedding.tensors.b, embedding.tensors.a))
-    return (*pairs, Pair(embedding.layer, "lm_head", "lm_head", PairTensors(a, b)))
+    assert embedding.tensors.b is not None
+    tensors = PairTensors(_turned(embedding.tensors.b), _turned(embedding.tensors.a))
+    return (*pairs, Pair(embedding.layer, "lm_head", "lm_head", tensors))
 
 
 def _turned(ref: TensorRef) -> TensorRef:

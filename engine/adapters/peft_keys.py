@@ -17,7 +17,7 @@ from engine.adapters.adapter_folder import mlx
 from engine.adapters.fused_base import module_names, parts_of
 from engine.adapters.manifest import PairTensors, TensorRef
 from engine.adapters.reasons import refuse, shown, shown_list
-from engine.layout import ENDS, FUSED_NAMES, MODULE_ID
+from engine.layout import ENDS, FUSED_NAMES, MODULE_ID, PAIRED_ENDS
 from engine.models.spec import ModelSpec
 
 #: Segments that training wrappers (DDP, torch.compile, FSDP, checkpointing) put anywhere in a name.
@@ -321,7 +321,7 @@ def _refuse_unmatched(
 ) -> None:
     has = (
         f"the base has {', '.join(module_names(spec))} in layers 0 to {spec.num_layers - 1},"
-        f" and {', '.join(ENDS)}"
+        f" and {', '.join(PAIRED_ENDS)}"
     )
     if not any_match and not beyond:
         hidden, out = spec.shapes.dims[0]

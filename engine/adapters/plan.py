@@ -9,8 +9,10 @@ Knows nothing of tiers and of who is evicted.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.adapters.device_plan import DevicePlanner
@@ -18,9 +20,9 @@ from engine.adapters.slots import SlotRow
 from engine.adapters.work_items import cut_runs
 from engine.kernels.lora_meta import LoraClass, LoraMeta, LoraRows, Segment
 from engine.ladder import Rung
-from engine.layout import ENDS, place
+from engine.layout import ENDS, PlacedModule, place
 from engine.memory.arena import Arena
-from engine.messages import PackedManifest
+from engine.messages import PackedManifest, PackedModule
 from engine.sequence import Chunk, StepWork
 from engine.upload import Words
 
@@ -95,7 +97,7 @@ class StepPlanner:
             return None
         segments, row = [], 0
         for count, slot in owners:
-            if count and any(key[1] == module for key in self._ends.get(slot, ())):
+            if count and any(_end_of(key[1]) == module for key in self._ends.get(slot, ())):
                 segments.append(Segment(row, row + count, slot))
             row += count
         return LoraMeta(join(segments), self._ends) if segments else None
@@ -183,18 +185,26 @@ class StepPlanner:
         """Of every module, or of those at the ends alone."""
         if ends and not any(m.module in ENDS for m in manifest.modules):
             return {}
+        placed = place(manifest.modules, self._arena.layout).modules
         return {
-            (m.layer, m.module): LoraRows(
-                scaling=m.scaling,
-                rank=m.rank,
-                a=self._arena.pieces(m.a, blocks),
-                b=self._arena.pieces(m.b, blocks),
-                bias=m.bias,
-                gain=m.gain,
-            )
-            for m in place(manifest.modules, self._arena.layout).modules
+            (m.layer, m.module): self._rows_of(m, told, blocks)
+            for m, told in zip(placed, manifest.modules, strict=True)
             if not ends or m.module in ENDS
         }
+
+    def _rows_of(self, m: PlacedModule, told: PackedModule, blocks: Sequence[int]) -> LoraRows:
+        a, b = (self._arena.pieces(run, blocks) for run in (m.a, m.b))
+        rows = LoraRows(m.scaling, m.rank, a, b, m.bias, m.gain)
+        if not told.replaces:
+            return rows
+        device = self._arena.device
+        places = np.concatenate([p.storage_offset() + np.arange(len(p)) * p.stride(0) for p in a])
+        ids = torch.tensor(told.tokens, device=device) if told.tokens else None
+        return replace(rows, ids=ids, places=torch.from_numpy(places).to(device))
+
+
+def _end_of(module: str) -> str:
+    return module.removesuffix(".rows")
 
 
 def cut_segments(chunks: Sequence[Chunk]) -> tuple[Segment, ...]:

@@ -49,7 +49,7 @@ READING: dict[str, str] = {
     "E_MONTECLORA": "MonteCLoRA keeps sampler tensors beside its pairs and is not served",
     "E_ARROW": "Arrow routes between several adapters and is not served",
     "E_KASA": "KaSA changes the base's weights and is not served",
-    "E_TRAINABLE_TOKENS": "trained token rows replace rows of the embedding and are not served",
+    "E_TRAINABLE_TOKENS": "trained token rows that are missing, of another module, or for no ids",
     # the header of the weights
     "E_TRUNCATED": "the file ends before its header says it does",
     "E_HEADER_TOO_LARGE": "the safetensors header exceeds the size allowed for it",
@@ -69,7 +69,7 @@ READING: dict[str, str] = {
     "E_VISION": "tensors for a vision or audio part that the text base lacks",
     "E_HEAD_LORA": "LoRA on an output head of a family that is not served",
     "E_EMBEDDING_LORA": "the embedding has factors other than those of plain LoRA",
-    "E_MODULES_TO_SAVE": "whole replacement weights (modules_to_save) are not served",
+    "E_MODULES_TO_SAVE": "whole weights (modules_to_save) of other than lm_head and embed_tokens",
     "E_VOCAB_RESIZED": "the adapter brings an embedding or head of another vocabulary size",
     "E_BASE_COPY": "copies of base weights beside the LoRA pairs differ from this base's",
     "E_ZERO_SHARD": "an empty or flattened factor: saved from a sharded (ZeRO-3, FSDP) run",

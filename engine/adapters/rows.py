@@ -55,6 +55,8 @@ class AdapterRows:
     def b(self, placed: PlacedModule, tensors: PairTensors) -> Words:
         """(rank and what lies behind it, d_out)."""
         _, d_out = self._dims(placed)
+        if tensors.b is None:
+            return np.empty((0, d_out), np.float32)
         rows = [self._served(tensors.b, (d_out, placed.rank)).T]
         if tensors.bias is not None:
             rows.append(self._served(tensors.bias, (d_out,))[None])
@@ -65,6 +67,7 @@ class AdapterRows:
     def _gain(self, placed: PlacedModule, tensors: PairTensors, magnitude: TensorRef) -> Words:
         """Two rows of which the second is what the first lost in rounding, (2, d_out)."""
         assert self._base is not None, "a gain needs the base's weights"
+        assert tensors.b is not None
         d_in, d_out = self._dims(placed)
         dtype = self.layout.dtype
         exact = gain(

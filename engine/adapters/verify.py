@@ -113,6 +113,7 @@ class _Source:
 
     def delta(self, module: PlacedModule, tensors: PairTensors, x: Floats) -> Floats:
         """(ROWS, d_out): scaling * (B A x + bias)."""
+        assert tensors.b is not None, "rows that replace others are in no layer"
         y = (x @ self._floats(tensors.a).T @ self._floats(tensors.b).T).astype(np.float32)
         if tensors.bias is not None:
             y = y + self._floats(tensors.bias)

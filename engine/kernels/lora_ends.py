@@ -49,6 +49,37 @@ def add_embedding(
     x.copy_(delta.add_(x.float()))
 
 
+def replace_embedding(x: Tensor, tokens: Tensor, rows: LoraRows, scale: float) -> None:
+    """x (T, hidden) = scale * the adapter's own row, for the tokens that it has one of."""
+    assert rows.places is not None
+    if rows.ids is None:
+        at, mine = tokens, None
+    else:
+        same = tokens[:, None] == rows.ids
+        at, mine = same.int().argmax(1), same.any(1)
+    piece = rows.a[0]
+    numbers = rows.places[at][:, None] + torch.arange(x.shape[1], device=x.device)
+    flat = piece.as_strided((piece.untyped_storage().nbytes() // piece.element_size(),), (1,), 0)
+    own = flat[numbers]
+    if scale != 1.0:
+        own = own * scale
+    x.copy_(own if mine is None else torch.where(mine[:, None], own, x))
+
+
+def replace_head(y: Tensor, x: Tensor, rows: LoraRows, *, deterministic: bool) -> None:
+    """y (N, vocab) fp32 = x Wᵀ where W has rows of the adapter's own; x is (N, hidden)."""
+    x = x.float()
+    first = 0
+    for piece in rows.a:
+        w = piece.float().t()
+        own = by_tiles(x, w.__rmatmul__) if deterministic else x @ w
+        if rows.ids is None:
+            y[:, first : first + len(piece)] = own
+        else:
+            y[:, rows.ids[first : first + len(piece)]] = own
+        first += len(piece)
+
+
 def _columns(pieces: Sequence[Tensor], tokens: Tensor, vocab: int) -> Tensor:
     """(T, rank): of every row of the run its numbers at `tokens`."""
     folds, width = _folds(pieces, vocab), pieces[0].shape[1]

@@ -36,6 +36,10 @@ class LoraRows:
     b: tuple[Tensor, ...]
     bias: bool = False
     gain: bool = False
+    #: Rows that replace the base's: their token ids (None = all), and where each row begins in the
+    #: memory that the pieces lie in, in elements.
+    ids: Tensor | None = None
+    places: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

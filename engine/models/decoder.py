@@ -16,7 +16,7 @@ from engine.kernels import backend
 from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.elementwise import cap_logits, gelu_mul, silu_mul
 from engine.kernels.gemm import linear
-from engine.kernels.lora_ends import add_embedding, add_head
+from engine.kernels.lora_ends import add_embedding, add_head, replace_embedding, replace_head
 from engine.kernels.lora_meta import LoraMeta
 from engine.models import weights
 from engine.models.attention import Attention
@@ -160,10 +160,13 @@ class Decoder(nn.Module):
             x = x.mul_(self.embedding_scale)
         for segment in lora.segments if lora is not None else ():
             assert lora is not None
-            pair = lora.slots[segment.slot][self.spec.num_layers, "embed_tokens"]
+            pairs = lora.slots[segment.slot]
             rows = slice(segment.start, segment.end)
-            size = self.spec.vocab_size, self.embedding_scale
-            add_embedding(x[rows], tokens[rows], pair, *size, deterministic=self.deterministic)
+            if own := pairs.get((self.spec.num_layers, "embed_tokens.rows")):
+                replace_embedding(x[rows], tokens[rows], own, self.embedding_scale)
+            if pair := pairs.get((self.spec.num_layers, "embed_tokens")):
+                size = self.spec.vocab_size, self.embedding_scale
+                add_embedding(x[rows], tokens[rows], pair, *size, deterministic=self.deterministic)
         return x
 
     def _on_card(
@@ -201,12 +204,15 @@ class Decoder(nn.Module):
         adapters have on the head; rows without keep their bits."""
         cap = self.spec.logit_softcap
         for segment in lora.segments:
-            pair = lora.slots[segment.slot][self.spec.num_layers, "lm_head"]
+            pairs = lora.slots[segment.slot]
             rows = slice(segment.start, segment.end)
             own, x = logits[rows], hidden[rows]
             if cap:  # the correction belongs under the cap
                 own = linear(x, self.head, None, deterministic=self.deterministic).float()
-            add_head(own, x, pair, deterministic=self.deterministic)
+            if rows_of := pairs.get((self.spec.num_layers, "lm_head.rows")):
+                replace_head(own, x, rows_of, deterministic=self.deterministic)
+            if pair := pairs.get((self.spec.num_layers, "lm_head")):
+                add_head(own, x, pair, deterministic=self.deterministic)
             if cap:
                 cap_logits(own, cap, logits[rows], deterministic=self.deterministic)
 

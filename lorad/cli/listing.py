@@ -266,10 +266,12 @@ def _revision(r: wire.Revision) -> list[tuple[str, str]]:
     if r.alora_tokens and r.changes_kv:
         cache = "the base model's prefixes up to its invocation, its own from there on"
     invoked = " ".join(map(str, r.alora_tokens))
+    replaced = ", ".join(t.removesuffix(".rows") for t in r.targets if t.endswith(".rows"))
     rows = [
         ("  rev", r.rev),
         *([("  kind", f"aLoRA, invoked by tokens {invoked}")] if invoked else []),
         ("  rank", f"{r.rank}  ({ranks})"),
+        *([("  replaces", f"rows of {replaced}")] if replaced else []),
         ("  scaling", f"{scale}, alpha {r.alpha:g}"),
         ("  layers", str(r.num_layers)),
         ("  dtype", r.dtype),

@@ -57,6 +57,7 @@ class _ModuleRow(msgspec.Struct, array_like=True):
     scaling: float
     bias: bool = False
     gain: bool = False
+    tokens: tuple[int, ...] = ()
 
 
 # ----------------------------------------------------------------- adapters
@@ -267,7 +268,9 @@ def _revision(row: Row[Any], files: Mapping[str, PackedRecord]) -> RevisionRecor
 def encode_modules(modules: Iterable[PackedModule]) -> str:
     """The `modules` column: rows without field names, a tenth of the bytes that matter."""
     rows = [
-        (m.layer, m.module, m.rank, m.scaling) + ((m.bias, m.gain) if m.bias or m.gain else ())
+        (m.layer, m.module, m.rank, m.scaling)
+        + ((m.bias, m.gain) if m.bias or m.gain or m.tokens else ())
+        + ((m.tokens,) if m.tokens else ())
         for m in modules
     ]
     return msgspec.json.encode(rows).decode()

@@ -31,6 +31,7 @@ from engine.models.spec import read_spec
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 QKV = ["q_proj", "k_proj", "v_proj"]  # those of Qwen2 that have a bias of their own
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+TOKENS = list(range(128, 3, -6))  # those of an embedding or head that are trained
 SIZES: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 72,
@@ -100,6 +101,21 @@ VARIETIES: dict[str, dict[str, Variety]] = {
             {"target_modules": [*ALL, "lm_head", "embed_tokens"], "use_rslora": True},
             HALF | {"embedding_A": torch.bfloat16, "embedding_B": torch.float16},
         ),
+        "saved head": Variety({"target_modules": QKV, "modules_to_save": ["lm_head"]}),
+        "saved ends in bf16": Variety(
+            {"target_modules": ["o_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+            {"modules_to_save": torch.bfloat16},
+        ),
+        "trained tokens": Variety({"target_modules": QKV, "trainable_token_indices": TOKENS}),
+        "trained tokens of both ends": Variety(
+            {
+                "target_modules": ["k_proj"],
+                "trainable_token_indices": {"embed_tokens": TOKENS[:9], "lm_head": TOKENS[5:]},
+            }
+        ),
+        "a head beside a saved embedding": Variety(
+            {"target_modules": ["lm_head"], "modules_to_save": ["embed_tokens"]}
+        ),
         "head": Variety({"target_modules": ["lm_head"]}),
         "head and layers": Variety(
             {"target_modules": [*ALL, "lm_head"], "rank_pattern": {"lm_head": 9}}
@@ -129,6 +145,28 @@ VARIETIES: dict[str, dict[str, Variety]] = {
             merges=False,
             without="lm_head",
         ),
+        "saved head": Variety(
+            {"target_modules": QKV, "modules_to_save": ["lm_head"]}, merges=False
+        ),
+        "saved embedding": Variety(
+            {"target_modules": QKV, "modules_to_save": ["embed_tokens"]}, merges=False
+        ),
+        "saved and tied": Variety(
+            {
+                "target_modules": QKV,
+                "modules_to_save": ["embed_tokens"],
+                "ensure_weight_tying": True,
+            },
+            merges=False,
+        ),
+        "trained tokens": Variety({"target_modules": QKV, "trainable_token_indices": TOKENS}),
+        "trained tokens, each its own": Variety(
+            {
+                "target_modules": ["k_proj"],
+                "trainable_token_indices": {"embed_tokens": TOKENS[:9], "lm_head": TOKENS[5:]},
+            },
+            merges=False,
+        ),
         "untied ends": Variety({"target_modules": ["embed_tokens", "lm_head"]}, merges=False),
         "head and layers": Variety({"target_modules": [*ALL, "lm_head"]}, HALF, merges=False),
         "head dora": Variety({"target_modules": ["lm_head"], "use_dora": True}, merges=False),
@@ -140,6 +178,7 @@ VARIETIES: dict[str, dict[str, Variety]] = {
         "plain": Variety({"target_modules": ALL}),
         "head": Variety({"target_modules": [*QKV, "lm_head"]}, merges=False),
         "embedding": Variety({"target_modules": ["embed_tokens"]}, merges=False),
+        "trained tokens": Variety({"target_modules": QKV, "trainable_token_indices": TOKENS}),
     },
     "Phi3": {
         "fused": Variety({"target_modules": FUSED, "rank_pattern": {"qkv_proj": 6}}),
@@ -209,6 +248,11 @@ def make_adapter(model: Any, variety: Variety, folder: Path, seed: int) -> Any:
     options = {"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 6} | variety.config
     tuned = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(**options))
     for name, parameter in tuned.named_parameters():
+        if "modules_to_save" in name or "trainable_tokens_delta" in name:
+            parameter.data += torch.randn_like(parameter) * parameter.std()
+            for part, dtype in variety.dtypes.items():
+                if part in name:
+                    parameter.data = parameter.data.to(dtype)
         if "lora_" in name:
             if "magnitude" in name:
                 parameter.data *= 1 + 0.3 * torch.randn_like(parameter)

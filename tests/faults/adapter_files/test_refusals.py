@@ -81,6 +81,27 @@ def alora_on_the_embedding(draft: Any) -> None:
     embedding((4, 128), (64, 4))(draft)
 
 
+def trained(ids: list[int], rows: int) -> Spoil:
+    def spoil(draft: Any) -> None:
+        draft.config["trainable_token_indices"] = ids
+        draft.add(f"{P}embed_tokens.token_adapter.trainable_tokens_delta", rows, 64)
+
+    return spoil
+
+
+def saved(name: str, *shape: int) -> Spoil:
+    def spoil(draft: Any) -> None:
+        draft.config["modules_to_save"] = [name]
+        draft.add(f"base_model.model.{name}.weight", *shape)
+
+    return spoil
+
+
+def saved_and_adapted(draft: Any) -> None:
+    saved("lm_head", 128, 64)(draft)
+    pair("base_model.model.lm_head", (4, 64), (128, 4))(draft)
+
+
 def two_heads(draft: Any) -> None:
     for name in ("base_model.model.lm_head", "base_model.model.model.unembed_tokens"):
         pair(name, (4, 64), (128, 4))(draft)
@@ -295,7 +316,15 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("E_ARROW", config(arrow_config={"top_k": 2}), ("arrow_config",)),
     ("E_KASA", config(kasa_config={"a": 1}), ("kasa_config",)),
     ("E_KASA", add(f"{Q}.lora_diag", 4), ("lora_diag",)),
-    ("E_TRAINABLE_TOKENS", config(trainable_token_indices=[5]), ("[5]",)),
+    ("E_TRAINABLE_TOKENS", config(trainable_token_indices=[5]), ("1 tokens", "no rows")),
+    ("E_TRAINABLE_TOKENS", config(trainable_token_indices={"wte": [5]}), ("wte",)),
+    ("E_TRAINABLE_TOKENS", config(trainable_token_indices=[-1]), ("[-1]",)),
+    ("E_TRAINABLE_TOKENS", trained([5, 5], 2), ("twice",)),
+    ("E_TRAINABLE_TOKENS", trained([5, 128], 2), ("128",)),
+    ("E_SHAPE", trained([5, 6], 3), ("[3, 64]", "[2, 64]")),
+    ("E_VOCAB_RESIZED", saved("lm_head", 130, 64), ("130", "128")),
+    ("E_SHAPE", saved("model.embed_tokens", 128, 60), ("[128, 60]", "[128, 64]")),
+    ("E_DUPLICATE_MODULE", saved_and_adapted, ("lm_head.weight", "lm_head.lora_A")),
     (
         "E_TRAINABLE_TOKENS",
         add(f"{P}embed_tokens.token_adapter.trainable_tokens_delta", 1, 64),

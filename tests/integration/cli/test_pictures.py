@@ -153,6 +153,16 @@ def test_show_tells_what_an_activated_lora_is_invoked_by(server, loractl, detail
     assert "the base model's prefixes up to its invocation, its own from there on\n" in said
 
 
+def test_show_tells_of_rows_that_an_adapter_replaces(server, loractl, detailed):
+    assert "replaces" not in loractl("show", "bible").out
+    detail = server.details["bible"]
+    changed = msgspec.structs.replace(
+        detail.serving, targets=("q_proj", "embed_tokens.rows", "lm_head.rows")
+    )
+    server.details["bible"] = msgspec.structs.replace(detail, serving=changed)
+    assert "  replaces  rows of embed_tokens, lm_head\n" in loractl("show", "bible").out
+
+
 def test_show_of_a_revision_shows_that_one_alone(loractl, detailed):
     document = loractl("show", "bible@" + "c3" * 4, "--json").json
     assert document["serving"] is None

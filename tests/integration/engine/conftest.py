@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -96,6 +97,7 @@ def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
         modules: Sequence[str] = MODULES,
         layers: Sequence[int] = (0, 1),
         ends: Sequence[str] = (),
+        rows: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         seed: int = 0,
         strength: float = 0.4,
     ) -> Adapter:
@@ -107,7 +109,14 @@ def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
             a = torch.randn(rank, d_in, generator=generator) * strength
             b = torch.randn(d_out, rank, generator=generator) * strength
             tensors[layer, module] = (a, b)
-        packed = stream_order(PackedModule(la, mo, rank, 2.0 / rank) for la, mo in tensors)
+        pairs = [PackedModule(la, mo, rank, 2.0 / rank) for la, mo in tensors]
+        for end, ids in rows.items():  # () = a row for every token
+            count = len(ids) or spec.vocab_size
+            own = torch.randn(count, spec.hidden_size, generator=generator) * strength
+            module = PackedModule(spec.num_layers, f"{end}.rows", count, 1.0, tokens=ids)
+            tensors[module.layer, module.module] = (own, torch.empty(0, 0))
+            pairs.append(module)
+        packed = stream_order(pairs)
         placement = place(packed, layout)
         stream = torch.zeros(placement.num_blocks, layout.block_bytes, dtype=torch.uint8)
         for m in placement.modules:

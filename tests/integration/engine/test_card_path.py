@@ -106,17 +106,20 @@ def test_a_mixed_and_padded_batch_answers_as_plain_torch(
 
 
 def test_an_embeddings_adapter_is_applied_ahead_of_graphs_that_are_captured_when_it_comes_back(
-    start_core, adapters, make_adapter, prompt, expected, request
+    start_core, make_adapter, prompt, expected, request
 ) -> None:
     both = [
         make_adapter("an embedding", modules=(), ends=("embed_tokens",), seed=9),
         make_adapter("both ends", ends=("embed_tokens", "lm_head"), seed=10, rank=3),
     ]
-    asked = [(0, 7, both[0], 7), (1, 9, both[1], 7), (2, 12, adapters[0], 2), (3, 3, None, 3)]
+    rows = make_adapter(
+        "rows of its own", rows={"embed_tokens": tuple(range(9, 300, 2)), "lm_head": ()}, seed=11
+    )
+    asked = [(0, 7, both[0], 7), (1, 9, both[1], 7), (2, 12, rows, 2), (3, 3, None, 3)]
     right = expected(asked)
     request.getfixturevalue("on_card_path")
     driver = start(start_core, max_num_seqs=4, slots=3)
-    driver.add(adapters[0], *both)
+    driver.add(rows, *both)
     graphs = driver.core.runner.graphs
     usual = graphs.num_graphs
     stories = [

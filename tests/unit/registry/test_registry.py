@@ -229,6 +229,7 @@ def test_biases_and_gains_come_back_with_their_modules() -> None:
         PackedModule(0, "q_proj", 8, 2.0, bias=True),
         PackedModule(1, "q_proj", 8, 2.0),
         PackedModule(1, "v_proj", 4, 2.0, gain=True),
+        PackedModule(2, "lm_head.rows", 2, 1.0, tokens=(7, 5)),
     )
     assert decode_modules(encode_modules(modules)) == modules
     assert encode_modules(modules[1:2]) == '[[1,"q_proj",8,2.0]]'
