@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from engine.kernels.lora_ends import add_embedding, add_head, unfolded
+from engine.kernels.lora_ends import (
+    add_embedding,
+    add_head,
+    replace_embedding,
+    replace_head,
+    unfolded,
+)
 from engine.kernels.lora_meta import LoraRows
 
 RANK, HIDDEN = 5, 24
@@ -51,6 +57,37 @@ def test_an_embedding_is_corrected_whatever_the_places_of_its_rows(
     wanted = x + 3.0 * 0.7 * (a[:, tokens].T @ b)
     add_embedding(x, tokens, pair, 37, 3.0, deterministic=deterministic)
     assert torch.allclose(x, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("ids", [None, [30, 2, 36, 0, 17]])
+def test_rows_of_an_adapters_own_replace_the_bases_and_no_others(
+    ids: list[int] | None, deterministic: bool
+) -> None:
+    """They lie in two blocks of one arena, the second ahead of the first, each row on a border."""
+    base, x = torch.randn(37, HIDDEN), torch.randn(19, HIDDEN)
+    count = 37 if ids is None else len(ids)
+    own, arena = torch.randn(count, HIDDEN), torch.full((80, HIDDEN + 8), torch.nan)
+    pieces = arena[50 : 50 + 3, :HIDDEN], arena[4 : 4 + count - 3, :HIDDEN]
+    for piece, rows in zip(pieces, own.split((3, count - 3)), strict=True):
+        piece.copy_(rows)
+    stride = HIDDEN + 8
+    places = torch.cat([p.storage_offset() + stride * torch.arange(len(p)) for p in pieces])
+    rows = LoraRows(
+        1.0, count, pieces, (), ids=None if ids is None else torch.tensor(ids), places=places
+    )
+    changed = base.clone()
+    changed[slice(None) if ids is None else ids] = own
+    tokens = torch.tensor([0, 36, 9, 10, 18, 19, 12, 13, 24, 25, 26, 27, 9, 36, 1, 2, 30, 17, 5])
+    embedded, logits = 3.0 * base[tokens], x @ base.T
+    before = logits.clone()
+    replace_embedding(embedded, tokens, rows, 3.0)
+    replace_head(logits, x, rows, deterministic=deterministic)
+    assert torch.equal(embedded, 3.0 * changed[tokens])
+    assert torch.allclose(logits, x @ changed.T, atol=1e-5)
+    if ids is not None:
+        others = [i for i in range(37) if i not in ids]
+        assert torch.equal(logits[:, others], before[:, others])
 
 
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it_where_that_is_wanted() -> None:
