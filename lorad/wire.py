@@ -37,7 +37,7 @@ class Revision(Struct, frozen=True, kw_only=True):
     rev: str
     rank: int  # the largest of its modules
     ranks: dict[str, int]  # module -> largest rank
-    alpha: float
+    alpha: float | None  # null for MLX's, whose number is not divided by the rank
     rslora: bool
     targets: tuple[str, ...]
     num_layers: int  # layers that carry tensors
@@ -46,6 +46,8 @@ class Revision(Struct, frozen=True, kw_only=True):
     packed_bytes: int  # whole blocks
     num_blocks: int
     changes_kv: bool
+    kinds: tuple[str, ...] = ()  # of MLX, aLoRA, DoRA, bias, head, embedding, rows
+    scalings: tuple[float, ...] = ()  # what products are multiplied by, each number once
     alora_tokens: tuple[int, ...] = ()  # of an activated LoRA: those that it is invoked by
     warnings: tuple[str, ...] = ()
     created_at: str = ""

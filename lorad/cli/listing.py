@@ -27,6 +27,7 @@ from lorad.cli.output import (
     print_line,
     print_pairs,
 )
+from lorad.cli.revision import revision_rows
 from lorad.cli.session import Failed, Session, Usage, session
 
 SHORT_REV = 8
@@ -208,7 +209,7 @@ def show(
     for title, revision in (("serving", detail.serving), ("candidate", detail.candidate)):
         if revision is not None:
             print_line(title)
-            print_pairs(_revision(revision))
+            print_pairs(revision_rows(revision))
     earlier = [rev for rev in detail.history if rev not in (a.rev, a.candidate_rev)]
     if earlier:
         print_pairs([("earlier", " ".join(short(rev) for rev in earlier))])
@@ -257,28 +258,6 @@ def _no_revision(detail: wire.AdapterDetail, digest: str) -> wire.ItemResult:
         message=f"{what} {name!r}; {now}",
         hint=f"loractl show {name}",
     )
-
-
-def _revision(r: wire.Revision) -> list[tuple[str, str]]:
-    ranks = " ".join(f"{module}:{rank}" for module, rank in sorted(r.ranks.items()))
-    scale = "alpha/sqrt(r)" if r.rslora else "alpha/r"
-    cache = "its own prefixes" if r.changes_kv else "shares the base model's prefixes"
-    if r.alora_tokens and r.changes_kv:
-        cache = "the base model's prefixes up to its invocation, its own from there on"
-    invoked = " ".join(map(str, r.alora_tokens))
-    replaced = ", ".join(t.removesuffix(".rows") for t in r.targets if t.endswith(".rows"))
-    rows = [
-        ("  rev", r.rev),
-        *([("  kind", f"aLoRA, invoked by tokens {invoked}")] if invoked else []),
-        ("  rank", f"{r.rank}  ({ranks})"),
-        *([("  replaces", f"rows of {replaced}")] if replaced else []),
-        ("  scaling", f"{scale}, alpha {r.alpha:g}"),
-        ("  layers", str(r.num_layers)),
-        ("  dtype", r.dtype),
-        ("  size", f"{human_bytes(r.file_bytes)} file, {human_bytes(r.packed_bytes)} packed"),
-        ("  cache", cache),
-    ]
-    return rows + [("  warning", text) for text in r.warnings]
 
 
 # ----------------------------------------------------------------- arguments

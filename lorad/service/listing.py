@@ -17,6 +17,7 @@ from lorad.registry.records import AdapterRecord, Page, RevisionRecord
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog
 from lorad.service.events import EventRing, rfc3339
+from lorad.service.kinds import from_mlx, kinds_of, scalings_of
 from lorad.service.names import Names
 from lorad.service.picture import Picture
 
@@ -167,11 +168,12 @@ class Listing:
         if record is None:
             return None
         packed = record.packed_for(self._info())
+        mlx = from_mlx(self._registry.store.path(record.rev))
         return wire.Revision(
             rev=record.rev,
             rank=record.rank,
             ranks=dict(record.ranks),
-            alpha=record.alpha,
+            alpha=None if mlx else record.alpha,
             rslora=record.rslora,
             targets=record.targets,
             num_layers=record.num_layers,
@@ -180,6 +182,8 @@ class Listing:
             packed_bytes=self._packed_bytes(record) or 0,
             num_blocks=packed.num_blocks if packed else 0,
             changes_kv=record.changes_kv,
+            kinds=kinds_of(record, mlx=mlx),
+            scalings=scalings_of(record),
             alora_tokens=record.alora_tokens,
             warnings=record.warnings,
             created_at=_time(record.created_at),

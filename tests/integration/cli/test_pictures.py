@@ -146,10 +146,12 @@ def test_show_tells_what_an_activated_lora_is_invoked_by(server, loractl, detail
     before = loractl("show", "bible").out
     assert "kind" not in before and "shares the base model's prefixes" in before
     detail = server.details["bible"]
-    called = msgspec.structs.replace(detail.serving, alora_tokens=(128_000, 9), changes_kv=True)
+    called = msgspec.structs.replace(
+        detail.serving, kinds=("aLoRA", "head"), alora_tokens=(128_000, 9), changes_kv=True
+    )
     server.details["bible"] = msgspec.structs.replace(detail, serving=called)
     said = loractl("show", "bible").out
-    assert "  kind     aLoRA, invoked by tokens 128000 9\n" in said
+    assert "  kind     aLoRA, invoked by tokens 128000 9, head\n" in said
     assert "the base model's prefixes up to its invocation, its own from there on\n" in said
 
 
@@ -161,6 +163,23 @@ def test_show_tells_of_rows_that_an_adapter_replaces(server, loractl, detailed):
     )
     server.details["bible"] = msgspec.structs.replace(detail, serving=changed)
     assert "  replaces  rows of embed_tokens, lm_head\n" in loractl("show", "bible").out
+
+
+def test_show_tells_the_kind_and_the_number_that_an_mlx_adapter_is_scaled_by(
+    server, loractl, detailed
+):
+    detail = server.details["bible"]
+    mlx = msgspec.structs.replace(
+        detail.serving, kinds=("MLX", "DoRA"), alpha=None, rslora=False, scalings=(2.0,)
+    )
+    server.details["bible"] = msgspec.structs.replace(detail, serving=mlx)
+    said = loractl("show", "bible@" + "b2" * 32).out
+    assert "  kind     MLX, DoRA\n" in said
+    assert "  scaling  scale 2\n" in said
+    assert "alpha" not in said
+    document = loractl("show", "bible", "--json").json["serving"]
+    assert document["kinds"] == ["MLX", "DoRA"]
+    assert (document["alpha"], document["scalings"]) == (None, [2.0])
 
 
 def test_show_of_a_revision_shows_that_one_alone(loractl, detailed):

@@ -1,11 +1,15 @@
 """Rows and pages: the registry's words beside the engine's numbers."""
 
+import shutil
+from dataclasses import replace
+
 import pytest
 
-from engine.messages import RevisionStatus
+from engine.messages import PackedModule, RevisionStatus
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.service import picture
+from lorad.service.kinds import kinds_of
 from lorad.service.snapshot import prefix_of
 
 
@@ -98,6 +102,40 @@ def test_detail_tells_revision_history_and_events(world):
         with pytest.raises(LoradError, match=r"no adapter named 'ab'") as caught:
             w.listing.detail("ab")
         assert caught.value.hint == "did you mean a?"
+
+    world(scenario)
+
+
+def test_detail_tells_mlx_by_the_stored_config_and_never_shows_its_scale_as_an_alpha(world):
+    async def scenario(w):
+        folder, staging = w.folder(1, fine_tune_type="lora"), await w.adapters.stage()
+        shutil.copytree(folder, staging.path, dirs_exist_ok=True)
+        await w.adapters.add(staging, "a", source="upload")
+        await w.add("b", 2)
+        mlx, plain = w.listing.detail("a").serving, w.listing.detail("b").serving
+        assert (mlx.kinds, mlx.alpha, mlx.scalings) == (("MLX",), None, (2.0,))
+        assert (plain.kinds, plain.alpha, plain.scalings) == ((), 8.0, (2.0,))
+
+    world(scenario)
+
+
+@pytest.mark.parametrize(
+    ("module", "tokens", "kinds"),
+    [
+        (PackedModule(0, "q_proj", 4, 2.0), (), ()),
+        (PackedModule(0, "q_proj", 4, 2.0), (5,), ("aLoRA",)),
+        (PackedModule(0, "q_proj", 4, 2.0, gain=True), (), ("DoRA",)),
+        (PackedModule(0, "q_proj", 4, 2.0, bias=True), (), ("bias",)),
+        (PackedModule(1, "lm_head", 4, 2.0, gain=True), (), ("DoRA", "head")),
+        (PackedModule(1, "embed_tokens", 4, 2.0), (), ("embedding",)),
+        (PackedModule(1, "lm_head.rows", 4, 1.0), (), ("rows",)),
+    ],
+)
+def test_a_kind_is_read_off_the_modules(world, module, tokens, kinds):
+    async def scenario(w):
+        await w.add("a", 1)
+        record = replace(w.registry.revision(w.rev(1)), modules=(module,), alora_tokens=tokens)
+        assert kinds_of(record, mlx=False) == kinds
 
     world(scenario)
 
