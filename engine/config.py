@@ -55,7 +55,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
         need(bool(self.model), "model", "a folder")
         need(self.block_size in (8, 16, 32, 64), "block_size", "8, 16, 32 or 64")
-        need(self.max_model_len >= 0, "max_model_len", "0 (the model's) or more")
+        need(
+            self.max_model_len == 0 or self.max_model_len >= 2,
+            "max_model_len",
+            "0 (the model's), or 2 or more: a token of prompt and one of the answer",
+        )
         need(self.max_num_seqs >= 1, "max_num_seqs", "1 or more")
         need(self.max_batch_tokens >= 0, "max_batch_tokens", "0 (auto) or more")
         need(self.mixed_tokens >= 0, "mixed_tokens", "0 (auto) or more")

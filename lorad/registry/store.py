@@ -24,6 +24,7 @@ from lorad.registry import failpoints
 _REV = re.compile(r"[0-9a-f]{64}")
 _LAYOUT = re.compile(r"[0-9a-z]{1,64}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +198,20 @@ class Store:
 
 @contextmanager
 def _disk(doing: str) -> Iterator[None]:
-    """Say insufficient_storage where the system says that it is full."""
+    """Say insufficient_storage where the system says that it is full, or not to be written to."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno in _FULL:
+            first = "free space on the store's disk"
+        elif error.errno in _CLOSED:
+            first = "make the store's folder writable for lorad"
+        else:
             raise
         raise LoradError(
             "insufficient_storage",
             f"cannot {doing}: {os.strerror(error.errno)}",
-            hint="free space on the store's disk, then repeat; nothing was changed",
+            hint=f"{first}, then repeat; nothing was changed",
         ) from error
 
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.errors import ConfigError
 from lorad.config import parse_duration, parse_size
 from lorad.config_sources import dump, load
 from lorad.errors import BadConfig
@@ -171,3 +173,11 @@ def test_a_uid_without_an_account_or_home_gets_paths_that_say_so(monkeypatch):
     places = find({}, uid=54321)
     assert places.state == Path("/nonexistent/.local/state/lorad")
     assert places.runtime is None
+
+
+@pytest.mark.parametrize("length", [-1, 1])
+def test_a_context_without_room_for_an_answer_is_refused_before_the_engine_starts(
+    length: int,
+) -> None:
+    with pytest.raises(ConfigError, match="max_model_len"):
+        EngineConfig(model="m", max_model_len=length)

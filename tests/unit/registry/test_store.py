@@ -1,5 +1,6 @@
 """The store: whole or not at all, read-only, within its budget."""
 
+import errno
 import hashlib
 import os
 import stat
@@ -144,6 +145,19 @@ def test_more_than_the_disk_holds_is_refused_before_a_byte_is_copied(store: Stor
         store.stage(expected_bytes=1 << 60)
     assert refused.value.code == "insufficient_storage"
     assert list((store.directory / ".staging").iterdir()) == []
+
+
+def test_a_store_that_cannot_be_written_to_says_so_and_what_to_do(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(LoradError) as refused:
+        store.stage()
+    assert refused.value.code == "insufficient_storage" and "Read-only" in refused.value.message
+    assert "writable" in refused.value.hint
 
 
 def test_a_removed_revision_is_out_of_sight_before_its_files_go(store: Store, put: Put) -> None:
