@@ -180,13 +180,18 @@ class Revisions:
     async def load(self, rev: str, tier: Literal["gpu", "ram"] = "gpu") -> None:
         """Bring it to `tier`; raises no_room, load_failed, or what preparing raised.
 
-        One whose packed file is damaged is packed anew and tried again, once.
+        One whose packed file is damaged, cut or gone is packed anew and tried again, once.
         """
         heard = self.mending.heard(rev)
         try:
             await self._load(rev, tier)
         except LoradError as error:
-            if error.code != "adapter_damaged" or not await self.mending.mended(rev, heard):
+            lost = error.code == "load_failed" and (
+                self.mending.heard(rev) > heard or self._has_lost_its_file(rev)
+            )
+            if not (lost or error.code == "adapter_damaged"):
+                raise
+            if not await self.mending.mended(rev, heard):
                 raise
             await self._load(rev, tier)
 
@@ -234,6 +239,14 @@ class Revisions:
             finally:
                 if known and restarts == self._link.restarts:
                     self._link.known.add(rev)
+
+    def _has_lost_its_file(self, rev: str) -> bool:
+        """Whether what the engine was to read is gone or cut, and can be packed anew."""
+        info, record = self._link.info, self._registry.revision(rev)
+        manifest = record.packed_manifest(info) if record is not None and info is not None else None
+        if info is None or manifest is None or _is_whole(manifest, info):
+            return False
+        return self._intake.store.has(rev)
 
     def resident(self, rev: str) -> bool:
         return self.tiers.get(rev) in RESIDENT
@@ -341,7 +354,8 @@ class Revisions:
         """Remember where a revision is now, and tell those who watch."""
         before, after = State(event.before), State(event.after)
         self.tiers[event.rev] = after
-        if event.cause == "damaged":
+        lost = event.cause == "error" and self._has_lost_its_file(event.rev)
+        if lost or event.cause == "damaged":
             self.mending.hear(event.rev, event.message)
         elif (before, after) == (State.LOADING, State.RAM):
             self.mending.whole(event.rev)

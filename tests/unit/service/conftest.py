@@ -86,6 +86,7 @@ class FakeClient:
         self.pin_room = 99  # how many revisions may be pinned
         self.pinned = set()
         self.damaged = Counter()  # rev -> how many reads find it so
+        self.unreadable = Counter()  # rev -> how many reads fail
         self.reports = []  # answers to VerifyRevision: a report or a code
         self.silent = False  # True: submits stay open until `finish`
         self.hold_loads = asyncio.Event()
@@ -155,6 +156,8 @@ class FakeClient:
                 await self.hold_loads.wait()
                 if self.damaged[command.rev]:
                     return self.find_damaged(command)
+                if self.unreadable[command.rev]:
+                    return self.fail_to_read(command)
                 if code := self.refuse.get(command.rev):
                     return Answer(command_id=command.command_id, code=code, message="refused")
                 self.move(command.rev, "idle" if command.tier == "gpu" else "ram")
@@ -182,6 +185,12 @@ class FakeClient:
         self.frame(adapters=(event,))
         code = "adapter_damaged"
         return Answer(command_id=command.command_id, code=code, message="block 0 is wrong")
+
+    def fail_to_read(self, command):
+        self.unreadable[command.rev] -= 1
+        words = {"rev": command.rev, "cause": "error", "message": "no such file"}
+        self.frame(adapters=(AdapterEvent(before="loading", after="registered", **words),))
+        return Answer(command_id=command.command_id, code="load_failed", message="no such file")
 
     def mark(self, command, rev):
         """A pin without room is refused, and the revision stays what it was."""

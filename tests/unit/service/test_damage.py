@@ -121,6 +121,38 @@ def test_a_packed_file_without_checksums_is_packed_anew(world):
     world(scenario)
 
 
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "gone"])
+def test_a_packed_file_that_the_engine_does_not_find_is_packed_anew_and_loaded(world, cut):
+    async def scenario(w):
+        await w.start()
+        await w.add("a", 1)
+        await w.revisions.load(w.rev(1))
+        packed = w.store.packed(w.rev(1), (await w.revisions.packed(w.rev(1))).layout)
+        if cut:
+            packed.chmod(0o640)
+            packed.write_bytes(b"")
+        else:
+            packed.unlink()
+        w.engine.unreadable[w.rev(1)] = 1
+        await w.revisions.load(w.rev(1))
+        assert w.packed == [w.rev(1)] * 2
+        assert "adapter.repacked" in w.types("a")
+
+    world(scenario)
+
+
+def test_a_whole_packed_file_that_cannot_be_read_is_not_packed_anew(world):
+    async def scenario(w):
+        await w.start()
+        await w.add("a", 1)
+        w.engine.unreadable[w.rev(1)] = 1
+        with pytest.raises(LoradError) as caught:
+            await w.revisions.load(w.rev(1))
+        assert caught.value.code == "load_failed" and w.packed == [w.rev(1)]
+
+    world(scenario)
+
+
 # --------------------------------------------------------------------- verify
 GOOD = VerifyReport(modules=14, worst_error=1e-7, tolerance=1e-4, bytes_checked=100)
 BAD = VerifyReport(
