@@ -31,6 +31,13 @@ def without_copies(
     return tuple(ref for ref in refs if ref.name not in equal)
 
 
+def modules_without(refs: tuple[TensorRef, ...], kept: tuple[TensorRef, ...]) -> frozenset[str]:
+    """Modules whose own weights are in `refs` and no more in `kept`, by their names in the file.
+    A LoRA layer's `base_layer` is none: PEFT saves it whatever modules_to_save lists."""
+    gone = {ref.name for ref in refs} - {ref.name for ref in kept}
+    return frozenset(name.rpartition(".")[0].removesuffix(".modules_to_save") for name in gone)
+
+
 def _may_be_a_copy(ref: TensorRef) -> bool:
     return ref.name.endswith((".weight", ".bias")) and "lora_" not in ref.name
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from engine.adapters.adapter_folder import AdapterFolder
 from engine.adapters.adapter_text import check_text_files
 from engine.adapters.alora import check_invocation
-from engine.adapters.base_copies import without_copies
+from engine.adapters.base_copies import modules_without, without_copies
 from engine.adapters.config_values import rank_too_large
 from engine.adapters.digest import revision_digest
 from engine.adapters.manifest import (
@@ -88,7 +88,9 @@ def inspect(
         weights_file = opened.weights_file(mlx=settings.mlx)
         fd = opened.open(weights_file)
         try:
-            refs = without_copies(read_header(fd, limits, weights_file), fd, base)
+            held = read_header(fd, limits, weights_file)
+            refs = without_copies(held, fd, base)
+            copied = modules_without(held, refs)
             replaced, refs = take_replaced(refs, settings, spec)
             pairs = find_pairs(refs, spec, mlx_names=settings.mlx)
             if settings.tying and spec.tied:
@@ -102,7 +104,8 @@ def inspect(
             file_bytes = os.fstat(fd).st_size
         finally:
             os.close(fd)
-    warnings += _target_warnings(pairs, settings, replaced)
+    warnings += _target_warnings(pairs, settings)
+    warnings += _saved_warnings(settings, replaced, copied)
     ranks = _largest_ranks(modules)
     modules += tuple(module for module, _ in more)
     tensors = (*(pair.tensors for pair in pairs), *(held for _, held in more))
@@ -231,9 +234,7 @@ def _scan(
     return ["this adapter changes nothing: every lora_B (or scaling) is zero"] if idle else []
 
 
-def _target_warnings(
-    pairs: tuple[Pair, ...], settings: LoraSettings, replaced: Iterable[str]
-) -> list[str]:
+def _target_warnings(pairs: tuple[Pair, ...], settings: LoraSettings) -> list[str]:
     """Listed targets without any tensor.  The tensors decide what is served, not the list."""
     targets, names = settings.target_modules, {pair.name for pair in pairs}
     warnings = []
@@ -247,10 +248,23 @@ def _target_warnings(
         warnings += _regex_warning(targets, names, settings)
     if absent:
         warnings.append(f"target_modules lists {shown_list(absent)}, without any tensor")
-    unsaved = [s for s in settings.modules_to_save if s.rpartition(".")[2] not in replaced]
-    if unsaved:
-        saved = shown_list(unsaved)
-        warnings.append(f"modules_to_save lists {saved}, but the file holds no such weights")
+    return warnings
+
+
+def _saved_warnings(
+    settings: LoraSettings, replaced: Iterable[str], copied: frozenset[str]
+) -> list[str]:
+    """Of modules_to_save, those that replace nothing, and why."""
+    idle = [s for s in settings.modules_to_save if s.rpartition(".")[2] not in replaced]
+    equal = [s for s in idle if any(f".{module}".endswith(f".{s}") for module in copied)]
+    absent = [s for s in idle if s not in equal]
+    warnings = []
+    if equal:
+        said = "its weights are equal to the base's, ignored"
+        warnings.append(f"modules_to_save lists {shown_list(equal)}: {said}")
+    if absent:
+        said = "but the file holds no such weights"
+        warnings.append(f"modules_to_save lists {shown_list(absent)}, {said}")
     return warnings
 
 

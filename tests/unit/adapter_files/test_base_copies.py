@@ -79,6 +79,23 @@ def test_a_copy_that_equals_the_base_is_ignored_and_any_other_refused(
     assert name in caught.value.message
 
 
+def test_a_saved_module_that_equals_the_base_is_told_from_one_that_is_not_there(
+    make_folder: MakeFolder, pair: MakePair, spec: ModelSpec, base: Path
+) -> None:
+    copy = {f"{P}lm_head.weight": weights(base)["model.embed_tokens.weight"]}
+    saved = ["lm_head", "score"]
+    folder = make_folder(pair(Q) | copy, modules_to_save=saved)
+    assert [w for w in inspect(folder, spec, base=base).warnings if "modules_to_save" in w] == [
+        "modules_to_save lists lm_head: its weights are equal to the base's, ignored",
+        "modules_to_save lists score, but the file holds no such weights",
+    ]
+    copy = {f"{P}lm_head.base_layer.weight": weights(base)["model.embed_tokens.weight"]}
+    folder = make_folder(pair(Q) | copy, modules_to_save=["lm_head"])
+    assert [w for w in inspect(folder, spec, base=base).warnings if "modules_to_save" in w] == [
+        "modules_to_save lists lm_head, but the file holds no such weights",
+    ]
+
+
 def test_a_copy_of_a_larger_vocabulary_is_refused(
     make_folder: MakeFolder, pair: MakePair, spec: ModelSpec, base: Path
 ) -> None:
