@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from engine.errors import EngineError
 from engine.messages import Finding, PackedManifest, Verified, VerifyReport, VerifyRevision
 from lorad import wire
-from lorad.errors import LoradError
+from lorad.errors import LoradError, from_engine
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.intake import Intake
@@ -89,7 +90,7 @@ class Verification:
         try:
             packed = await self._revisions.packed(rev)
             probe, compared = staging.path / "probe", Path(packed.path) if full else None
-            source = await self._run(store.path(rev), staging.path, probe, compared)
+            source = await self._source(store.path(rev), staging.path, probe, compared)
             report = await self._compare(packed, probe)
         finally:
             self._revisions.release(rev)
@@ -100,6 +101,15 @@ class Verification:
             bytes_checked=report.bytes_checked + source.bytes_checked,
             bytes_different=report.bytes_different + source.bytes_different,
         )
+
+    async def _source(self, folder: Path, out: Path, probe: Path, packed: Path | None) -> Verified:
+        try:
+            return await self._run(folder, out, probe, packed)
+        except EngineError as error:  # stored files that are refused now, or the process was ended
+            raise from_engine(error) from error
+        except OSError as error:
+            message = f"cannot start the verifier: {error}"
+            raise LoradError("internal_error", message) from error
 
     async def _compare(self, packed: PackedManifest, probe: Path) -> VerifyReport:
         for attempt in range(TRIES):

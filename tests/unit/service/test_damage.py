@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.adapters.states import State
+from engine.errors import AdapterInvalid, EngineError
 from engine.messages import Finding, Load, Verified, VerifyReport
 from lorad import wire
 from lorad.errors import LoradError
@@ -259,5 +260,35 @@ def test_all_are_the_resident_ones_and_an_unknown_name_is_its_own_failure(world,
         assert [(i.name, i.code) for i in done.items] == [("nobody", "model_not_found"), ("a", "")]
         with pytest.raises(LoradError, match="names is empty"):
             await service.verify(wire.Names())
+
+    world(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (EngineError("verifying x failed: exit status -9"), "internal_error"),
+        (AdapterInvalid("E_HEADER", "the file is cut"), "adapter_invalid"),
+        (OSError("no process to be had"), "internal_error"),
+    ],
+    ids=["killed", "refused", "not started"],
+)
+def test_a_verifier_that_fails_is_its_adapters_failure_and_the_next_is_verified(world, fault, code):
+    async def scenario(w):
+        await w.start()
+        await w.add("a", 1)
+        await w.add("b", 2)
+        faults = [fault]
+
+        async def run(folder, out, probe, packed):
+            if faults:
+                raise faults.pop()
+            return Verified(rev=folder.name)
+
+        service = Verification(w.names, w.link, w.intake, w.revisions, w.events, w.tasks, run=run)
+        w.engine.reports = [GOOD]
+        done = await service.verify(wire.Names(names=("a", "b")))
+        assert [(i.name, i.ok, i.code) for i in done.items] == [("a", False, code), ("b", True, "")]
+        assert list((w.store.directory / ".staging").iterdir()) == []
 
     world(scenario)
