@@ -25,6 +25,7 @@ from lorad.registry.records import (
     AuditRecord,
     EventRecord,
     PackedRecord,
+    Packing,
     Page,
     RevisionRecord,
     Serving,
@@ -78,12 +79,13 @@ def page(
     sort: str = "name",
     limit: int = 100,
     cursor: str | None = None,
+    packing: Packing | None = None,
 ) -> Page:
     """One page of names.  invalid_value for an unknown state or sort, or a broken cursor."""
     filters = _filters(state, tenant, q, labels, revs, without_revs)
     total = connection.execute(select(func.count()).select_from(adapters).where(*filters)).scalar()
     limit = max(1, min(limit, MAX_PAGE))
-    statement, key = page_statement(filters, sort=sort, limit=limit, cursor=cursor)
+    statement, key = page_statement(filters, sort=sort, limit=limit, cursor=cursor, packing=packing)
     rows = connection.execute(statement).all()
     more = len(rows) > limit
     rows = rows[:limit]
@@ -92,13 +94,23 @@ def page(
 
 
 def page_statement(
-    filters: Sequence[ColumnElement[bool]], *, sort: str, limit: int, cursor: str | None
+    filters: Sequence[ColumnElement[bool]],
+    *,
+    sort: str,
+    limit: int,
+    cursor: str | None,
+    packing: Packing | None = None,
 ) -> tuple[Select[Any], str]:
-    """The SELECT of one page, one row more than `limit`; and the label of its sort key."""
+    """The SELECT of one page, one row more than `limit`; and the label of its sort key.
+
+    With `packing`, size is that of a revision's blocks where it is packed, as the list shows it.
+    """
     word = sort.removeprefix("-")
     if word not in SORTS:
         raise _invalid("sort", f"unknown sort {sort!r}; known: {', '.join(SORTS)}")
     column, descending = SORTS[word], sort.startswith("-")
+    if word == "size" and packing is not None:
+        column = func.coalesce(_blocks(packing) * packing.block_bytes, column)
     statement = _adapters().add_columns(column.label("sort_key")).where(*filters)
     if word in ("rank", "size"):
         statement = statement.outerjoin(revisions, revisions.c.rev == adapters.c.serving_rev)
@@ -110,6 +122,14 @@ def page_statement(
         statement = statement.where(here < there if descending else here > there)
     order = [c.desc() for c in by] if descending else by
     return statement.order_by(*order).limit(limit + 1), "sort_key"
+
+
+def _blocks(packing: Packing) -> ColumnElement[Any]:
+    """Blocks of a row's serving revision; null if it is not packed for that engine."""
+    files = select(func.max(packed.c.num_blocks)).where(
+        packed.c.rev == revisions.c.rev, packed.c.layout.in_(packing.streams)
+    )
+    return files.correlate(revisions).scalar_subquery()
 
 
 def names_of(connection: Connection, rev: str) -> tuple[str, ...]:

@@ -21,6 +21,22 @@ class PackedRecord:
     true_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a running engine's packed files are told and measured; `streams` are the two that a
+    revision of it can have, one of them alone."""
+
+    streams: tuple[str, str]
+    block_bytes: int
+
+    @classmethod
+    def of(cls, info: EngineInfo, block_bytes: int) -> "Packing":
+        """Those of `info`, whose blocks have `block_bytes`."""
+        gained = PackedModule(0, "", 1, 1.0, gain=True)
+        plain = stream_id(info.layout, info.base, ())
+        return cls((plain, stream_id(info.layout, info.base, (gained,))), block_bytes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionRecord:
     """One immutable content.  `rank` is the largest of its modules, `ranks` the largest of each."""

@@ -27,6 +27,7 @@ from lorad.registry.records import (
     AdapterRecord,
     AuditRecord,
     EventRecord,
+    Packing,
     Page,
     Registered,
     Removed,
@@ -115,12 +116,14 @@ class Registry:
         sort: str = "name",
         limit: int = 100,
         cursor: str | None = None,
+        packing: Packing | None = None,
     ) -> Page:
         """One page of names.
 
         `state` is a stored one; derived states are asked for with `revs` (names that serve one of
         them) and `without_revs`.  `q` is a part of the name.  `sort` is a word of `queries.SORTS`,
-        "-" before it turns it round.  invalid_value for what is unknown.
+        "-" before it turns it round; "size" is of the blocks of `packing`, if given.
+        invalid_value for what is unknown.
         """
         with self._read() as connection:
             return queries.page(
@@ -134,6 +137,7 @@ class Registry:
                 sort=sort,
                 limit=limit,
                 cursor=cursor,
+                packing=packing,
             )
 
     def counts(self) -> dict[State, int]:

@@ -13,7 +13,7 @@ from engine.messages import EngineInfo, RevisionStatus
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.lifecycle import shown_state
-from lorad.registry.records import AdapterRecord, Page, RevisionRecord
+from lorad.registry.records import AdapterRecord, Packing, Page, RevisionRecord
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog
 from lorad.service.events import EventRing, rfc3339
@@ -55,7 +55,13 @@ class Listing:
         """One page; `state` may be a derived one.  invalid_value for what is unknown."""
         filters = _state_filter(state, self._picture.by_rev)
         page: Page = self._registry.list(
-            tenant=tenant, q=q, sort=sort, limit=limit, cursor=cursor, **filters
+            tenant=tenant,
+            q=q,
+            sort=sort,
+            limit=limit,
+            cursor=cursor,
+            packing=self._packing(),
+            **filters,
         )
         return wire.AdapterPage(items=self._rows(page.items), total=page.total, cursor=page.cursor)
 
@@ -188,6 +194,13 @@ class Listing:
             warnings=record.warnings,
             created_at=_time(record.created_at),
         )
+
+    def _packing(self) -> Packing | None:
+        """By what `_packed_bytes` measures; None before the engine is known."""
+        info, snapshot = self._info(), self._picture.snapshot
+        if info is None or snapshot is None:
+            return None
+        return Packing.of(info, snapshot.pool.block_bytes)
 
     def _packed_bytes(self, revision: RevisionRecord | None) -> int | None:
         """Whole blocks once it is packed, its file's bytes before."""

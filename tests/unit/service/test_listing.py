@@ -57,6 +57,24 @@ def test_pages_follow_each_other(world):
     world(scenario)
 
 
+def test_sorting_by_size_goes_by_the_size_that_is_shown(world):
+    async def scenario(w):
+        w.with_gain.add(w.rev(2))  # whose packed file is of another stream
+        for n, blocks in ((1, 8), (2, 4), (3, 1)):
+            await w.add(f"a{n}", n)
+            stream = w.registry.revision(w.rev(n)).stream(w.info)
+            w.registry.record_packed(w.rev(n), stream, blocks, 100).result()
+        await w.picture.refresh()
+        shown, cursor = [], None
+        while not shown or cursor is not None:
+            page = w.listing.page(sort="-size", limit=1, cursor=cursor)
+            shown += [(item.name, item.num_bytes >> 16) for item in page.items]
+            cursor = page.cursor
+        assert shown == [("a1", 8), ("a2", 4), ("a3", 1)]
+
+    world(scenario)
+
+
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
