@@ -129,7 +129,7 @@ class LoradClient:
         return self.get(f"{_ADMIN}/events", wire.EventPage, query)
 
     def follow_events(self, last_event_id: str = "") -> Iterator[tuple[str, wire.EventItem]]:
-        """(id to resume from, event) for ever; an item of type `gap` says that some were missed."""
+        """(id to resume from, event) until the daemon ends; an item `gap`: some were missed."""
         headers = {"accept": "text/event-stream"}
         if last_event_id:
             headers["last-event-id"] = last_event_id

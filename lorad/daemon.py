@@ -107,6 +107,7 @@ class Daemon:
         try:
             await self._serve()
         finally:
+            self.events.close()
             for server in servers:
                 await server.stop(FAREWELL_SECONDS)
             await self._close()

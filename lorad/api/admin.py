@@ -156,7 +156,7 @@ async def drop_upload(request: Request) -> Response:
 
 # ----------------------------------------------------------------- events
 async def events(request: Request) -> Response:
-    """A page as JSON, or with `Accept: text/event-stream` all that follow, for ever."""
+    """A page as JSON, or with `Accept: text/event-stream` all that follow."""
     deps = deps_of(request)
     limit = _number(request, "limit", 100, 1, MAX_PAGE)
     if "text/event-stream" in request.headers.get("accept", ""):

@@ -226,4 +226,8 @@ class GuardedProtocol(H11Protocol):
     async def _with_peer(self, scope: Any, receive: Any, send: Any) -> None:
         scope["lorad_peer"] = self.peer
         scope["lorad_connection"] = self
-        await self._inner(scope, receive, send)
+        try:
+            await self._inner(scope, receive, send)
+        except asyncio.CancelledError:  # cut off by `HttpServer.stop`: uvicorn would log it
+            if self.cycle is None or not self.cycle.disconnected:
+                raise

@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 from pathlib import Path
+from typing import cast
 
 from starlette.types import ASGIApp
 from uvicorn.config import Config
@@ -164,10 +165,10 @@ class HttpServer:
             connection.shutdown()
         if self._state.tasks:
             await asyncio.wait(set(self._state.tasks), timeout=grace)
+        for connection in cast("list[GuardedProtocol]", list(self._state.connections)):
+            connection.abort()
         for task in list(self._state.tasks):
             task.cancel()
-        for connection in list(self._state.connections):
-            connection.transport.abort()
         await asyncio.gather(*self._state.tasks, return_exceptions=True)
         self._server = None
 

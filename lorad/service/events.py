@@ -1,8 +1,9 @@
 """EventRing: what happened, newest last, numbered from 1 within one daemon.
 
-Goes in: `publish`, from the daemon's loop only.  Comes out: pages by id, and `follow`, which never
-ends and tells a reader that fell behind by a `gap` item.  Readers hold no queue: the ring is the
-only memory, so a slow reader costs nothing.  Knows neither HTTP nor the registry.
+Goes in: `publish`, from the daemon's loop only.  Comes out: pages by id, and `follow`, which ends
+with the daemon (`close`) and tells a reader that fell behind by a `gap` item.  Readers hold no
+queue: the ring is the only memory, so a slow reader costs nothing.  Knows neither HTTP nor the
+registry.
 """
 
 import asyncio
@@ -40,6 +41,7 @@ class EventRing:
         self._items: deque[EventItem] = deque(maxlen=capacity)
         self._now = now
         self._changed = asyncio.Event()
+        self._closed = False
         self.last_id = 0
 
     def publish(
@@ -69,9 +71,17 @@ class EventRing:
         self._items.append(item)
         words = (type, name, rev[:12], cause, message)
         log.log(_LEVELS[level], "%s", " ".join(word for word in words if word))
+        self._wake()
+        return item
+
+    def close(self) -> None:
+        """Followers get what there is, and end."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        return item
 
     def since(self, after: int, limit: int = 0) -> tuple[tuple[EventItem, ...], bool]:
         """Events with an id above `after`, oldest first, at most `limit` (0 = all); and: a gap?
@@ -93,7 +103,7 @@ class EventRing:
         return tuple(islice(mine, limit))[::-1]
 
     async def follow(self, after: int | None = None) -> AsyncIterator[EventItem]:
-        """Every event after `after` (None: from now on), then each new one, for ever."""
+        """Every event after `after` (None: from now on), then each new one, until `close`."""
         seen = self.last_id if after is None else after
         while True:
             changed = self._changed
@@ -105,6 +115,8 @@ class EventRing:
                 yield item
                 seen = item.id
             if not items:
+                if self._closed:
+                    return
                 seen = self.last_id if gap else seen
                 await changed.wait()
 

@@ -148,3 +148,37 @@ def test_stopping_lets_answers_end_and_cuts_what_does_not(make_api, connect):
     api.run(stop)
     assert b"[DONE]" in quick.read()
     assert api.servers[0].num_connections == 0
+
+
+FOLLOW = b"GET /admin/v1/events HTTP/1.1\r\nhost: l\r\naccept: text/event-stream\r\n\r\n"
+
+
+def test_a_follower_of_events_gets_the_last_one_and_does_not_hold_the_end_up(
+    make_api, connect, elapsed, caplog
+):
+    api = make_api()
+    raw = connect(api.admin).send(FOLLOW)
+    api.until(lambda: api.servers[1].num_connections == 1)
+    assert b"200 OK" in raw.socket.recv(65536)
+    api.run(lambda: (api.events.publish("daemon.stop"), api.events.close()))
+    began = elapsed()
+    api.run(api.servers[1].stop, 5)
+    assert elapsed() - began < 2
+    got = raw.read()
+    assert b"event: daemon.stop" in got and got.endswith(b"0\r\n\r\n")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_is_cut_off_at_the_end_is_no_error_of_ours(make_api, connect, stream, caplog):
+    """A request that the engine never ends, and a follower that nobody told."""
+    api = make_api()
+    api.hold_engine(3)
+    post(connect(api.inference), ASK | {"stream": stream})
+    connect(api.admin).send(FOLLOW)
+    api.until(lambda: len(api.engine.submits) == 1 and api.servers[1].num_connections == 1)
+    for server in api.servers:
+        api.run(server.stop, 0.05)
+        assert server.num_connections == 0
+    api.until(lambda: freed(api))
+    assert not caplog.records

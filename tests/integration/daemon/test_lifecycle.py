@@ -92,7 +92,7 @@ def test_a_damaged_registry_comes_back_and_is_not_silent_about_it(daemon):
 
 def test_the_first_signal_drains_and_the_second_aborts_with_an_error_event(daemon, poll):
     begun = threading.Event()
-    lines = []
+    lines, told = [], []
 
     def stream():
         body = daemon.body("bible", 3900, stream=True)
@@ -101,8 +101,13 @@ def test_the_first_signal_drains_and_the_second_aborts_with_an_error_event(daemo
                 lines.append(line)
                 begun.set()
 
-    thread = threading.Thread(target=stream)
+    def follow():
+        with daemon.client() as client:
+            told.extend(event.type for _, event in client.follow_events())
+
+    thread, follower = threading.Thread(target=stream), threading.Thread(target=follow)
     thread.start()
+    follower.start()
     assert begun.wait(30)
     daemon.process.send_signal(signal.SIGTERM)
 
@@ -121,6 +126,9 @@ def test_the_first_signal_drains_and_the_second_aborts_with_an_error_event(daemo
     last = [line for line in lines if line.startswith("data:")][-1]
     assert '"code":"draining"' in last
     assert "data: [DONE]" not in lines
+    follower.join(30)
+    assert told[-1] == "drain.forced", "it followed to the end, which was no error"
+    assert "Traceback" not in daemon.tail()
 
 
 def test_a_bad_configuration_is_exit_2_with_the_nearest_name(daemon):
