@@ -267,6 +267,7 @@ class Verifications(Struct, frozen=True, kw_only=True):
 class Results(Struct, frozen=True, kw_only=True):
     schema: str = "lorad/results.v1"
     items: tuple[ItemResult, ...]
+    skipped: tuple[str, ...] = ()  # names that `all` left alone, as they are pinned
 
 
 class UploadStart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,6 +3,8 @@
 Goes in: names and options.  Comes out: one result a name.  Knows the wire and nothing behind it.
 """
 
+import os
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +29,8 @@ from lorad.cli.session import Failed, Session, Usage, session
 
 #: Reasons that are clearer beside what the folder holds; not all of it was sent.
 _NOT_FOUND = ("E_NO_CONFIG", "E_NO_WEIGHTS")
+#: An adapter has the first and one of the others; a folder of adapters has none of them.
+_OWN_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapters.safetensors")
 
 Many = Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=any_name)]
 Resident = Annotated[
@@ -99,7 +103,19 @@ def _upload(s: Session, folder: Path, start: wire.UploadStart) -> wire.Added:
         if error.code == "adapter_invalid" and error.details.get("reason") in _NOT_FOUND:
             there = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
             note(f"in {folder}: {there}", s.options)
+        child = _first_adapter_in(folder)
+        if child is not None and error.details.get("reason") in (*_NOT_FOUND, "E_NESTED"):
+            error.hint = f"loractl add {shlex.quote(str(child))}"
         raise
+
+
+def _first_adapter_in(folder: Path) -> Path | None:
+    """Of a folder that holds adapters and is none itself, the first by name.  Beside an adapter's
+    own files a subfolder is a checkpoint of it, and not what was meant."""
+    if any(os.path.lexists(folder / name) for name in _OWN_FILES):
+        return None
+    children = sorted(p for p in folder.iterdir() if os.path.isfile(p / _OWN_FILES[0]))
+    return children[0] if children else None
 
 
 def load(
@@ -255,6 +271,8 @@ def _report(s: Session, results: wire.Results) -> None:
     failed = [r for r in items if not r.ok]
     if len(items) > 1 or not failed or s.options.machine:
         print_items(items, RESULTS, s.options, document=results, name=lambda r: r.name)
+    if results.skipped:
+        note(f"{len(results.skipped)} pinned skipped: --force evicts them too", s.options)
     if len(items) == 1 and failed:
         raise Failed(failed[0])
     if not failed:

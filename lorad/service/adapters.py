@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import structs
+
 from engine.adapters.states import State
 from engine.messages import EngineInfo
 from lorad import wire
@@ -222,8 +224,11 @@ class AdapterService:
             return await self._each(names, one)
         held = [rev for rev in self.revisions.tiers if self.revisions.resident(rev)]
         chosen = [rev for rev in held if names.force or not wanted(rev)[0]]
-        every = {name for rev in chosen for name in self._names.catalog.names_of(rev)}
-        return await self._each(names, one, sorted(every))
+        names_of = self._names.catalog.names_of
+        every = {name for rev in chosen for name in names_of(rev)}
+        kept = {name for rev in held for name in names_of(rev)} - every
+        results = await self._each(names, one, sorted(every))
+        return structs.replace(results, skipped=tuple(sorted(kept)))
 
     async def pin(self, names: wire.Names) -> wire.Results:
         async def one(name: str) -> None:

@@ -65,6 +65,21 @@ def test_when_files_are_missing_it_says_what_is_there_instead(server, loractl, f
     assert said.startswith(f"in {folder}: README.md, adapter_config.json")
 
 
+@pytest.mark.parametrize("reason", ["E_NO_CONFIG", "E_NESTED"])
+def test_a_folder_of_adapters_is_met_with_the_first_of_them(server, loractl, tmp_path, reason):
+    parent = tmp_path / "my runs"
+    for name in ("b", "a", "0-logs"):
+        (parent / name).mkdir(parents=True)
+    for name in ("b", "a"):
+        (parent / name / "adapter_config.json").write_text("{}")
+    server.api.adapters.answer = LoradError(
+        "adapter_invalid", "none", hint="copy it", details={"reason": reason}
+    )
+    assert loractl("add", str(parent)).err.endswith(f"  try: loractl add '{parent}/a'\n")
+    (parent / "adapter_model.safetensors").touch()  # so the subfolders are its checkpoints
+    assert loractl("add", str(parent)).err.endswith("  try: copy it\n")
+
+
 def test_adding_that_takes_longer_than_its_timeout_is_7_and_goes_on(server, loractl, folder):
     server.api.adapters.add_gate = server.api.run(asyncio.Event)
     done = loractl("add", str(folder), "--timeout", "100ms")
@@ -182,6 +197,16 @@ def test_without_a_terminal_what_cannot_be_undone_needs_yes(server, loractl, arg
     assert (done.exit, done.out) == (2, "")
     assert "needs --yes" in done.err
     assert server.calls == []
+
+
+def test_pinned_ones_that_evicting_all_left_alone_are_counted(server, loractl, monkeypatch):
+    assert loractl("evict", "--all", "--yes").err == ""
+    results = wire.Results(items=(), skipped=("acme/sql", "bible"))
+    monkeypatch.setattr(server.api.adapters, "_results", lambda *_: results)
+    done = loractl("evict", "--all", "--yes")
+    assert (done.exit, done.err) == (0, "2 pinned skipped: --force evicts them too\n")
+    done = loractl("evict", "--all", "--yes", "--json")
+    assert (done.err, done.json["skipped"]) == ("", ["acme/sql", "bible"])
 
 
 def test_a_dry_run_needs_no_yes(server, loractl):

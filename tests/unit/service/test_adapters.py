@@ -412,6 +412,8 @@ def test_load_evict_pin_and_unpin_answer_for_each_name(world):
         assert evicted.items[0].hint == "loractl unpin a"
         everything = await w.adapters.evict(wire.Names(all=True))
         assert [r.name for r in everything.items] == ["b"]
+        assert everything.skipped == ("a",)
+        assert (await w.adapters.evict(names("b"))).skipped == ()
         assert w.engine.revisions == {w.rev(1): "gpu", w.rev(2): "ram"}
         assert (await w.adapters.evict(names("b"))).items[0].ok
         forced = await w.adapters.evict(names("a", force=True, to="disk"))
