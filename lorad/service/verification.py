@@ -27,6 +27,8 @@ Run = Callable[[Path, Path, Path, Path | None], Awaitable[Verified]]
 #: One that is evicted while it is looked at is brought back, this many times.
 TRIES = 3
 HINT = "loractl evict {name} --to disk, then loractl load {name}: it is read and copied again"
+#: Everything else is made from the stored files: nothing mends them.
+STORED_HINT = "loractl rm {name}, then loractl add DIR --name {name}; look at the disk"
 
 
 class Verification:
@@ -95,12 +97,7 @@ class Verification:
         finally:
             self._revisions.release(rev)
             await self._intake.discard(staging)
-        return msgspec.structs.replace(
-            report,
-            findings=(*source.findings, *report.findings),
-            bytes_checked=report.bytes_checked + source.bytes_checked,
-            bytes_different=report.bytes_different + source.bytes_different,
-        )
+        return _together(rev, source, report)
 
     async def _source(self, folder: Path, out: Path, probe: Path, packed: Path | None) -> Verified:
         try:
@@ -141,7 +138,7 @@ class Verification:
             rev=rev,
             code="adapter_damaged" if first else "",
             message=first,
-            hint=HINT.format(name=name) if first else "",
+            hint=_hint(name, report),
             modules=report.modules,
             worst_error=report.worst_error,
             worst_module=_where(report.worst_layer, report.worst_module),
@@ -158,6 +155,24 @@ class Verification:
                 for f in report.findings
             ),
         )
+
+
+def _together(rev: str, source: Verified, report: VerifyReport) -> VerifyReport:
+    """What both found.  Stored files that are not `rev` any more say nothing of its packed file."""
+    if source.rev != rev:
+        source = msgspec.structs.replace(source, bytes_different=0, findings=())
+    return msgspec.structs.replace(
+        report,
+        findings=(*source.findings, *report.findings),
+        bytes_checked=report.bytes_checked + source.bytes_checked,
+        bytes_different=report.bytes_different + source.bytes_different,
+    )
+
+
+def _hint(name: str, report: VerifyReport) -> str:
+    if any(finding.what == "stored" for finding in report.findings):
+        return STORED_HINT.format(name=name)
+    return HINT.format(name=name) if report.findings else ""
 
 
 def _where(layer: int, module: str) -> str:

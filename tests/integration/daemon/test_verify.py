@@ -48,8 +48,10 @@ def test_an_adapter_is_verified_and_damage_is_found_then_mended(make_daemon, pol
 
             client.evict("a", to="disk")
             flip(packed_of(daemon, "a").parent / "adapter_model.safetensors")
-            [item] = client.verify("a", timeout_s=120.0).items
-            assert not item.ok and "stored" in {f.what for f in item.findings}
+            [item] = client.verify("a", full=True, timeout_s=120.0).items
+            assert not item.ok and item.message.startswith("its stored file is damaged")
+            assert "packed" not in {f.what for f in item.findings}
             assert isinstance(item.findings[0], wire.VerifyFinding)
+            assert item.hint.startswith("loractl rm a, then loractl add")
     finally:
         daemon.stop()

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from engine.adapters.states import State
 from engine.errors import AdapterInvalid, EngineError
@@ -167,14 +168,18 @@ BAD = VerifyReport(
 )
 
 
-def verifier(w, *source):
-    """The service, and what the verifier process was asked for; `source`: its findings."""
+def verifier(w, *source, is_now=None):
+    """The service, and what the verifier process was asked for; `source`: its findings.
+
+    `is_now`: the revision that the stored files make, if they were changed.
+    """
     asked = []
 
     async def run(folder, out, probe, packed):
         asked.append(SimpleNamespace(folder=folder, out=out, probe=probe, packed=packed))
         assert out.is_dir() and probe.parent == out
-        return Verified(rev=folder.name, bytes_checked=50 if packed else 0, findings=source)
+        checked = 50 if packed else 0
+        return Verified(rev=is_now or folder.name, bytes_checked=checked, findings=source)
 
     service = Verification(w.names, w.link, w.intake, w.revisions, w.events, w.tasks, run=run)
     return service, asked
@@ -210,6 +215,7 @@ def test_what_differs_is_named_and_is_an_event(world):
         )
         assert item.message == "its effect is not the stored file's: layer 3 q_proj: off by 0.25"
         assert [(f.layer, f.module) for f in item.findings] == [(3, "q_proj")]
+        assert item.hint.startswith("loractl evict a --to disk")
         [event] = [e for e in w.events.newest(100) if e.type == "adapter.damaged"]
         assert (event.level, event.name) == ("error", "a")
 
@@ -225,6 +231,24 @@ def test_full_compares_the_packed_file_too_and_adds_what_it_finds(world):
         [item] = (await service.verify(wire.Names(names=("a",), full=True))).items
         assert asked[0].packed is not None and asked[0].packed.is_file()
         assert (item.ok, item.bytes_checked) == (False, 150)
+
+    world(scenario)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_damage_of_the_stored_file_is_not_laid_on_the_packed_one(world, full):
+    """A fresh packed file of a changed source differs, whatever the packed file is like."""
+
+    async def scenario(w):
+        await w.start()
+        await w.add("a", 1)
+        source = (Finding(what="packed", layer=0, module="o_proj"),) if full else ()
+        service, _ = verifier(w, *source, is_now=w.rev(2))
+        w.engine.reports = [replace(GOOD, findings=(Finding(what="stored", message="changed"),))]
+        [item] = (await service.verify(wire.Names(names=("a",), full=full))).items
+        assert [f.what for f in item.findings] == ["stored"]
+        assert item.message == "its stored file is damaged: changed"
+        assert item.hint.startswith("loractl rm a, then loractl add DIR")
 
     world(scenario)
 
