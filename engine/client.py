@@ -40,9 +40,10 @@ from engine.messages import (
     encode_frame,
     event_reader,
 )
+from engine.models.base_files import BaseFiles
 from engine.models.spec import ModelSpec, read_spec
 
-__all__ = ["EngineClient", "ModelSpec", "pack", "packed_layout", "read_spec", "verify"]
+__all__ = ["BaseFiles", "EngineClient", "ModelSpec", "pack", "packed_layout", "read_spec", "verify"]
 
 ClientState = Literal["new", "starting", "ready", "stalled", "dead"]
 

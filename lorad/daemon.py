@@ -21,13 +21,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine.client import EngineClient, ModelSpec, read_spec
-from engine.errors import EngineError
+from engine.client import EngineClient
 from lorad import __version__, descriptors, logs, paths
 from lorad.api.app import admin_app, inference_app
 from lorad.api.deps import Deps
 from lorad.api.server import HttpServer
 from lorad.api.uploads import Uploads
+from lorad.base import spec_of
 from lorad.config import Settings
 from lorad.dump import dump_state
 from lorad.errors import BadConfig, LoradError, RegistryUnusable, StartError
@@ -127,7 +127,7 @@ class Daemon:
         catalog = Catalog(entry_of(s.adapter) for s in registry.all_serving())
         self.names = Names(registry, catalog, model=settings.model.name)
         self.picture = Picture(self.link)
-        files = AdapterFiles(settings, _read_spec(settings), self.link)
+        files = AdapterFiles(settings, spec_of(settings), self.link)
         intake = Intake(registry.store, inspect=files.inspect, pack=files.pack)
         revisions = Revisions(registry, self.link, intake, catalog, self.events, self.tasks)
         pins = PinRoom(registry, catalog, self.link, settings.lora)
@@ -383,15 +383,6 @@ def _spare_the_collector() -> None:
     """What is there now stays: no collection need walk through it, 50 ms with no adapter yet."""
     gc.collect()
     gc.freeze()
-
-
-def _read_spec(settings: Settings) -> ModelSpec:
-    try:
-        return read_spec(Path(settings.model.base))
-    except EngineError as error:
-        raise BadConfig(f"models.base: {error.message}", hint=error.hint) from error
-    except OSError as error:
-        raise BadConfig(f"models.base: {error}") from error
 
 
 def _base_digest(folder: Path) -> str:

@@ -7,13 +7,16 @@ lorad holds the lock.  Errors are one line and the next step, never a traceback.
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lorad import __version__
 from lorad.cli.output import print_line
 from lorad.errors import BadConfig
+
+if TYPE_CHECKING:
+    from lorad.config import Settings
 
 app = typer.Typer(
     name="lorad",
@@ -29,7 +32,9 @@ Config = Annotated[
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print every setting with its origin, and end.")
 ]
-Check = Annotated[bool, typer.Option("--check", help="Check the configuration, and end.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="Check the configuration and the base's files, and end.")
+]
 Level = Annotated[
     str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 ]
@@ -118,8 +123,7 @@ def _serve(
         print_line(config_sources.dump(settings))
         return 0
     if check:
-        print("the configuration is valid")
-        return 0
+        return _check(settings)
     from lorad import daemon  # imports the server: not needed to print or check
 
     return daemon.run(
@@ -128,6 +132,18 @@ def _serve(
         os.environ,
         reload=lambda: config_sources.load(config, os.environ, given)[0],
     )
+
+
+def _check(settings: "Settings") -> int:
+    from lorad.base import check_base  # reads a tokenizer: not needed to print
+
+    try:
+        check_base(settings)
+    except BadConfig as error:
+        error.print()
+        return error.exit
+    print("the configuration is valid")
+    return 0
 
 
 def main() -> None:

@@ -1,0 +1,37 @@
+"""The base model's folder, as far as it can be judged without loading it.
+
+Goes in: Settings.  Comes out: its spec, or BadConfig with what a start would say too.  Torch-free:
+config.json is understood, the tokenizer read, and of the weights the headers alone, so that a
+wrong base is told in a second and not after minutes of loading.
+"""
+
+from pathlib import Path
+
+from engine.client import BaseFiles, ModelSpec, read_spec
+from engine.errors import EngineError
+from lorad.config import Settings
+from lorad.errors import BadConfig
+from lorad.service.text import TextService
+
+
+def spec_of(settings: Settings) -> ModelSpec:
+    """What config.json says.  Raises BadConfig for a model that is not served."""
+    try:
+        return read_spec(Path(settings.model.base))
+    except EngineError as error:
+        raise BadConfig(f"models.base: {error.message}", hint=error.hint) from error
+    except OSError as error:
+        raise BadConfig(f"models.base: {error}") from error
+
+
+def check_base(settings: Settings) -> None:
+    """Raises BadConfig unless spec, tokenizer and weight files are there and can be read.  Whether
+    the weights hold every tensor, and fit the device, is found when they are loaded."""
+    folder = Path(settings.model.base)
+    spec_of(settings)
+    TextService(folder, folder_of=lambda rev: folder)
+    try:
+        with BaseFiles(folder):
+            pass
+    except EngineError as error:
+        raise BadConfig(f"models.base: {error.message}", hint=error.hint) from error

@@ -1,0 +1,47 @@
+"""`lorad --check`: a base that a start would refuse is refused there, in the same words."""
+
+import json
+import shutil
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def daemon(make_daemon):
+    return make_daemon()
+
+
+@pytest.fixture
+def folder(daemon, base, tmp_path):
+    """A copy of the base that a test may harm, and that the configuration names."""
+    daemon.base = tmp_path / "copy"
+    shutil.copytree(base, daemon.base)
+    daemon.configure()
+    return daemon.base
+
+
+def test_a_whole_base_is_valid(daemon, folder):
+    assert daemon.refused("--check")[0] == 0
+
+
+def _edit(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda f: _edit(f, model_type="mamba"), "mamba"),
+        (lambda f: _edit(f, quantization_config={"quant_method": "gptq"}), "quantiz"),
+        (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer.json in"),
+        (lambda f: (f / "model.safetensors").unlink(), "has neither model.safetensors nor"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"cut"), "model.safetensors"),
+    ],
+    ids=["type", "quantized", "tokenizer", "weights", "cut"],
+)
+def test_a_base_that_would_not_be_served_is_not_called_valid(daemon, folder, harm, words):
+    harm(folder)
+    status, said = daemon.refused("--check")
+    assert status == 2
+    assert said.startswith("lorad: error: models.base: ") and words in said
