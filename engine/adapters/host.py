@@ -251,8 +251,8 @@ def _damage(path: str, data: memoryview, block_bytes: int, verify: VerifyOnLoad)
 
 
 def _shown(path: str) -> str:
-    """The revision's folder and the file: whoever asked for the adapter reads it in the error."""
-    return "/".join(path.rsplit("/", 2)[-2:])
+    """The file alone: its folder is a revision, which says nothing to who asked for a name."""
+    return path.rsplit("/", 1)[-1]
 
 
 def _pin(arena: Tensor) -> None:

@@ -23,7 +23,7 @@ def unanswered(s: Session, name: str, error: ApiError) -> Exception:
             adapter = s.client.adapter(plain).adapter
         except ApiError as told:
             return told if told.code == error.code else error
-        if adapter.reason is not None and adapter.rev is None:
+        if adapter.state == "quarantined":  # damaged ones still have a revision
             return Failed(
                 wire.ItemResult(
                     name=name,
@@ -31,7 +31,7 @@ def unanswered(s: Session, name: str, error: ApiError) -> Exception:
                     code="adapter_invalid",
                     message=f"{plain!r} is {adapter.state}: {adapter.reason_message or ''}",
                     hint=f"loractl show {plain}",
-                    details={"reason": adapter.reason},
+                    details={"reason": adapter.reason or ""},
                 )
             )
     return error

@@ -42,6 +42,8 @@ class Mending:
         self.on_hopeless: Callable[[str, str], Awaitable[None]] = _nobody
         self._packing, self._tasks = packing, tasks
         self._mends: dict[str, asyncio.Task[bool]] = {}  # of those that were not whole since
+        self._failed: dict[str, str] = {}  # why it could not be packed anew
+        self._later: set[str] = set()  # of these, for a reason that may pass
         self._heard: Counter[str] = Counter()
         self._news = asyncio.Condition()
 
@@ -57,6 +59,7 @@ class Mending:
 
     def whole(self, rev: str) -> None:
         """It was read, and is what was packed: damage from now on is new."""
+        self._forget_failure(rev)
         mend = self._mends.get(rev)
         if mend is not None and mend.done():
             del self._mends[rev]
@@ -64,6 +67,14 @@ class Mending:
     def heard(self, rev: str) -> int:
         """How often it was found damaged."""
         return self._heard[rev]
+
+    def failed(self, rev: str) -> str:
+        """Why it could not be packed anew; "" if it was."""
+        return self._failed.get(rev, "")
+
+    def may_be_tried(self, rev: str) -> bool:
+        """Nothing is known against its source: packing it anew failed for another reason."""
+        return rev in self._later
 
     async def mended(self, rev: str, since: int) -> bool:
         """Whether it has been packed anew after more damage than `since` was heard of."""
@@ -83,14 +94,22 @@ class Mending:
         try:
             await self._packing.repack(rev)
         except LoradError as error:
+            self._failed[rev] = error.message
             if error.code in ("adapter_damaged", "adapter_invalid"):  # its source is no better
                 return await self._give_up(rev, error.message)
             self._mends.pop(rev, None)
+            self._later.add(rev)
             self._packing.publish("adapter.unfinished", rev, "warn", error.code, error.message)
             return False
+        self._forget_failure(rev)
         self._packing.publish("adapter.repacked", rev, "warn", "damaged", message)
         return True
 
+    def _forget_failure(self, rev: str) -> None:
+        self._failed.pop(rev, None)
+        self._later.discard(rev)
+
     async def _give_up(self, rev: str, message: str) -> bool:
+        self._later.discard(rev)
         await self.on_hopeless(rev, message)
         return False

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -182,7 +182,31 @@ class Revisions:
 
         One whose packed file is damaged, cut or gone is packed anew and tried again, once.
         """
-        heard = self.mending.heard(rev)
+        heard, names = self.mending.heard(rev), self._catalog.names_of(rev)
+        try:
+            await self._load_mended(rev, tier, heard)
+        except LoradError as error:
+            its_file = error.code in ("adapter_damaged", "load_failed")
+            if not its_file or self.mending.heard(rev) == heard:
+                raise
+            raise self._beyond_mending(rev, names, error) from error
+
+    def _beyond_mending(self, rev: str, names: Sequence[str], error: LoradError) -> LoradError:
+        """Damage as it is told; `names`: before they were quarantined for it."""
+        who = ", ".join(names) or self._catalog.label(rev)
+        why = self.mending.failed(rev)
+        again = f"it cannot be packed anew: {why}" if why else "it was packed anew before"
+        name = names[0] if names else who
+        hint = f"loractl rm {name}, and add it again; look at the disk"
+        if self.mending.may_be_tried(rev):
+            hint = f"loractl load {name}, once that is mended"
+        return LoradError(
+            error.code,
+            f"{who}: its packed file is damaged ({error.message}), and {again}",
+            hint=hint,
+        )
+
+    async def _load_mended(self, rev: str, tier: Literal["gpu", "ram"], heard: int) -> None:
         try:
             await self._load(rev, tier)
         except LoradError as error:

@@ -88,9 +88,10 @@ def test_what_the_admin_socket_knows_of_a_missing_name_is_told(server, loractl):
     assert (no_admin.exit, no_admin.err.splitlines()[1]) == (4, "  try: loractl ls")
 
 
-def test_a_quarantined_adapter_says_so_to_its_operator(server, loractl, make_row):
+@pytest.mark.parametrize("rev", [None, "c3" * 32], ids=["refused", "damaged later"])
+def test_a_quarantined_adapter_says_so_to_its_operator(server, loractl, make_row, rev):
     server.rows["bad"] = make_row(
-        "bad", state="quarantined", rev=None, reason="E_TRUNCATED", reason_message="size 3"
+        "bad", state="quarantined", rev=rev, reason="E_TRUNCATED", reason_message="size 3"
     )
     done = loractl("run", "bad", "Hi")
     assert (done.exit, done.out) == (8, "")

@@ -53,5 +53,18 @@ def test_an_adapter_is_verified_and_damage_is_found_then_mended(make_daemon, pol
             assert "packed" not in {f.what for f in item.findings}
             assert isinstance(item.findings[0], wire.VerifyFinding)
             assert item.hint.startswith("loractl rm a, then loractl add")
+
+            client.evict("a", to="disk")
+            rev = daemon.adapter("a").rev
+            flip(packed_of(daemon, "a"), 3)
+            [loaded] = client.load("a").items
+            assert loaded.code == "adapter_damaged"
+            assert loaded.message.startswith("a: its packed file is damaged (packed-")
+            assert rev not in loaded.message and loaded.hint.startswith("loractl rm a, and add")
+            row = daemon.wait_state("a", "quarantined")
+            assert row.rev == rev and row.reason == "E_DAMAGED"
+            client.remove("a")
+            daemon.upload("a", 1)
+            assert daemon.text("a") == before, "what the hint says does help"
     finally:
         daemon.stop()

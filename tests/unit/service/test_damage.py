@@ -42,6 +42,10 @@ def test_one_that_is_damaged_again_is_quarantined_with_its_reason(world, eventua
         with pytest.raises(LoradError) as caught:
             await w.revisions.load(w.rev(1))
         assert (caught.value.code, caught.value.exit) == ("adapter_damaged", 8)
+        assert caught.value.message == (
+            "a: its packed file is damaged (block 0 is wrong), and it was packed anew before"
+        )
+        assert caught.value.hint.startswith("loractl rm a, and add it again")
         await eventually(lambda: "adapter.rejected" in w.types("a"))
         assert reason(w, "a") == (State.QUARANTINED, "E_DAMAGED", "block 0 is wrong")
         assert w.packed == [w.rev(1)] * 2
@@ -102,10 +106,25 @@ def test_stored_files_that_are_not_the_revisions_are_not_packed_under_its_name(w
         await w.add("a", 1)
         w.packs_as[w.rev(1)] = w.rev(2)
         w.engine.damaged[w.rev(1)] = 1
-        with pytest.raises(LoradError):
+        with pytest.raises(LoradError, match=r"^a: .*cannot be packed anew: .* were changed"):
             await w.revisions.load(w.rev(1))
         await eventually(lambda: reason(w, "a")[0] is State.QUARANTINED)
         assert "were changed" in reason(w, "a")[2]
+
+    world(scenario)
+
+
+def test_a_full_disk_is_told_as_what_keeps_it_from_being_packed_anew(world):
+    async def scenario(w):
+        await w.start()
+        await w.add("a", 1)
+        w.intake._pack = w.disk_full
+        w.engine.damaged[w.rev(1)] = 2
+        with pytest.raises(LoradError, match=r"^a: ") as caught:
+            await w.revisions.load(w.rev(1))
+        assert "no room for the packed file" in caught.value.message
+        assert caught.value.hint == "loractl load a, once that is mended"
+        assert reason(w, "a")[0] is State.REGISTERED
 
     world(scenario)
 
