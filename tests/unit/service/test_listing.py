@@ -9,7 +9,7 @@ from engine.messages import PackedModule, RevisionStatus
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.service import picture
-from lorad.service.kinds import kinds_of
+from lorad.service.kinds import kinds_of, scalings_of
 from lorad.service.snapshot import prefix_of
 
 
@@ -154,6 +154,22 @@ def test_a_kind_is_read_off_the_modules(world, module, tokens, kinds):
         await w.add("a", 1)
         record = replace(w.registry.revision(w.rev(1)), modules=(module,), alora_tokens=tokens)
         assert kinds_of(record, mlx=False) == kinds
+
+    world(scenario)
+
+
+def test_scalings_are_those_of_pairs_each_once_and_not_of_replaced_rows(world):
+    modules = (
+        PackedModule(0, "q_proj", 4, 2.0),
+        PackedModule(1, "q_proj", 8, 0.5),
+        PackedModule(1, "v_proj", 4, 2.0),
+        PackedModule(2, "lm_head.rows", 4, 1.0),
+    )
+
+    async def scenario(w):
+        await w.add("a", 1)
+        record = replace(w.registry.revision(w.rev(1)), modules=modules)
+        assert scalings_of(record) == (0.5, 2.0)
 
     world(scenario)
 
