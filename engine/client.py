@@ -40,10 +40,17 @@ from engine.messages import (
     encode_frame,
     event_reader,
 )
-from engine.models.base_files import BaseFiles
 from engine.models.spec import ModelSpec, read_spec
 
-__all__ = ["BaseFiles", "EngineClient", "ModelSpec", "pack", "packed_layout", "read_spec", "verify"]
+__all__ = [
+    "EngineClient",
+    "ModelSpec",
+    "check_weight_files",
+    "pack",
+    "packed_layout",
+    "read_spec",
+    "verify",
+]
 
 ClientState = Literal["new", "starting", "ready", "stalled", "dead"]
 
@@ -58,6 +65,14 @@ STDERR_FD = 2
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 #: The packer's status for "the folder is refused".
 EXIT_INVALID = 8
+
+
+def check_weight_files(folder: Path) -> None:
+    """Open a base's weight files and read their headers.  Raises ConfigError, ModelUnsupported."""
+    from engine.models.base_files import BaseFiles  # imports numpy, which a client does without
+
+    with BaseFiles(folder):
+        pass
 
 
 class EngineClient:

@@ -7,7 +7,7 @@ wrong base is told in a second and not after minutes of loading.
 
 from pathlib import Path
 
-from engine.client import BaseFiles, ModelSpec, read_spec
+from engine.client import ModelSpec, check_weight_files, read_spec
 from engine.errors import EngineError
 from lorad.config import Settings
 from lorad.errors import BadConfig
@@ -31,7 +31,6 @@ def check_base(settings: Settings) -> None:
     spec_of(settings)
     TextService(folder, folder_of=lambda rev: folder)
     try:
-        with BaseFiles(folder):
-            pass
+        check_weight_files(folder)
     except EngineError as error:
         raise BadConfig(f"models.base: {error.message}", hint=error.hint) from error
