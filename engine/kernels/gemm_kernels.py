@@ -14,19 +14,7 @@ is changes nothing; a counter tells, and is zero again when the kernel ends.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _come(PDL: tl.constexpr):
-    """The kernel behind may be brought to the card."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def _wait(PDL: tl.constexpr):
-    """Everything ahead has ended, and what it wrote is seen.  Weights are written by nobody."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+from engine.kernels.dependent import let_next_come, wait_for_earlier
 
 
 @triton.jit
@@ -97,7 +85,7 @@ def vector_product(
     PDL: tl.constexpr,
 ):
     """OUTPUTS outputs (axis 0) of up to ROWS rows over STEP inputs (axis 1)."""
-    _come(PDL)
+    let_next_come(PDL)
     tile, split = tl.program_id(0), tl.program_id(1)
     n = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     k = split * STEP + tl.arange(0, STEP)
@@ -107,7 +95,7 @@ def vector_product(
     else:
         w = tl.load(weight + at, mask=(k < d_in)[None, :], other=0.0, eviction_policy="evict_first")
     # w (OUTPUTS, STEP) is on its way while the kernel ahead ends.
-    _wait(PDL)
+    wait_for_earlier(PDL)
     m = tl.arange(0, ROWS)[:, None]
     y = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for row in tl.static_range(ROWS):
@@ -155,12 +143,12 @@ def tiled_product(
     SERIAL: the splits' sums are made one after the other and added up in the same order, so the
     bits are those of the other way.
     """
-    _come(PDL)
+    let_next_come(PDL)
     block, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     m = block * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(n, d_out - 1)
-    _wait(PDL)
+    wait_for_earlier(PDL)
     k = tl.arange(0, STEP)
     wp = weight + inside.to(tl.int64)[:, None] * stride_w + k[None, :]
     xp = x + m.to(tl.int64)[:, None] * stride_x + k[None, :]

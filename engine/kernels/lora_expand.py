@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.dependent import let_next_come, wait_for_earlier
 from engine.kernels.lora_meta import LoraDevicePlan
 from engine.kernels.lora_pieces import (
     add_product,
@@ -29,11 +30,9 @@ from engine.kernels.lora_pieces import (
     sum_rows,
 )
 from engine.kernels.lora_place import (
-    let_next_come,
     load_item,
     load_word,
     rows_in_first_block,
-    wait_for_earlier,
 )
 
 #: How h, which is fp32, meets the tensor cores, by the arena's dtype.  One tf32 alone cut h to 10

@@ -27,20 +27,6 @@ ITEM_WORDS = 4
 
 
 @triton.jit
-def let_next_come(PDL: tl.constexpr):
-    """The kernel behind may be brought to the card."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def wait_for_earlier(PDL: tl.constexpr):
-    """Everything ahead has ended, and what it wrote is seen."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
 def load_word(p):
     """A word of the items or of the table, from L2: ahead of the wait nobody promises that what a
     multiprocessor still has in L1 is not the step before's."""

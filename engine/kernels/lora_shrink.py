@@ -13,16 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels import backend
+from engine.kernels.dependent import let_next_come, wait_for_earlier
 from engine.kernels.lora_meta import LoraDevicePlan, LoraStore
 from engine.kernels.lora_place import (
-    let_next_come,
     load_far,
     load_item,
     load_near,
     load_word,
     row_places,
     rows_in_first_block,
-    wait_for_earlier,
 )
 from engine.kernels.tiles import ShrinkTile
 
