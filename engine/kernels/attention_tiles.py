@@ -16,8 +16,8 @@ class DecodeTiles(NamedTuple):
     keys: int = 64  # of one tile; a multiple of every block size up to 64
     warps: int = 4
     stages: int = 3  # with two nothing is on its way while a tile is worked off
-    #: Measured on an H200 (docs/bench-log.md): three would fit too, and took up to 16% longer in
-    #: all ten mixes of lengths that were tried.
+    #: Measured on an H200 (docs/bench-log.md), while shares were still equal: three would fit too,
+    #: and took up to 16% longer in all ten mixes of lengths that were tried.
     programs_per_sm: int = 2
     registers: int = 0  # of a thread at most; 0 = as many as it takes
     least: int = 2  # tiles of a piece, so that short steps are not cut to crumbs

@@ -1,14 +1,12 @@
-"""What the LoRA kernels share: where an adapter's rows lie, and how one kernel follows another.
+"""What the LoRA kernels share: where an adapter's rows lie.
 
 A slot's row of the table is entries of ENTRY_WORDS words, one for each (layer, module), then the
 ids of the adapter's blocks.  An entry: rank (0 = the adapter lacks the module), where its A rows
 and its B rows start in the arena (units of 256 bytes), its scaling (the bits of an fp32), and the
 places in the block list of the blocks in which A and B start, and which rows follow B's own.
 
-Programmatic dependent launch: a kernel may be on the card while the one ahead still runs.  Before
-`wait_for_earlier` it touches only what no kernel of the step writes: work items, the table, adapter
-rows.  Every program waits exactly once, also one that has nothing to do: a kernel ends only after
-all that came before it, and that is what the kernel behind it relies on.
+Ahead of their wait for earlier kernels (`dependent.py`) the kernels read work items, the table and
+adapter rows, which no kernel of the step writes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
