@@ -15,6 +15,8 @@ def test_the_forward_pass_of_one_step_is_timed_by_itself(tiny, capsys, monkeypat
     import decode
 
     monkeypatch.setattr(assembly, "is_card", lambda device: True)
+    # Plain torch reads the blocks of rows of nobody, which the kernels do not: NaN may lie there.
+    monkeypatch.setattr(torch, "empty", torch.zeros)
     monkeypatch.setattr(decode, "REPLAYS", 3)
     seen, plain = [], StepGraphs.run
 
