@@ -59,6 +59,15 @@ TABLE: Mapping[str, Meaning] = {
     "name_taken": Meaning(409, 6, _REQUEST),
     "adapter_invalid": Meaning(422, 8, _REQUEST),
     "insufficient_storage": Meaning(507, 9, _SERVER),
+    # where an adapter is fetched from
+    "bad_reference": Meaning(400, 2, _REQUEST),
+    "source_denied": Meaning(403, 5, "permission_error"),
+    "source_not_found": Meaning(404, 4, _REQUEST),
+    "source_too_big": Meaning(413, 2, _REQUEST),
+    "source_corrupt": Meaning(502, 8, _SERVER),
+    "source_unreachable": Meaning(502, 1, _SERVER, retryable=True),
+    "source_busy": Meaning(503, 1, _SERVER, retryable=True),
+    "source_offline": Meaning(503, 1, _SERVER),
     # load
     "queue_full": Meaning(429, 1, _RATE, retryable=True),
     "tenant_rate_limited": Meaning(429, 1, _RATE, retryable=True),
@@ -85,6 +94,8 @@ RETRY_AFTER: Mapping[str, float] = {
     "draining": 5.0,
     "registry_busy": 1.0,
     "request_timeout": 1.0,
+    "source_unreachable": 5.0,
+    "source_busy": 30.0,
 }
 
 
