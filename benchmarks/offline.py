@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from rig import Rig
-from streams import Request, Run, Stream, check
+from streams import Move, Request, Run, Stream, check
 
 from engine.config import EngineConfig
 from engine.messages import Abort, StepFrame, Submit
@@ -23,8 +24,8 @@ class OfflineDriver:
 
     mode = "offline"
 
-    def __init__(self, config: EngineConfig, scratch: Path) -> None:
-        self.rig = Rig(config, scratch)
+    def __init__(self, config: EngineConfig, scratch: Path, *, files: int = 1) -> None:
+        self.rig = Rig(config, scratch, files=files)
         core = self.rig.core
         spec = core.machine.spec
         info = core.info
@@ -76,6 +77,7 @@ class _Session:
         self.live: dict[str, Stream] = {}
         self.inbox: queue.SimpleQueue[tuple[Submit, Stream]] = queue.SimpleQueue()
         self.loads = self.reads = 0
+        self.moves: list[Move] = []
         self.stopped = threading.Event()  # the feeder gives up
         self.feeder: threading.Thread | None = None
 
@@ -88,6 +90,7 @@ class _Session:
         self._step_until(lambda: all(s.times or s.error for s in behind))
         check(behind)
         self.loads = self.reads = 0
+        self.moves.clear()
         busy, start = time.process_time(), time.monotonic()
         come = [Stream(due=start + r.at, sent=start + r.at) for r, _ in prepared]
         until = None if seconds is None else start + seconds
@@ -106,7 +109,7 @@ class _Session:
         check(streams)
         for stream in streams:
             stream.tokens = len(stream.times)
-        return Run(behind, come, start, end, self.loads, self.reads, cpu)
+        return Run(behind, come, start, end, self.loads, self.reads, cpu, self.moves)
 
     def end(self) -> None:
         """Abort what still runs, and wait until it is gone."""
@@ -144,11 +147,15 @@ class _Session:
         for event in frame.adapters:
             self.reads += (event.before, event.after) == ("registered", "loading")
             self.loads += (event.before, event.after) == ("loading", "idle")
+            if event.before == "loading" and event.after in ("ram", "idle"):
+                kind: Literal["read", "copy"] = "read" if event.after == "ram" else "copy"
+                self.moves.append(Move(kind, now - event.seconds, now, event.num_bytes))
 
     def _take_in(self) -> None:
         while not self.inbox.empty():
             submit, stream = self.inbox.get()
             stream.sent = time.monotonic()
+            stream.tier = self.rig.tier(submit.rev)
             self.live[submit.request_id] = stream
             self.core.take(submit)
 

@@ -14,6 +14,7 @@ import checkout  # noqa: F401
 import numpy as np
 import torch
 
+from engine.adapters import checksums
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.layout import MODULES, place, stream_order
@@ -40,16 +41,27 @@ def random_prompt(rng: np.random.Generator, length: int, vocab: int) -> list[int
 
 
 class Rig:
-    """A core, and adapters of rank RANK on all projections; `scratch` holds their packed file."""
+    """A core, and adapters of rank RANK on all projections.
+
+    `scratch` holds their packed files: `files` of them, which the adapters share in turn.  What is
+    read is one and the same, then, but each is read, copied and computed with by itself.  With one
+    file of 80 MiB the processor's own cache is read, and not the memory that a fleet would lie in.
+    """
 
     def __init__(
-        self, config: EngineConfig, scratch: Path, *, lookahead: bool | None = None
+        self,
+        config: EngineConfig,
+        scratch: Path,
+        *,
+        lookahead: bool | None = None,
+        files: int = 1,
     ) -> None:
         self.core = EngineCore(config, lookahead=lookahead)
         self._scratch = scratch
+        self._files = files
         self._ids = count(1)
         self._manifests: list[PackedManifest] = []
-        self._pinned: set[int] = set()
+        self._drawn = b""
 
     # ------------------------------------------------------------- requests
     def submit(self, prompt: list[int], max_tokens: int, adapter: int | None, name: str) -> Submit:
@@ -69,47 +81,59 @@ class Rig:
 
     def load(self, adapters: Iterable[int]) -> None:
         """To the GPU."""
-        for rev in map(self.rev, adapters):
-            self.call(partial(Load, rev=rev))
+        self.call_all(partial(Load, rev=rev) for rev in map(self.rev, adapters))
 
     def load_ram(self, adapters: Iterable[int]) -> None:
         """To host memory, and off the GPU."""
-        for rev in map(self.rev, adapters):
-            self.call(partial(Evict, rev=rev))
-            self.call(partial(Load, rev=rev, tier="ram"))
+        revs = [self.rev(adapter) for adapter in adapters]
+        self.call_all(partial(Evict, rev=rev) for rev in revs)
+        self.call_all(partial(Load, rev=rev, tier="ram") for rev in revs)
 
     def evict(self, adapters: Iterable[int]) -> None:
         """To disk, which is the page cache."""
-        for rev in map(self.rev, adapters):
-            self.call(partial(Evict, rev=rev, to="disk"))
+        self.call_all(partial(Evict, rev=rev, to="disk") for rev in map(self.rev, adapters))
 
     def pin(self, adapters: Iterable[int], on: bool) -> None:
-        for rev in map(self.rev, adapters):
-            self.call(partial(SetRevision, rev=rev, pinned=on, priority=50))
+        revs = map(self.rev, adapters)
+        self.call_all(partial(SetRevision, rev=rev, pinned=on, priority=50) for rev in revs)
+
+    def tier(self, rev: str | None) -> str:
+        """Where a revision is now: gpu, loading, ram or disk; "" for the base."""
+        if rev is None:
+            return ""
+        state = self.core.residency.state(rev)
+        return {"registered": "disk", "ram": "ram", "loading": "loading"}.get(state, "gpu")
 
     def call(self, make: Callable[..., Command]) -> Answer:
         """Carry out one command and wait for its answer; RuntimeError if it is refused."""
-        number = next(self._ids)
-        self.core.take(make(command_id=number))
-        while True:
+        return self.call_all([make])[0]
+
+    def call_all(self, makes: Iterable[Callable[..., Command]]) -> list[Answer]:
+        """The same for several that go out together."""
+        numbers = []
+        for make in list(makes):  # registers what is not known yet, which is a call of its own
+            numbers.append(next(self._ids))
+            self.core.take(make(command_id=numbers[-1]))
+        answers: dict[int, Answer] = {}
+        while any(number not in answers for number in numbers):
             for answer in self.core.step().answers:
-                if answer.command_id == number:
-                    if answer.code:
-                        raise RuntimeError(f"{answer.code}: {answer.message}")
-                    return answer
-            if self.core.idle:
+                if answer.code:
+                    raise RuntimeError(f"{answer.code}: {answer.message}")
+                answers[answer.command_id] = answer
+            if self.core.idle and len(answers) < len(numbers):
                 self.core.wait()
+        return [answers[number] for number in numbers]
 
     def close(self) -> None:
         self.core.close()
 
     # ------------------------------------------------------------- noise
     def _manifest(self, number: int) -> PackedManifest:
-        """All adapters are one file: each is read, copied and computed with by itself."""
-        if self._manifests:
-            first = self._manifests[0]
-            fields = {f: getattr(first, f) for f in first.__struct_fields__}
-            return PackedManifest(**fields | {"rev": f"{number:064x}"})
+        rev = f"{number:064x}"
+        if number >= self._files:
+            twin = self._manifests[number % self._files]
+            fields = {f: getattr(twin, f) for f in twin.__struct_fields__}
+            return PackedManifest(**fields | {"rev": rev})
         layout = self.core.machine.layout
         modules = stream_order(
             PackedModule(layer, module, RANK, 1.0)
@@ -117,12 +141,11 @@ class Rig:
             for module in MODULES
         )
         placement = place(modules, layout)
-        path = self._scratch / "adapter.bin"
-        numbers = placement.num_blocks * layout.block_bytes // layout.itemsize
-        noise = torch.randn(numbers, generator=torch.Generator().manual_seed(1)) * 0.01
-        path.write_bytes(noise.to(DTYPES[layout.dtype]).view(torch.uint8).numpy().tobytes())
+        path = self._scratch / f"adapter-{number}.bin"
+        path.write_bytes(self._noise(placement.num_blocks * layout.block_bytes))
+        checksums.write(checksums.path_of(path), _sums(path, layout.block_bytes))
         return PackedManifest(
-            rev=f"{number:064x}",
+            rev=rev,
             path=str(path),
             layout=layout.id,
             num_blocks=placement.num_blocks,
@@ -131,6 +154,20 @@ class Rig:
             changes_kv=True,
             modules=modules,
         )
+
+    def _noise(self, size: int) -> bytes:
+        """The same for all adapters: they differ in nothing that takes time."""
+        if len(self._drawn) < size:
+            layout = self.core.machine.layout
+            generator = torch.Generator().manual_seed(1)
+            noise = torch.randn(size // layout.itemsize, generator=generator) * 0.01
+            self._drawn = noise.to(DTYPES[layout.dtype]).view(torch.uint8).numpy().tobytes()
+        return self._drawn[:size]
+
+
+def _sums(path: Path, block_bytes: int) -> list[int]:
+    with path.open("rb") as file:
+        return checksums.sums_of(file.fileno(), block_bytes)
 
 
 class DeviceClock:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
+from typing import Literal, Protocol
 
 Line = dict[str, object]
 
@@ -35,11 +35,22 @@ class Stream:
     ended: float | None = None  # None: it was cut off at the end of the run
     tokens: int = 0
     error: str = ""
+    tier: str = ""  # where its adapter was when it came: gpu, loading, ram or disk; "" = not told
 
     @property
     def ttft(self) -> float:
         """From when it was due: a late generator flatters nobody."""
         return self.times[0] - self.due
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An adapter's bytes on their way: read from disk into host memory, or copied to the GPU."""
+
+    kind: Literal["read", "copy"]
+    start: float
+    end: float
+    num_bytes: int
 
 
 @dataclass(slots=True)
@@ -53,6 +64,7 @@ class Run:
     loads: int = 0  # adapters that came to the GPU
     reads: int = 0  # of those, how many were read from disk
     cpu: dict[str, float] = field(default_factory=dict)  # process -> share of one core
+    moves: list[Move] = field(default_factory=list)  # as far as the driver sees them
 
 
 class Driver(Protocol):

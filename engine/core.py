@@ -277,7 +277,7 @@ class EngineCore:
         return frame
 
     def _manifest(self, rev: str) -> PackedManifest:
-        return next(r.manifest for r in self.residency.revisions() if r.rev == rev)
+        return self.residency.manifest(rev)
 
 
 def _limits(machine: Machine) -> SchedulerLimits:

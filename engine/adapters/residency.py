@@ -83,6 +83,10 @@ class Residency:
         """What is in a known revision."""
         return self._revisions[rev].manifest
 
+    def state(self, rev: str) -> State:
+        """Of a known revision."""
+        return self._revisions[rev].state
+
     def lease(self, rev: str, priority: int) -> None:
         """A request for a known revision arrives; it is wanted at once.  Ask `knows` first."""
         revision = self._revisions[rev]
