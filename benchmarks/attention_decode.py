@@ -41,23 +41,23 @@ CASES: dict[str, list[int]] = {
 }
 #: The order is that of interest: what the time no longer allows is at the end.
 VARIANTS: dict[str, DecodeTiles | None] = {
-    "default": None,  # 64 keys, 4 warps, 3 stages, cut for 2 programs a multiprocessor
-    "in turns": DecodeTiles(turns=True),
-    "4 stages": DecodeTiles(stages=4),
-    "4 stages, in turns": DecodeTiles(stages=4, turns=True),
+    "default": None,  # 64 keys, 4 warps, 4 stages, cut for 2 programs a multiprocessor
+    "whole 5": DecodeTiles(whole=5),
+    "whole 7": DecodeTiles(whole=7),
     "128 keys, 8 warps, 1 a SM": DecodeTiles(128, 8, 3, 1, least=1),
-    "not early": DecodeTiles(early=False),
+    "128 keys, 8 warps, 1 a SM, whole 5": DecodeTiles(128, 8, 3, 1, least=1, whole=5),
+    "3 stages": DecodeTiles(stages=3),
+    "3 a SM": DecodeTiles(stages=3, programs_per_sm=3),
+    "3 a SM, whole 5": DecodeTiles(stages=3, programs_per_sm=3, whole=5),
+    "in turns": DecodeTiles(turns=True),
     "merged within": DecodeTiles(apart=0),
     "merged apart": DecodeTiles(apart=1024),
-    "3 a SM": DecodeTiles(programs_per_sm=3),
-    "whole 16": DecodeTiles(whole=16),
-    "whole 5": DecodeTiles(whole=5),
+    "not early": DecodeTiles(early=False),
     "least 1": DecodeTiles(least=1),
     "least 4": DecodeTiles(least=4),
-    "32 keys, 5 stages": DecodeTiles(32, 4, 5, least=4),
 }
 CHAIN_CASES = ("64x576", "64x~600", "1x576", "1x32k", "64x1k")
-CHAIN_VARIANTS = ("default", "in turns", "4 stages", "not early", "128 keys, 8 warps, 1 a SM")
+CHAIN_VARIANTS = ("default", "whole 5", "3 stages", "not early", "128 keys, 8 warps, 1 a SM")
 
 
 def alone(report: Report, cache: Cache) -> None:

@@ -15,9 +15,10 @@ class DecodeTiles(NamedTuple):
 
     keys: int = 64  # of one tile; a multiple of every block size up to 64
     warps: int = 4
-    stages: int = 3  # with two nothing is on its way while a tile is worked off
-    #: Measured on an H200 (docs/bench-log.md), while shares were still equal: three would fit too,
-    #: and took up to 16% longer in all ten mixes of lengths that were tried.
+    #: Measured on an H200 (docs/bench-log.md), beside three: 13% less time at 64 x 4k, 27% at
+    #: 8 x 32k, 8% at 64 x 1k; 7% more at 1 x 4k.
+    stages: int = 4
+    #: Three, for which three stages have room, took 11% more time at 64 x 1k and 4k.
     programs_per_sm: int = 2
     registers: int = 0  # of a thread at most; 0 = as many as it takes
     least: int = 2  # tiles of a piece, so that short steps are not cut to crumbs

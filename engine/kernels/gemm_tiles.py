@@ -78,7 +78,7 @@ RULES = (
     Rule(32, _ANY, 8192, Tile("dot", 32, 64, 128, stages=3)),
     Rule(32, _ANY, _ANY, Tile("dot", 32, 64, 128, 2, stages=8, tma=True)),
     Rule(64, 4096, 8192, Tile("stream", 64, 64, 128, 2, stages=6)),
-    Rule(64, 8192, 8192, Tile("stream", 64, 64, 128, stages=7)),
+    Rule(64, 8192, 8192, Tile("stream", 64, 64, 128, stages=6)),
     Rule(64, 65536, 8192, Tile("stream", 64, 128, 128, warps=8, stages=2)),
     Rule(64, _ANY, 8192, Tile("dot", 64, 128, 128, warps=8, stages=2, tma=True)),
     Rule(64, _ANY, _ANY, Tile("stream", 64, 64, 128, 2, stages=6)),

@@ -80,7 +80,7 @@ def test_a_tile_of_keys_is_on_its_way_while_another_is_worked_off(kernels: dict[
     """Ids of blocks that were read in the keys' own turn had once made every tile wait for all."""
     for name, kernel in kernels.items():
         waits = [int(n) for n in re.findall(r"cp\.async\.wait_group\s+(0x\w+|\d+)", kernel["ptx"])]
-        assert 2 in waits, name
+        assert max(waits) >= 2, name  # copies of keys and values of one tile, or of two
 
 
 def test_as_many_programs_fit_as_the_tiles_say(kernels: dict[str, Any]) -> None:

@@ -562,7 +562,7 @@ def test_steps_and_their_plans_are_left_alone(store, core_of, card_path) -> None
 def test_on_a_card_it_is_well_allocates_nothing_and_finds_a_flipped_bit(
     store, core_of, dtype, rank
 ) -> None:
-    core = core_of(dtype, device="cuda", verify_on_load="full")
+    core = core_of(dtype, device="cuda", verify_on_load="full", num_blocks=192)
     stored = store("a", dtype=dtype, rank=rank, bias=True)
     bring(core, stored.packed)
     before = torch.cuda.memory_allocated()
