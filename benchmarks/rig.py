@@ -16,7 +16,7 @@ import torch
 
 from engine.adapters import checksums
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.engine import Engine
 from engine.layout import MODULES, place, stream_order
 from engine.memory.arena import DTYPES
 from engine.messages import (
@@ -56,7 +56,7 @@ class Rig:
         lookahead: bool | None = None,
         files: int = 1,
     ) -> None:
-        self.core = EngineCore(config, lookahead=lookahead)
+        self.core = Engine(config, lookahead=lookahead).core
         self._scratch = scratch
         self._files = files
         self._ids = count(1)

@@ -4,16 +4,22 @@ Goes in: token ids, sampling parameters, revisions.  Comes out: token ids.
 Knows nothing of text, names or sockets.
 
     engine = Engine(EngineConfig(model="path/to/model"))
-    engine.add_adapter(manifest)
+    rev = engine.add_folder("path/to/adapter", store="packed")
     [one, two] = engine.generate([ids, ids], SamplingParams(temperature=0.0), revs=[None, rev])
 """
 
 import itertools
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
+import msgspec
+
 import engine.errors as errors
+from engine.adapters.pack import pack_for_base
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
@@ -64,6 +70,11 @@ class Engine:
         self._ids = itertools.count(1)
 
     @property
+    def core(self) -> EngineCore:
+        """The step loop, for who takes its steps himself; not while `generate` runs."""
+        return self._core
+
+    @property
     def info(self) -> EngineInfo:
         """What `auto` became, and the layout that packed adapters need."""
         return self._core.info
@@ -105,6 +116,36 @@ class Engine:
                 command_id=next(self._ids), manifest=manifest, pinned=pinned, priority=priority
             )
         )
+
+    def add_folder(
+        self, folder: str | Path, store: str | Path, *, pinned: bool = False, priority: int = 50
+    ) -> str:
+        """Pack a PEFT adapter's folder into the folder `store`, and make it known: its revision.
+
+        Raises AdapterInvalid, naming what is wrong; OSError if the packed file cannot be written.
+        """
+        config = self._core.config
+        Path(store).mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(dir=store, prefix="packing-"))
+        try:
+            manifest, _ = pack_for_base(
+                Path(folder),
+                Path(config.model),
+                staged,
+                block_size=config.block_size,
+                dtype=self.info.dtype,
+                max_rank=config.max_rank,
+            )
+            final = Path(store) / manifest.rev
+            if not final.exists():
+                staged.rename(final)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+        path = str(final / Path(manifest.path).name)
+        self.add_adapter(
+            msgspec.structs.replace(manifest, path=path), pinned=pinned, priority=priority
+        )
+        return manifest.rev
 
     def load(self, rev: str) -> None:
         """Bring a revision to the device and wait for it.  Raises NoRoom, LoadFailed."""

@@ -176,18 +176,35 @@ def options_of(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def pack_as_told(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayout]:
-    """Pack `options.folder` into `options.out`.  Raises as `pack_folder` and `inspect` do."""
-    spec = read_spec(options.model)
+    """Pack `options.folder` into `options.out`.  Raises as `pack_for_base` does."""
+    return pack_for_base(
+        options.folder,
+        options.model,
+        options.out,
+        block_size=options.block_size,
+        dtype=options.dtype,
+        max_rank=options.max_rank,
+    )
+
+
+def pack_for_base(
+    folder: Path, model: Path, out: Path, *, block_size: int, dtype: str, max_rank: int
+) -> tuple[PackedManifest, BlockLayout]:
+    """Pack a PEFT adapter's `folder` for the base in `model`, into `out`.
+
+    `block_size` in tokens, `dtype` the arena's.  Raises as `pack_folder` and `inspect` do.
+    """
+    spec = read_spec(model)
     # Whoever filed the folder has bounded its size already.
-    limits = Limits(max_rank=options.max_rank, max_bytes=sys.maxsize)
-    layout = spec.block_layout(block_size=options.block_size, dtype=options.dtype)
-    manifest = inspect(options.folder, spec, limits, served_dtype=options.dtype, base=options.model)
-    rev = revision_digest(options.folder, manifest)
+    limits = Limits(max_rank=max_rank, max_bytes=sys.maxsize)
+    layout = spec.block_layout(block_size=block_size, dtype=dtype)
+    manifest = inspect(folder, spec, limits, served_dtype=dtype, base=model)
+    rev = revision_digest(folder, manifest)
     with contextlib.ExitStack() as stack:
         base = None
         if any(module.gain for module in manifest.modules):
-            base = BaseRows(stack.enter_context(BaseFiles(options.model)), spec)
-        return pack_folder(options.folder, manifest, layout, options.out, rev, base=base), layout
+            base = BaseRows(stack.enter_context(BaseFiles(model)), spec)
+        return pack_folder(folder, manifest, layout, out, rev, base=base), layout
 
 
 def tell_failure(error: EngineError | OSError) -> int:

@@ -21,6 +21,7 @@ from engine.client import (
     read_spec,
 )
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.errors import AdapterInvalid, EngineDied, EngineError
 from engine.messages import (
     AddRevision,
@@ -270,6 +271,22 @@ def test_a_folder_is_packed_into_what_the_engine_reads(
         ours.max_rank,
     )
     assert packed.modules == ours.modules
+
+
+def test_a_folder_that_the_library_adds_serves_as_its_packed_file_does(
+    peft_folder, model_dir, adapters, prompt, tmp_path
+) -> None:
+    config = EngineConfig(model=str(model_dir), device="cpu", num_blocks=64, slots=4)
+    sampling = SamplingParams(temperature=0.0, max_tokens=6)
+    with Engine(config) as engine:
+        rev = engine.add_folder(peft_folder, tmp_path / "packed")
+        engine.add_adapter(adapters[0].manifest)
+        revs = [None, rev, adapters[0].manifest.rev]
+        base, ours, packed = (g.tokens for g in engine.generate([prompt(9)] * 3, sampling, revs))
+        assert ours == packed != base
+        (peft_folder / WEIGHTS).write_bytes(b"no tensors here")
+        with pytest.raises(AdapterInvalid, match="the header says"):
+            engine.add_folder(peft_folder, tmp_path / "packed")
 
 
 def test_a_refused_folder_is_adapter_invalid_with_its_reason(
