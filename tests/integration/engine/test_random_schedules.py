@@ -5,6 +5,7 @@ Every token is judged afterwards by a core on the CPU that computes one request 
 rows at once: its log-probability there has to be the largest, or a hair below where two tie.
 """
 
+import os
 import random
 from dataclasses import replace
 from itertools import count
@@ -237,8 +238,10 @@ def test_random_schedules_leak_nothing_and_answer_as_one_by_one(
 def test_random_schedules_on_a_card_leak_nothing_and_answer_as_the_cpu_one_by_one(
     start_core, revisions, lost, prompt, judge, lookahead
 ) -> None:
+    """LORAD_SCHEDULES=FIRST:BEHIND takes other seeds, and as many as one likes."""
     card = {"device": "cuda", "dtype": "float32", "deterministic": False, "max_rank": 16}
     sizes = SIZES | {"num_blocks": tight(revisions)} | card
     driver = start_core(lookahead=lookahead, **sizes)
     needed = ("length", "abort", "load_failed", "draining", "preemptions")
-    live(driver, revisions, lost, prompt, judge, range(25), needed)
+    first, behind = map(int, os.environ.get("LORAD_SCHEDULES", "0:25").split(":"))
+    live(driver, revisions, lost, prompt, judge, range(first, behind), needed)
