@@ -166,6 +166,12 @@ class LoradClient:
         answer = self.request("DELETE", _adapter_path(name), query=query)
         return msgspec.json.decode(answer, type=wire.Removed)
 
+    def gc(self, *, dry_run: bool = False, timeout_s: float = 600.0) -> wire.Garbage:
+        """Remove from the store what nobody needs, or say what that would be."""
+        return self.post(
+            f"{_ADMIN}/gc", wire.GcAsk(dry_run=dry_run), wire.Garbage, timeout=timeout_s
+        )
+
     def upload(
         self, folder: Path, start: wire.UploadStart, *, timeout: float = 600.0
     ) -> wire.Added:

@@ -37,9 +37,11 @@ from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.files import AdapterFiles
+from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
 from lorad.service.intake import Intake
 from lorad.service.listing import Listing
+from lorad.service.making_room import RoomMaker
 from lorad.service.names import Names, entry_of
 from lorad.service.picture import Picture
 from lorad.service.pins import PinRoom
@@ -130,6 +132,9 @@ class Daemon:
         files = AdapterFiles(settings, spec_of(settings), self.link)
         intake = Intake(registry.store, inspect=files.inspect, pack=files.pack)
         revisions = Revisions(registry, self.link, intake, catalog, self.events, self.tasks)
+        self.housekeeping = Housekeeping(registry, self.link, revisions, self.events)
+        room = RoomMaker(registry, revisions, self.housekeeping.collect)
+        intake.make_room = self.housekeeping.make_room = room.make
         pins = PinRoom(registry, catalog, self.link, settings.lora)
         registration = Registration(
             self.names, self.link, intake, revisions, self.events, check_pin=pins.check
@@ -193,6 +198,7 @@ class Daemon:
             requests=self.requests,
             adapters=self.adapters,
             verification=self.verification,
+            housekeeping=self.housekeeping,
             listing=self.snapshot,
             events=self.events,
             link=self.link,
@@ -244,7 +250,10 @@ class Daemon:
     async def _serve(self) -> None:
         """From the engine's start to the end of the drain."""
         self.link.start()
-        for work in (self.picture.run(), self._flush(), self._feed_watchdog()):
+        for work in (
+            *(self.picture.run(), self.housekeeping.run()),
+            *(self._flush(), self._feed_watchdog()),
+        ):
             self.tasks.spawn(work)
         if self.watcher is not None:
             self.watcher.start()

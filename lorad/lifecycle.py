@@ -21,11 +21,13 @@ class Name(Protocol):
     def serving_rev(self) -> str | None: ...
 
 
-def shown_state(name: Name, status: RevisionStatus | None) -> State:
-    """The printed state of a name; `status` is what the engine says of its serving revision.
+def shown_state(name: Name, status: RevisionStatus | None, *, remote: bool = False) -> State:
+    """The printed state of a name; `status` is what the engine says of its serving revision, and
+    `remote` that its files are only where they came from.
 
     quarantined and missing are the registry's word, even while a copy serves on from memory.
     """
-    if name.stored_state in _AWAY or status is None or name.serving_rev is None:
+    if name.stored_state in _AWAY or name.serving_rev is None:
         return name.stored_state
-    return State(status.state)
+    state = State(status.state) if status is not None else name.stored_state
+    return State.REMOTE if remote and state is State.REGISTERED else state

@@ -14,6 +14,7 @@ ADAPTERS_SCHEMA = "lorad/adapters.v1"
 SLOTS_SCHEMA = "lorad/slots.v1"
 STATUS_SCHEMA = "lorad/status.v1"
 EVENTS_SCHEMA = "lorad/events.v1"
+GC_SCHEMA = "lorad/gc.v1"
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
@@ -268,6 +269,36 @@ class Results(Struct, frozen=True, kw_only=True):
     schema: str = "lorad/results.v1"
     items: tuple[ItemResult, ...]
     skipped: tuple[str, ...] = ()  # names that `all` left alone, as they are pinned
+
+
+class GcAsk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /admin/v1/gc`."""
+
+    dry_run: bool = False
+
+
+GarbageKind = Literal["revision", "unknown", "packed", "leftover"]
+
+
+class GarbageItem(Struct, frozen=True, kw_only=True):
+    """Something in the store that nobody needs, and why; `rev` of a leftover is its file's name."""
+
+    kind: GarbageKind
+    rev: str
+    layout: str = ""  # of a packed file
+    num_bytes: int
+    why: str
+
+
+class Garbage(Struct, frozen=True, kw_only=True):
+    """What was removed, or with `dry_run` would be; `used_bytes` are the store's now."""
+
+    schema: str = GC_SCHEMA
+    items: tuple[GarbageItem, ...]
+    num_bytes: int
+    dry_run: bool
+    used_bytes: int
+    budget_bytes: int = 0  # 0: what the disk holds
 
 
 class UploadStart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -86,6 +86,10 @@ async def verify(request: Request) -> Response:
     return json(await deps_of(request).verification.verify(await _body(request, wire.Names)))
 
 
+async def gc(request: Request) -> Response:
+    return json(await deps_of(request).housekeeping.gc(await _body(request, wire.GcAsk)))
+
+
 async def _wish(request: Request, do: Callable[[wire.Names], Awaitable[wire.Results]]) -> Response:
     """A wish goes on when its client leaves; the client can ask what became of it."""
     return json(await do(await _body(request, wire.Names)))

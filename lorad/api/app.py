@@ -51,6 +51,7 @@ ADMIN = [
     Route(f"{_V1}/pin", admin.pin, methods=["POST"]),
     Route(f"{_V1}/unpin", admin.unpin, methods=["POST"]),
     Route(f"{_V1}/verify", admin.verify, methods=["POST"]),
+    Route(f"{_V1}/gc", admin.gc, methods=["POST"]),
     Route(f"{_V1}/uploads", admin.open_upload, methods=["POST"]),
     Route(f"{_V1}{_FILES}", admin.put_file, methods=["PUT"]),
     Route(f"{_V1}/uploads/{{upload_id}}/commit", admin.commit_upload, methods=["POST"]),

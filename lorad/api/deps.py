@@ -49,6 +49,12 @@ class Verifying(Protocol):
     async def verify(self, wish: wire.Names) -> wire.Verifications: ...
 
 
+class Keeping(Protocol):
+    """Of Housekeeping."""
+
+    async def gc(self, ask: wire.GcAsk) -> wire.Garbage: ...
+
+
 class Listing(Protocol):
     """Read-only pictures.  `ready` is (yes or no, why not); `look` brings them up to date."""
 
@@ -96,6 +102,7 @@ class Deps:
     requests: RequestService
     adapters: Wishes
     verification: Verifying
+    housekeeping: Keeping
     listing: Listing
     events: Events
     link: Engine

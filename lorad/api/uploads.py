@@ -6,7 +6,6 @@ the next one opens.  Knows nothing of what the files mean.
 """
 
 import asyncio
-import errno
 import os
 import secrets
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from engine.adapters.manifest import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILES
-from lorad import wire
+from lorad import disk, wire
 from lorad.errors import LoradError
 
 T = TypeVar("T")
@@ -27,7 +26,6 @@ IDLE_SECONDS = 600.0
 #: When all are open, one whose client was silent for this long makes way: clients crash.
 GIVEN_UP_SECONDS = 30.0
 _WRITE_BYTES = 1 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Staging(Protocol):
@@ -160,7 +158,8 @@ class Uploads:
             upload.num_bytes -= path.stat().st_size
         size = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o640)
+        with disk.writing("store the upload", path.parent):
+            fd = os.open(path, flags, 0o640)
         try:
             async for block in _blocks(body):
                 size += len(block)
@@ -169,7 +168,8 @@ class Uploads:
                     message = f"the files are more than {self.max_bytes} bytes together"
                     hint = "watch.max_adapter_bytes in lorad.toml"
                     raise LoradError("payload_too_large", message, hint=hint)
-                await asyncio.to_thread(_write_all, fd, block)
+                with disk.writing("store the upload", path.parent, len(block)):
+                    await asyncio.to_thread(_write_all, fd, block)
         except BaseException:
             path.unlink(missing_ok=True)
             upload.num_bytes -= size
@@ -193,12 +193,5 @@ async def _blocks(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 def _write_all(fd: int, block: bytes) -> None:
     left = memoryview(block)
-    try:
-        while left:
-            left = left[os.write(fd, left) :]
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        message = f"cannot store the upload: {os.strerror(error.errno)}"
-        hint = "free space on the store's disk, then repeat; nothing was changed"
-        raise LoradError("insufficient_storage", message, hint=hint) from error
+    while left:
+        left = left[os.write(fd, left) :]

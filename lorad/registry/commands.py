@@ -301,9 +301,16 @@ def record_packed(
     note(connection, at, "adapter.packed", "", rev, action="record_packed", message=text)
 
 
+def forget_packed(connection: Connection, at: Stamp, rev: str, layouts: Iterable[str]) -> None:
+    """These packed files of `rev` left the store."""
+    gone = (packed.c.rev == rev) & packed.c.layout.in_(tuple(layouts))
+    connection.execute(delete(packed).where(gone))
+    note(connection, at, "adapter.unpacked", "", rev, action="forget_packed")
+
+
 def drop_unused(connection: Connection, at: Stamp, leased: set[str]) -> tuple[str, ...]:
     """Forget the revisions that no name points to and nobody has leased; returns them."""
-    unused = queries.known_revs(connection) - queries.live_revs(connection) - leased
+    unused = queries.unused_revs(connection, leased)
     for rev in sorted(unused):
         connection.execute(delete(revisions).where(revisions.c.rev == rev))
     text = f"{len(unused)} revisions"

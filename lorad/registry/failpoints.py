@@ -26,6 +26,9 @@ NAMES = (
     "recover.moved_aside",
     "recover.built",
     "gc.set_aside",
+    "unpack.sums_gone",
+    "remote.marked",
+    "remote.filled",
 )
 
 

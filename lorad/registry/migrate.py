@@ -114,7 +114,7 @@ def upgrade(
                     connection.exec_driver_sql(f"PRAGMA user_version = {number}")
                     failpoints.hit("migrate.executed")
     except Exception as error:
-        translated = sqlite.translate(error)
+        translated = sqlite.translate(error, path)
         if translated is error:
             raise
         raise translated from error

@@ -25,6 +25,7 @@ from lorad.registry.records import (
     AuditRecord,
     EventRecord,
     PackedRecord,
+    PackedUse,
     Packing,
     Page,
     RevisionRecord,
@@ -187,6 +188,23 @@ def revisions_of(connection: Connection, name: str) -> tuple[str, ...]:
 
 def known_revs(connection: Connection) -> set[str]:
     return set(connection.execute(select(revisions.c.rev)).scalars())
+
+
+def unused_revs(connection: Connection, leased: Collection[str]) -> set[str]:
+    """Revisions that no name points to and nobody has leased."""
+    return known_revs(connection) - live_revs(connection) - set(leased)
+
+
+def packed_by_use(connection: Connection) -> tuple[PackedUse, ...]:
+    """Every packed file, those first that were not used for longest."""
+    last = func.max(func.coalesce(adapters.c.last_used_at, 0.0), packed.c.created_at)
+    used = func.max(last).label("used_at")
+    files = packed.outerjoin(adapters, adapters.c.serving_rev == packed.c.rev)
+    by = (packed.c.rev, packed.c.layout)
+    rows = connection.execute(
+        select(*by, used).select_from(files).group_by(*by).order_by("used_at", *by)
+    )
+    return tuple(PackedUse(**row._mapping) for row in rows)
 
 
 # ----------------------------------------------------------------- the rest

@@ -3,11 +3,12 @@
 Times are seconds since the epoch (UTC), sizes bytes.  Nothing here knows SQL or files.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.adapters.states import State
-from engine.layout import stream_id
+from engine.layout import ITEMSIZE, stream_id
 from engine.messages import EngineInfo, PackedManifest, PackedModule
 
 
@@ -65,6 +66,13 @@ class RevisionRecord:
         """Its packed file for that engine, if there is one."""
         return self.packed.get(self.stream(info)) if info is not None else None
 
+    def packed_estimate(self, info: EngineInfo) -> int:
+        """Bytes of its packed file for that engine: exact where it is packed, else from above."""
+        packed = self.packed_for(info)
+        if packed is not None:
+            return packed.num_blocks * info.block_bytes
+        return packed_estimate(self.file_bytes, self.dtype, info)
+
     def packed_manifest(self, info: EngineInfo) -> PackedManifest | None:
         """What that engine needs to know of it; None until it is packed for it."""
         packed = self.packed_for(info)
@@ -81,6 +89,14 @@ class RevisionRecord:
             modules=self.modules,
             alora_tokens=self.alora_tokens,
         )
+
+
+def packed_estimate(file_bytes: int, dtype: str, info: EngineInfo) -> int:
+    """Bytes of a packed file, from above: rows in the arena's dtype, 1.05 times that for their
+    borders, and a block more."""
+    here = ITEMSIZE[info.dtype]
+    rows = file_bytes * here / ITEMSIZE.get(dtype, here)
+    return (math.ceil(rows * 1.05 / info.block_bytes) + 1) * info.block_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +187,15 @@ class AuditRecord:
     rev: str
     result: str  # ok, unchanged, or an error code
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedUse:
+    """A packed file, and when one of its names was used last, or it was packed."""
+
+    rev: str
+    layout: str
+    used_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

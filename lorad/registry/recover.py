@@ -165,7 +165,7 @@ def _lay_over(path: Path, report: OpenReport, *, cards: Cards, store: Store) -> 
     try:
         _lay_cards(engine, report, cards, store)
     except Exception as error:
-        translated = sqlite.translate(error)
+        translated = sqlite.translate(error, path)
         if translated is error:
             raise
         raise translated from error

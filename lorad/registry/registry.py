@@ -27,6 +27,7 @@ from lorad.registry.records import (
     AdapterRecord,
     AuditRecord,
     EventRecord,
+    PackedUse,
     Packing,
     Page,
     Registered,
@@ -163,6 +164,21 @@ class Registry:
         with self._read() as connection:
             return queries.names_of(connection, rev)
 
+    def known_revs(self) -> set[str]:
+        """Every revision that is registered."""
+        with self._read() as connection:
+            return queries.known_revs(connection)
+
+    def unused_revs(self, leased: Collection[str] = ()) -> set[str]:
+        """What `collect` would take."""
+        with self._read() as connection:
+            return queries.unused_revs(connection, leased)
+
+    def packed_by_use(self) -> tuple[PackedUse, ...]:
+        """Every packed file, those first that were not used for longest."""
+        with self._read() as connection:
+            return queries.packed_by_use(connection)
+
     def all_serving(self) -> tuple[Serving, ...]:
         """Every name with a serving or candidate revision, and those revisions, by name."""
         with self._read() as connection:
@@ -191,7 +207,7 @@ class Registry:
             with self._readers.begin() as connection:
                 yield connection
         except Exception as error:
-            translated = sqlite.translate(error)
+            translated = sqlite.translate(error, self.path)
             if translated is error:
                 raise
             raise translated from error
@@ -332,6 +348,12 @@ class Registry:
             )
 
         return self._change(work, actor)
+
+    def forget_packed(
+        self, rev: str, layouts: Collection[str], *, actor: str = "daemon"
+    ) -> "Future[None]":
+        """These packed files of `rev` leave the store; a later start does not look for them."""
+        return self._change(lambda c, at: commands.forget_packed(c, at, rev, layouts), actor)
 
     def touch_used(self, used: Mapping[str, float]) -> "Future[None]":
         """Times of last use, by name, batched by the caller; losing a batch is fine."""

@@ -13,9 +13,13 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
+from lorad import disk
 from lorad.errors import LoradError, RegistryUnusable
 
 BUSY_TIMEOUT_SECONDS = 5.0
+#: What the database should always find on its disk: its log may grow to 1,000 pages of 4 KiB, and
+#: is then copied into the database.
+ROOM_BYTES = 8 << 20
 
 #: Errors that say that the file itself is broken, not the world around it.
 CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -65,9 +69,12 @@ def _engine(
     return engine
 
 
-def translate(error: BaseException) -> BaseException:
-    """SQLite's error as the one that a caller is told; anything else comes back as it is."""
+def translate(error: BaseException, path: Path) -> BaseException:
+    """SQLite's error of the database at `path` as the one that a caller is told; anything else
+    comes back as it is."""
     cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, OSError) and cause.errno in disk.FULL:  # of a file beside the database
+        return disk.refused("change the registry", path, cause)
     if not isinstance(cause, sqlite3.Error):
         return error
     code = getattr(cause, "sqlite_errorcode", 0)
@@ -79,9 +86,10 @@ def translate(error: BaseException) -> BaseException:
             hint="try again; no tool but lorad should write registry.db",
         )
     if primary == sqlite3.SQLITE_FULL:
-        return storage_full("the registry cannot grow: the disk is full")
+        return disk.full("the registry cannot grow: the disk is full", path, ROOM_BYTES)
     if code == sqlite3.SQLITE_IOERR_WRITE:  # a quota or a file size limit ends up here, not in FULL
-        return storage_full("the registry cannot be written: disk full, over quota or failing")
+        what = "the registry cannot be written: disk full, over quota or failing"
+        return disk.full(what, path, ROOM_BYTES)
     if primary in CORRUPT:
         return RegistryUnusable(f"the registry is damaged: {cause}", hint="restart lorad")
     if primary in (
@@ -94,13 +102,6 @@ def translate(error: BaseException) -> BaseException:
             f"the registry cannot be used: {cause}", hint="check the state directory and its disk"
         )
     return error
-
-
-def storage_full(message: str) -> LoradError:
-    """507: nothing was changed, and the same call works once there is room."""
-    return LoradError(
-        "insufficient_storage", message, hint="free space, then repeat; nothing was changed"
-    )
 
 
 def companions(database: Path) -> tuple[Path, Path]:

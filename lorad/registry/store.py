@@ -2,8 +2,9 @@
 
 Goes in: a staging folder that somebody filled, and the digest of what is in it.  Comes out: the
 folder `store/<rev>`, read-only, on disk before `commit` returns.  Packed files join it later under
-their layout's name.  Knows nothing of names, tensors or SQL; whoever fills a staging folder has
-checked its content.
+their layout's name, and may leave again.  A revision whose source has it too may leave but for a
+mark; it comes back by the same `commit`.  Knows nothing of names, tensors or SQL; whoever fills a
+staging folder has checked its content, and `holdings.py` says what lies here.
 """
 
 import errno
@@ -11,20 +12,21 @@ import os
 import re
 import shutil
 import stat
-import threading
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lorad.errors import LoradError
+from lorad import disk
 from lorad.registry import failpoints
+from lorad.registry.room import Room, size_of, tree_bytes
 
 _REV = re.compile(r"[0-9a-f]{64}")
 _LAYOUT = re.compile(r"[0-9a-z]{1,64}")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+#: In a revision's folder: its files are where they came from, and only there.
+REMOTE = "remote"
+#: In front of what was set aside, to be removed.
+GONE = "gone-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +52,16 @@ class StoreReport:
 class Store:
     """One directory, written by the daemon alone.  Thread-safe.
 
-    `budget_bytes` 0 is no limit.  Every error of a full disk or budget is insufficient_storage,
-    and leaves nothing behind that `path` or `revs` would show.
+    `budget_bytes` 0 is what the disk holds.  Every error of a full disk or budget is
+    insufficient_storage, and leaves nothing behind that `path` or `revs` would show.
     """
 
     def __init__(self, directory: Path, *, budget_bytes: int = 0) -> None:
         self.directory = directory
-        self.budget_bytes = budget_bytes
+        self.room = Room(directory, budget_bytes, self.revs)
         self._staging = directory / ".staging"
-        self._lock = threading.Lock()
-        self._used: int | None = None  # bytes; None until counted
-        with _disk("prepare the store"):
+        self._remote: set[str] | None = None  # None until looked for
+        with disk.writing("prepare the store", directory):
             self._staging.mkdir(mode=0o750, parents=True, exist_ok=True)
 
     # ------------------------------------------------------------- reading
@@ -85,19 +86,24 @@ class Store:
             return {e.name for e in entries if _REV.fullmatch(e.name)}
 
     def used_bytes(self) -> int:
-        """Bytes of all revisions, packed files included; counted once, then kept up."""
-        with self._lock:
-            if self._used is None:
-                self._used = sum(_tree_bytes(self.directory / rev) for rev in self.revs())
-            return self._used
+        """Bytes of all revisions, packed files included."""
+        return self.room.used_bytes()
+
+    @property
+    def remote(self) -> set[str]:
+        """Revisions of which only the mark is here."""
+        if self._remote is None:
+            folders = ((rev, self.directory / rev / REMOTE) for rev in self.revs())
+            self._remote = {rev for rev, mark in folders if os.path.lexists(mark)}
+        return self._remote
 
     # ------------------------------------------------------------- writing
     def stage(self, expected_bytes: int = 0) -> StagingDir:
         """A new empty staging folder; refuses at once what the budget or the disk cannot hold."""
-        self._afford(expected_bytes)
         folder = self._staging / uuid.uuid4().hex
-        with _disk("stage an adapter"):
-            if expected_bytes > shutil.disk_usage(self._staging).free:
+        self.room.afford(expected_bytes)
+        with disk.writing("stage an adapter", self._staging, expected_bytes):
+            if expected_bytes > disk.free_bytes(self._staging):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             folder.mkdir(mode=0o750)
         return StagingDir(folder)
@@ -113,52 +119,92 @@ class Store:
         staging folder stays the caller's, to commit again or to discard.
         """
         target = self.path(rev)
-        if self.has(rev):
+        if self.has(rev) and rev not in self.remote:
             self.discard(staging)
             return target
-        size = _tree_bytes(staging.path)
-        self._afford(size)
-        with _disk("store an adapter"):
+        size = tree_bytes(staging.path)
+        doing = disk.writing("store an adapter", self.directory, size)
+        with self.room.reserve(size), doing:
             _seal_folder(staging.path)
             failpoints.hit("store.before_rename")
-            try:
-                staging.path.rename(target)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                self.discard(staging)  # the same content, a moment earlier
-                return target
+            if rev in self.remote:
+                self._return(staging, target)
+            else:
+                try:
+                    staging.path.rename(target)
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                    self.discard(staging)  # the same content, a moment earlier
+                    return target
             failpoints.hit("store.renamed")
             _sync(self.directory)
-        self._count(size)
+            self.room.recount(rev)
         return target
 
     def seal_packed(self, rev: str, layout: str) -> int:
         """Make a packed file read-only and durable; returns its bytes.  Or FileNotFoundError."""
         path = self.packed(rev, layout)
         size = _regular_bytes(path)
-        with _disk("seal a packed file"):
+        with disk.writing("seal a packed file", path.parent, size):
             path.chmod(0o440)
             _sync(path)
             _sync(path.parent)
-        self._count(size)
+        self.room.recount(rev)
         return size
+
+    def drop_packed(self, rev: str, layouts: Iterable[str]) -> int:
+        """Take these packed files of `rev` away, with their checksums; returns the bytes gained."""
+        before = tree_bytes(self.path(rev))
+        for layout in layouts:
+            path = self.packed(rev, layout)
+            # In this order: without its checksums a packed file is taken for an unfinished one.
+            path.with_suffix(".sums").unlink(missing_ok=True)
+            failpoints.hit("unpack.sums_gone")
+            path.unlink(missing_ok=True)
+        self.room.recount(rev)
+        return before - tree_bytes(self.path(rev))
+
+    def make_remote(self, rev: str) -> int:
+        """Take all its files away but for a mark; returns the bytes gained.
+
+        Nobody may be reading them.  A crash on the way leaves it as remote as it was going to be.
+        """
+        folder = self.path(rev)
+        with disk.writing("mark a revision", folder):
+            (folder / REMOTE).touch()
+            _sync(folder)
+        failpoints.hit("remote.marked")
+        self.remote.add(rev)
+        gained = tree_bytes(folder)
+        _empty_remote(folder)
+        self.room.recount(rev)
+        return gained
 
     def remove(self, revs: Iterable[str]) -> tuple[str, ...]:
         """Take revisions away, each out of sight at once; returns those that were here."""
         removed = []
         for rev in sorted(revs):
-            aside = self._staging / f"gone-{uuid.uuid4().hex}"
-            size = _tree_bytes(self.path(rev)) if self.has(rev) else 0
             try:
-                self.path(rev).rename(aside)
+                aside = self._set_aside(rev)
             except FileNotFoundError:
                 continue
             failpoints.hit("gc.set_aside")
             _remove_tree(aside)
-            self._count(-size)
             removed.append(rev)
         return tuple(removed)
+
+    def sweep(self) -> int:
+        """Remove what earlier removals could not; returns the bytes gained."""
+        gained = 0
+        for path in leftovers(self):
+            size = tree_bytes(path) if path.is_dir() else size_of(path)
+            _remove_tree(path)
+            if not os.path.lexists(path):
+                gained += size
+            if _REV.fullmatch(path.parent.name):
+                self.room.recount(path.parent.name)
+        return gained
 
     def gc(self, keep: set[str]) -> tuple[str, ...]:
         """Remove every revision outside `keep`; returns them."""
@@ -174,45 +220,60 @@ class Store:
             _remove_tree(folder)
         here = self.revs()
         for rev in here:
-            for leftover in self.path(rev).glob("*.tmp"):
-                leftover.unlink(missing_ok=True)
+            _tidy(self.path(rev))
         wanted = set(known)
-        self._used = None
+        self.room.forget()
         return StoreReport(len(stale), tuple(sorted(wanted - here)), tuple(sorted(here - wanted)))
 
-    # ------------------------------------------------------------- room
-    def _afford(self, num_bytes: int) -> None:
-        if self.budget_bytes and self.used_bytes() + num_bytes > self.budget_bytes:
-            raise LoradError(
-                "insufficient_storage",
-                f"the store holds {self.used_bytes()} of {self.budget_bytes} bytes, "
-                f"{num_bytes} more do not fit",
-                hint="remove adapters (loractl rm), or raise [store] budget",
-            )
+    # ------------------------------------------------------------- inside
+    def _return(self, staging: StagingDir, target: Path) -> None:
+        """Give a remote revision its files back; it is remote until all of them are here."""
+        for path in staging.path.iterdir():
+            path.rename(target / path.name)
+        _sync(target)
+        failpoints.hit("remote.filled")
+        (target / REMOTE).unlink()
+        _sync(target)
+        self.remote.discard(target.name)
+        self.discard(staging)
 
-    def _count(self, num_bytes: int) -> None:
-        with self._lock:
-            if self._used is not None:
-                self._used += num_bytes
+    def _set_aside(self, rev: str) -> Path:
+        """Out of sight at once; where it is now.  FileNotFoundError if it is not here."""
+        aside = self._staging / f"{GONE}{uuid.uuid4().hex}"
+        self.path(rev).rename(aside)
+        self.remote.discard(rev)
+        self.room.recount(rev)
+        return aside
 
 
-@contextmanager
-def _disk(doing: str) -> Iterator[None]:
-    """Say insufficient_storage where the system says that it is full, or not to be written to."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            first = "free space on the store's disk"
-        elif error.errno in _CLOSED:
-            first = "make the store's folder writable for lorad"
-        else:
-            raise
-        raise LoradError(
-            "insufficient_storage",
-            f"cannot {doing}: {os.strerror(error.errno)}",
-            hint=f"{first}, then repeat; nothing was changed",
-        ) from error
+def leftovers(store: Store) -> list[Path]:
+    """What was set aside and is here still, and files of packers that are there no more."""
+    found = list((store.directory / ".staging").glob(f"{GONE}*"))
+    for rev in store.revs():
+        found += [path for path in store.path(rev).glob("*.tmp") if _is_orphan(path)]
+    return found
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a crash left in a revision's folder; one look at it where nothing is."""
+    names = os.listdir(folder)
+    for name in names:
+        if name.endswith(".tmp"):
+            (folder / name).unlink(missing_ok=True)
+    if REMOTE in names:
+        _empty_remote(folder)
+
+
+def _empty_remote(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name != REMOTE:
+            _remove_tree(path)
+
+
+def _is_orphan(path: Path) -> bool:
+    """A file in the making bears its process's number."""
+    pid = path.name.split(".")[-2]
+    return not (pid.isdecimal() and Path("/proc", pid).exists())
 
 
 def _seal_folder(folder: Path) -> None:
@@ -241,14 +302,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _tree_bytes(folder: Path) -> int:
-    total = 0
-    for parent, _folders, files in os.walk(folder):
-        for file in files:
-            total += os.lstat(os.path.join(parent, file)).st_size
-    return total
 
 
 def _remove_tree(path: Path) -> None:

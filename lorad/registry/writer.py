@@ -35,6 +35,7 @@ class Writer:
     """Give it jobs from any thread; no call here waits for the disk but `close`."""
 
     def __init__(self, path: Path, *, busy_timeout: float = sqlite.BUSY_TIMEOUT_SECONDS) -> None:
+        self._path = path
         self._engine = sqlite.writer_engine(path, busy_timeout=busy_timeout)
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._closing = threading.Lock()
@@ -81,7 +82,7 @@ class Writer:
                     connection = connection or self._engine.connect()
                     result = _transact(connection, job.work)
                 except BaseException as error:
-                    job.future.set_exception(sqlite.translate(error))
+                    job.future.set_exception(sqlite.translate(error, self._path))
                 else:
                     _after(job, result)
                     job.future.set_result(result)

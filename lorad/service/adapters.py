@@ -109,7 +109,7 @@ class AdapterService:
     # ------------------------------------------------------------- adding and replacing
     async def stage(self, expected_bytes: int = 0) -> StagingDir:
         """A folder to fill and hand to `add` or `discard`; raises insufficient_storage."""
-        return await asyncio.to_thread(self._intake.store.stage, expected_bytes)
+        return await self._intake.stage(expected_bytes)
 
     async def discard(self, staging: Staged) -> None:
         await self._intake.discard(StagingDir(staging.path))
@@ -273,7 +273,7 @@ class AdapterService:
             record = self._names.known(name)
             rev = record.serving_rev
             if keep_files and rev is not None:
-                await self.revisions.keep_files(rev, True)
+                await self.revisions.shelf.keep_files(rev, True)
             tombstone = None if forget else record.candidate_rev or rev
             await self._names.write(name, self._names.registry.remove(name, tombstone))
         self._events.publish("adapter.removed", name=name, rev=rev or "")
@@ -303,8 +303,7 @@ class AdapterService:
                 async with self._names.lock(entry.name):
                     await self._registration.advance(entry.name, entry.candidate)
             elif entry.rev is not None:
-                async with self.revisions.hold(entry.rev):
-                    await self.revisions.packed(entry.rev)
+                await self.revisions.pack_ahead(entry.rev)
         except LoradError as error:
             if entry.rev is not None and error.code not in LATER:
                 self.revisions.publish(

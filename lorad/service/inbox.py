@@ -116,6 +116,7 @@ class Inbox:
         self._adapters, self._names, self._intake = adapters, names, intake
         self._events, self._tasks, self._memory = events, tasks, memory
         self._copy, self._on_delete = copy, on_delete
+        self._told: dict[Path, str] = {}  # folder -> why it could not be taken at the last attempt
         self._loop = asyncio.get_running_loop()
         self._locks: weakref.WeakValueDictionary[Path, asyncio.Lock] = weakref.WeakValueDictionary()
 
@@ -157,9 +158,10 @@ class Inbox:
                 filed_as = await self._take(folder, seen, registered)
             except (LoradError, OSError) as error:
                 # A full or failing disk, a busy registry: the next rescan tries again.
-                log.warning("inbox: %s: %s", folder.display_name, error)
+                self._tell_once(folder, error)
                 self._retry(folder.path)
                 return
+            self._told.pop(folder.path, None)
             if seen is not None and seen.filed_as not in ("", filed_as):
                 await self._unfile(seen.filed_as)
             self._memory.put(folder.path, Seen(folder.name, folder.signature, options, filed_as))
@@ -224,6 +226,7 @@ class Inbox:
         async with self._lock(path):
             seen = self._memory.get(path)
             self._memory.drop(path)
+            self._told.pop(path, None)
             if seen is None:
                 return
             if seen.filed_as:
@@ -247,6 +250,21 @@ class Inbox:
     async def _file(self, name: str, folder: InboxFolder, error: LoradError) -> None:
         display = folder.display_name if name != folder.display_name else None
         await self._adapters.quarantine(name, SOURCE, error, display_name=display)
+
+    def _tell_once(self, folder: InboxFolder, error: LoradError | OSError) -> None:
+        """An event for the first of many attempts that fail for one reason."""
+        code = error.code if isinstance(error, LoradError) else "internal_error"
+        if self._told.get(folder.path) == code:
+            log.info("inbox: %s: %s", folder.display_name, error)
+            return
+        self._told[folder.path] = code
+        self._events.publish(
+            "adapter.not_loaded",
+            level="warn",
+            name=folder.name,
+            cause=code,
+            message=f"{error}; it is tried again",
+        )
 
     async def _unfile(self, name: str) -> None:
         record = self._names.registry.get(name)

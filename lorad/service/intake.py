@@ -15,8 +15,10 @@ from typing import Protocol, TypeVar
 from engine.adapters.peft import AdapterManifest
 from engine.errors import EngineError
 from engine.messages import PackedManifest
+from lorad import disk
 from lorad.errors import LoradError, from_engine
 from lorad.registry.records import RevisionRecord
+from lorad.registry.room import tree_bytes
 from lorad.registry.store import StagingDir, Store
 
 T = TypeVar("T")
@@ -50,9 +52,16 @@ class Intake:
 
     def __init__(self, store: Store, *, inspect: Inspect, pack: Pack, workers: int = 2) -> None:
         self.store = store
+        #: Awaited before bytes are written; raises insufficient_storage when nothing makes way.
+        self.make_room: Callable[[int], Awaitable[None]] = _as_it_is
         self._inspect = inspect
         self._pack = pack
         self._room = asyncio.Semaphore(workers)
+
+    async def stage(self, expected_bytes: int = 0) -> StagingDir:
+        """A new staging folder for so many bytes; insufficient_storage if they have no room."""
+        await self.make_room(expected_bytes)
+        return await asyncio.to_thread(self.store.stage, expected_bytes)
 
     async def fill(self, fill: Callable[[StagingDir], object]) -> StagingDir:
         """A new staging folder with what `fill` puts there; nothing is left if it raises."""
@@ -73,8 +82,11 @@ class Intake:
         manifest, rev = await self._work(lambda: self._inspect(staging.path))
         return Found(staging, manifest, rev)
 
-    async def keep(self, found: Found) -> RevisionRecord:
-        """Move it into the store, durably."""
+    async def keep(self, found: Found, packed_bytes: int = 0) -> RevisionRecord:
+        """Move it into the store, durably, where its packed file will have room too."""
+        if not self.store.has(found.rev):
+            own = await asyncio.to_thread(tree_bytes, found.staging.path)
+            await self.make_room(own + packed_bytes)
         await self._work(lambda: self.store.commit(found.staging, found.rev))
         return RevisionRecord(
             rev=found.rev, **{name: getattr(found.manifest, name) for name in _SHARED}
@@ -84,16 +96,19 @@ class Intake:
         """Take away what was kept but could not be registered."""
         await self._work(lambda: self.store.remove((rev,)))
 
-    async def pack(self, rev: str, layout: str) -> PackedManifest:
-        """Write the packed file of `rev` beside its files; recording it makes it last."""
+    async def pack(self, rev: str, layout: str, num_bytes: int = 0) -> PackedManifest:
+        """Write the packed file of `rev`, of about `num_bytes`, beside its files; recording it
+        makes it last."""
         folder = self.store.path(rev)
         async with self._room:
+            await self.make_room(num_bytes)
             try:
-                manifest = await self._pack(folder, folder)
+                with self.store.room.reserve(num_bytes):
+                    manifest = await self._pack(folder, folder)
             except EngineError as error:
                 if error.code == "no_room":  # on the disk, not in the arena
-                    hint = error.hint or "free space on the store's disk"
-                    raise LoradError("insufficient_storage", error.message, hint=hint) from error
+                    message = f"no room for the packed file of {rev[:12]}"
+                    raise disk.full(message, folder, num_bytes, unchanged=False) from error
                 raise from_engine(error) from error
             except OSError as error:  # no process to be had: that is no word on the content
                 raise LoradError("internal_error", f"cannot pack {rev[:12]}: {error}") from error
@@ -113,3 +128,7 @@ class Intake:
                 return await asyncio.to_thread(function)
             except EngineError as error:
                 raise from_engine(error) from error
+
+
+async def _as_it_is(num_bytes: int) -> None:
+    return None

@@ -53,7 +53,7 @@ class Listing:
         cursor: str | None = None,
     ) -> wire.AdapterPage:
         """One page; `state` may be a derived one.  invalid_value for what is unknown."""
-        filters = _state_filter(state, self._picture.by_rev)
+        filters = _state_filter(state, self._picture.by_rev, self._registry.store.remote)
         page: Page = self._registry.list(
             tenant=tenant,
             q=q,
@@ -110,6 +110,9 @@ class Listing:
                 if number:
                     counts[status.state] = counts.get(status.state, 0) + number
                     counts["registered"] = counts.get("registered", 0) - number
+        if remote := sum(len(self._catalog.names_of(rev)) for rev in self._registry.store.remote):
+            counts["remote"] = remote
+            counts["registered"] = counts.get("registered", 0) - remote
         return {state: number for state, number in counts.items() if number > 0}
 
     # ------------------------------------------------------------- rows
@@ -129,7 +132,7 @@ class Listing:
             name=record.name,
             tenant=record.tenant,
             model=record.model,
-            state=shown_state(record, status).value,
+            state=shown_state(record, status, remote=self._is_remote(record)).value,
             pinned=record.pinned,
             priority=record.priority,
             rev=record.serving_rev,
@@ -195,6 +198,9 @@ class Listing:
             created_at=_time(record.created_at),
         )
 
+    def _is_remote(self, record: AdapterRecord) -> bool:
+        return record.serving_rev in self._registry.store.remote
+
     def _packing(self) -> Packing | None:
         """By what `_packed_bytes` measures; None before the engine is known."""
         info, snapshot = self._info(), self._picture.snapshot
@@ -236,7 +242,9 @@ class Listing:
         )
 
 
-def _state_filter(state: str | None, live: Mapping[str, RevisionStatus]) -> dict[str, Any]:
+def _state_filter(
+    state: str | None, live: Mapping[str, RevisionStatus], remote: set[str]
+) -> dict[str, Any]:
     """Which names of the registry are in a printed state now."""
     if state is None:
         return {}
@@ -245,7 +253,9 @@ def _state_filter(state: str | None, live: Mapping[str, RevisionStatus]) -> dict
         raise LoradError("invalid_value", f"no state {state!r}; known: {known}", param="state")
     if state == State.REGISTERED:
         moved = {rev for rev, status in live.items() if status.state != State.REGISTERED}
-        return {"state": state, "without_revs": moved}
+        return {"state": state, "without_revs": moved | remote}
+    if state == State.REMOTE:
+        return {"state": State.REGISTERED.value, "revs": remote}
     if state in STORED:
         return {"state": state}
     there = {rev for rev, status in live.items() if status.state == state}

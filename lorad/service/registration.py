@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from engine.adapters.states import State
 from lorad import wire
 from lorad.errors import LoradError
-from lorad.registry.records import AdapterRecord
+from lorad.registry.records import AdapterRecord, packed_estimate
 from lorad.registry.store import StagingDir
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
@@ -104,8 +104,8 @@ class Registration:
     ) -> None:
         """Into the store, then the registry: from here on it is acknowledged."""
         pin = self._granted(found, name, terms)
-        async with self._revisions.hold(found.rev):
-            revision = await self._intake.keep(found)
+        async with self._revisions.shelf.hold(found.rev):
+            revision = await self._intake.keep(found, self._packed_bytes(found))
             try:
                 done = await self._names.write(
                     name,
@@ -125,7 +125,7 @@ class Registration:
                 if self._names.registry.revision(found.rev) is None:
                     await self._intake.give_up(found.rev)  # the disk is full enough without it
                 raise
-            await self._revisions.keep_files(found.rev, False)
+            await self._revisions.shelf.keep_files(found.rev, False)
         terms.on_registered()
         mended = before is not None and before.stored_state == State.QUARANTINED
         kind = "adapter.added" if done.created or mended else "adapter.candidate"
@@ -133,6 +133,11 @@ class Registration:
         for old in (before.candidate_rev, before.serving_rev) if before is not None else ():
             if old is not None:
                 self._revisions.consider_retiring(old)
+
+    def _packed_bytes(self, found: Found) -> int:
+        """What its packed file will take, as far as that is known before the engine is."""
+        info, manifest = self._link.info, found.manifest
+        return packed_estimate(manifest.file_bytes, manifest.dtype, info) if info else 0
 
     def _granted(self, found: Found, name: str, terms: Terms) -> bool | None:
         """The pin that was asked for, if there is room; else no_room for whoever waits for it."""

@@ -7,11 +7,8 @@ names only to label events.
 """
 
 import asyncio
-import contextlib
 import logging
-import weakref
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -30,18 +27,17 @@ from engine.messages import (
 from lorad.errors import LoradError
 from lorad.registry.records import RevisionRecord
 from lorad.registry.registry import Registry
-from lorad.registry.store import Store
+from lorad.registry.store import StagingDir
 from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.intake import Intake
 from lorad.service.mending import Mending
+from lorad.service.shelf import Shelf
 from lorad.service.tasks import Tasks
 
 log = logging.getLogger("lorad.revisions")
 
-#: Left in a store folder by `rm --keep-files`: the files stay though no name points to them.
-KEPT = "kept"
 #: How many revisions are brought up side by side at a start.
 PARALLEL_LOADS = 8
 
@@ -60,15 +56,17 @@ class Revisions:
     ) -> None:
         self.tiers: dict[str, State] = {}  # as the engine's last transition left it
         self.on_missing: Callable[[str], Awaitable[None]] = _nobody
+        #: Fetches a name's content anew from its source, into a staging folder; None: nobody can,
+        #: and no revision's own files leave while a name means it.
+        self.refetch: Callable[[str], Awaitable[StagingDir]] | None = None
         self.mending = Mending(self, tasks)
+        self.shelf = Shelf(registry, catalog)
         self.on_retired: Callable[[str], None] = lambda rev: None
         self.on_change: Callable[[], None] = lambda: None
         self._registry, self._link, self._intake = registry, link, intake
         self._catalog, self._events, self._tasks = catalog, events, tasks
-        self._kept = kept_in(intake.store)
+        self._dormant: set[str] = set()  # the engine knows them still, without their packed files
         self._unpinned: set[str] = set()  # wanted pinned, and the engine has no room for the pin
-        self._arriving: Counter[str] = Counter()  # on their way from the store to the registry
-        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         link.prepare = self.prepare_for_request
         link.on_adapter = self.take_transition
 
@@ -77,7 +75,7 @@ class Revisions:
         """Make sure that the engine knows `rev`: its files are here, packed, and announced."""
         if rev in self._link.known:
             return
-        async with self._lock(rev):
+        async with self.shelf.lock(rev):
             if rev in self._link.known:
                 return
             manifest = await self.packed(rev)
@@ -95,6 +93,7 @@ class Revisions:
                     raise
                 self._note_unpinned(rev, error)  # the engine took it in, without the pin
             self._link.known.add(rev)
+            self._dormant.discard(rev)
             if self._catalog.wanted(rev) != (pinned, priority):
                 await self.follow(rev)  # changed while the engine was being told
 
@@ -118,6 +117,8 @@ class Revisions:
         manifest = record.packed_manifest(info)
         if manifest is not None and _is_whole(manifest, info):
             return manifest
+        if rev in self._intake.store.remote:
+            await self._fetch_back(rev)
         if not self._intake.store.has(rev):
             await self.on_missing(rev)
             raise LoradError("load_failed", f"the files of {rev[:12]} are gone from the store")
@@ -126,7 +127,8 @@ class Revisions:
     async def _pack(self, record: RevisionRecord, info: EngineInfo) -> PackedManifest:
         """Write its packed file, and record it."""
         rev = record.rev
-        manifest = await self._intake.pack(rev, record.stream(info))
+        estimate = record.packed_estimate(info)
+        manifest = await self._intake.pack(rev, record.stream(info), estimate)
         recorded = self._registry.record_packed(
             rev, manifest.layout, num_blocks=manifest.num_blocks, true_bytes=manifest.true_bytes
         )
@@ -136,6 +138,62 @@ class Revisions:
             message = f"cannot keep the packed file of {rev[:12]}: {error}"
             raise LoradError("internal_error", message) from error
         return manifest
+
+    async def pack_ahead(self, rev: str) -> None:
+        """Pack it before anybody asks for it, if that takes no room from others."""
+        info, record = self._link.info, self._registry.revision(rev)
+        if info is None or record is None or rev in self._intake.store.remote:
+            return
+        async with self.shelf.hold(rev):
+            manifest = record.packed_manifest(info)
+            if manifest is None or not _is_whole(manifest, info):
+                room, size = self._intake.store.room, record.packed_estimate(info)
+                if not await asyncio.to_thread(room.lacking, size):
+                    await self.packed(rev)
+
+    async def unpack(self, rev: str, layouts: Sequence[str], *, remote: bool = False) -> int:
+        """Let packed files go, as they can be packed again; with `remote` all its files, as they
+        can be fetched again.  Returns the bytes gained: 0 if it is in use, or about to be."""
+        if not self.may_leave(rev):
+            return 0
+        async with self.shelf.lock(rev):
+            if rev in self._link.known:  # its cached KV stays; it is announced again when asked for
+                self._link.known.discard(rev)
+                self._dormant.add(rev)
+            store = self._intake.store
+            if remote:
+                gained = await asyncio.to_thread(store.make_remote, rev)
+            else:
+                gained = await asyncio.to_thread(store.drop_packed, rev, layouts)
+            await asyncio.wrap_future(self._registry.forget_packed(rev, layouts))
+        words = "its files can be fetched again" if remote else "its files can be packed again"
+        details = {"num_bytes": str(gained)}
+        kind = "adapter.remote" if remote else "adapter.unpacked"
+        self.publish(kind, rev, "info", "budget", words, details)
+        return gained
+
+    def may_leave(self, rev: str) -> bool:
+        """Nobody uses it, has pinned it, or is at it: it is on the disk alone."""
+        at_rest = self.tiers.get(rev, State.REGISTERED) is State.REGISTERED
+        used = self._catalog.leases(rev) > 0 or self._catalog.wanted(rev)[0]
+        return at_rest and not used and not self.shelf.is_busy(rev)
+
+    async def _fetch_back(self, rev: str) -> None:
+        """The content of a remote revision, from where it came."""
+        names = self._catalog.names_of(rev) or (self._catalog.label(rev),)
+        if self.refetch is None:
+            message = f"the files of {names[0]} are not here, and nothing can fetch them"
+            raise LoradError("load_failed", message, hint=f"add {names[0]} again")
+        staging = await self.refetch(names[0])
+        try:
+            found = await self._intake.find(staging)
+            if found.rev != rev:
+                message = f"the source of {names[0]} holds other content now: {found.rev[:12]}"
+                raise LoradError("load_failed", message, hint=f"add {names[0]} again")
+            await self._intake.keep(found)
+        finally:
+            await self._intake.discard(staging)
+        self.publish("adapter.fetched", rev, "info", "remote")
 
     async def apply(self, rev: str) -> None:
         """Tell the engine pin and priority as the names want them now.
@@ -252,7 +310,7 @@ class Revisions:
 
     async def repack(self, rev: str) -> None:
         """Write its packed file anew from its stored files; requests wait for it meanwhile."""
-        async with self._lock(rev):
+        async with self.shelf.lock(rev):
             info, record = self._link.info, self._registry.revision(rev)
             if info is None or record is None:
                 raise LoradError("loading_base", "nothing reads its packed file now")
@@ -289,11 +347,12 @@ class Revisions:
             self._tasks.spawn(self._retire(rev))
 
     async def _retire(self, rev: str) -> None:
-        async with self._lock(rev):
+        async with self.shelf.lock(rev):
             if self._in_use(rev):
                 return
-            if rev in self._link.known:
+            if rev in self._link.known or rev in self._dormant:
                 self._link.known.discard(rev)
+                self._dormant.discard(rev)
                 try:
                     await self._link.call(RemoveRevision(self._link.next_id(), rev))
                 except LoradError as error:  # a dead engine holds nothing either
@@ -303,43 +362,15 @@ class Revisions:
                     await self._retry_pins()
             label = self._catalog.label(rev)
             self.on_retired(rev)
-            await self.collect()
+            try:
+                await self.shelf.collect()
+            except LoradError as error:  # a full disk, say; the housekeeper comes by later
+                log.warning("the files of %s stay for now: %s", rev[:12], error.message)
             # Only now: its last transitions come after the engine's answer, and bear its name.
             self.tiers.pop(rev, None)
             self._catalog.forget(rev)
         self._events.publish("adapter.retired", name=label, rev=rev)
         self.on_change()
-
-    async def collect(self) -> None:
-        """Drop what no name points to and nobody uses from the registry and the store.
-
-        The catalog follows the registry by a moment: until then a request may yet take a lease on
-        what a name has just stopped to mean.
-        """
-        used = self._catalog.in_use() | self._kept | set(self._arriving)
-        await asyncio.wrap_future(self._registry.collect(used))
-
-    async def keep_files(self, rev: str, keep: bool) -> None:
-        """Files that outlive their last name, across restarts too; or no longer."""
-        mark = self._intake.store.path(rev) / KEPT
-        if keep and self._intake.store.has(rev):
-            self._kept.add(rev)
-            await asyncio.to_thread(mark.touch)
-        elif not keep and rev in self._kept:
-            self._kept.discard(rev)
-            await asyncio.to_thread(mark.unlink, missing_ok=True)
-
-    @contextlib.asynccontextmanager
-    async def hold(self, rev: str) -> AsyncIterator[None]:
-        """Nothing collects or changes `rev` meanwhile."""
-        self._arriving[rev] += 1
-        try:
-            async with self._lock(rev):
-                yield
-        finally:
-            self._arriving[rev] -= 1
-            if not self._arriving[rev]:
-                del self._arriving[rev]
 
     def _in_use(self, rev: str) -> bool:
         return self._catalog.referenced(rev) or self._catalog.leases(rev) > 0
@@ -414,17 +445,6 @@ class Revisions:
                 message=message,
                 details=details,
             )
-
-    def _lock(self, rev: str) -> asyncio.Lock:
-        lock = self._locks.get(rev)
-        if lock is None:
-            lock = self._locks[rev] = asyncio.Lock()
-        return lock
-
-
-def kept_in(store: Store) -> set[str]:
-    """Revisions whose files an operator wanted to keep."""
-    return {rev for rev in store.revs() if (store.path(rev) / KEPT).exists()}
 
 
 def _is_whole(manifest: PackedManifest, info: EngineInfo) -> bool:

@@ -14,11 +14,12 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.adapters.manifest import CONFIG_FILE, TEXT_FILES, WEIGHTS_FILES
+from lorad import disk
 
 #: What is copied; everything else in the folder stays where it is.
 FILES = (CONFIG_FILE, *WEIGHTS_FILES, *TEXT_FILES)
@@ -31,7 +32,6 @@ _CHUNK_BYTES = 1 << 20
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LocalSourceError(Exception):
@@ -78,7 +78,8 @@ def copy_folder(
         _check_sizes(before, total, max_bytes)
         done = 0
         for name, status in before.items():
-            with closing(_copy(fd, out, name, status)) as sizes:
+            writing = _writing(name, target, total)
+            with closing(_copy(fd, out, name, status, writing)) as sizes:
                 for size in sizes:
                     done += size
                     progress(done, total)
@@ -202,14 +203,16 @@ def _check_sizes(files: dict[str, os.stat_result], total: int, max_bytes: int) -
         )
 
 
-def _copy(fd: int, out: int, name: str, expected: os.stat_result) -> Generator[int, None, None]:
-    """Copy one file; yields the bytes of each chunk.  Reads no further than the size that was
-    allowed, so a file that grows meanwhile costs nothing."""
+def _copy(
+    fd: int, out: int, name: str, expected: os.stat_result, writing: AbstractContextManager[None]
+) -> Generator[int, None, None]:
+    """Copy one file, within `writing`; yields the bytes of each chunk.  Reads no further than the
+    size that was allowed, so a file that grows meanwhile costs nothing."""
     source = _open_file(fd, name)
     try:
         if _identity(os.fstat(source)) != _identity(expected):
             raise _changed()
-        with _writing(name), os.fdopen(os.open(name, _CREATE, 0o640, dir_fd=out), "wb", 0) as file:
+        with writing, os.fdopen(os.open(name, _CREATE, 0o640, dir_fd=out), "wb", 0) as file:
             left = expected.st_size
             while left:
                 chunk = _read(source, name, min(_CHUNK_BYTES, left))
@@ -235,13 +238,17 @@ def _read(source: int, name: str, size: int) -> bytes:
 
 
 @contextmanager
-def _writing(name: str) -> Iterator[None]:
+def _writing(name: str, target: Path, total: int) -> Iterator[None]:
+    """`total`: bytes of all files that are copied to `target`."""
     try:
         yield
     except OSError as error:
-        code = "insufficient_storage" if error.errno in _FULL else "internal_error"
+        doing = f"copy {name} into the store"
+        if error.errno in disk.FULL:
+            told = disk.refused(doing, target, error, total)
+            raise LocalSourceError(told.code, told.message, hint=told.hint) from None
         raise LocalSourceError(
-            code, f"cannot copy {name} into the store: {error.strerror}", hint="free some space"
+            "internal_error", f"cannot {doing}: {error.strerror}", hint="look at the store's disk"
         ) from None
 
 

@@ -181,6 +181,7 @@ class FakeAdapters:
         self.added_files: dict[str, int] = {}
         self.add_gate: asyncio.Event | None = None
         self.verifications: tuple[wire.Verification, ...] = ()
+        self.garbage: tuple[wire.GarbageItem, ...] = ()
 
     def resolve(self, model: str) -> Meant:
         if model == BASE:
@@ -228,6 +229,13 @@ class FakeAdapters:
     async def verify(self, wish: wire.Names) -> wire.Verifications:
         self._note("verify", wish.names, wish)
         return wire.Verifications(items=self.verifications)
+
+    async def gc(self, ask: wire.GcAsk) -> wire.Garbage:
+        self._note("gc", ask.dry_run)
+        size = sum(item.num_bytes for item in self.garbage)
+        return wire.Garbage(
+            items=self.garbage, num_bytes=size, dry_run=ask.dry_run, used_bytes=3 << 20
+        )
 
     async def patch(self, name: str, patch: wire.AdapterPatch) -> None:
         self._note("patch", name, patch)
@@ -362,6 +370,7 @@ class ApiServer:
             requests=self.requests,
             adapters=self.adapters,
             verification=self.adapters,
+            housekeeping=self.adapters,
             listing=self.listing,
             events=self.events,
             link=self.engine,

@@ -43,9 +43,11 @@ from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
+from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
 from lorad.service.intake import Intake
 from lorad.service.listing import Listing
+from lorad.service.making_room import RoomMaker
 from lorad.service.names import Names, entry_of
 from lorad.service.picture import Picture
 from lorad.service.registration import Registration
@@ -294,6 +296,9 @@ class World:
         self.revisions = Revisions(
             self.registry, self.link, self.intake, self.catalog, self.events, self.tasks
         )
+        self.housekeeping = Housekeeping(self.registry, self.link, self.revisions, self.events)
+        room = RoomMaker(self.registry, self.revisions, self.housekeeping.collect)
+        self.intake.make_room = self.housekeeping.make_room = room.make
         self.registration = Registration(
             self.names,
             self.link,

@@ -19,7 +19,6 @@ from engine.messages import (
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.registry import failpoints
-from lorad.registry.sqlite import storage_full
 
 
 def names(*given, **options):
@@ -284,7 +283,7 @@ def test_content_that_cannot_be_registered_does_not_stay_on_the_full_disk(world)
 
         def full(place):
             if place == "write.begun":
-                raise storage_full("no space")
+                raise LoradError("insufficient_storage", "no space")
 
         failpoints.set_hook(full)
         try:
@@ -661,7 +660,7 @@ def test_a_name_that_changes_at_this_moment_keeps_its_files_for_a_last_request(w
     async def scenario(w):
         await w.add("a", 1)
         await asyncio.wrap_future(w.registry.remove("a"))  # and the catalog has not heard of it
-        await w.revisions.collect()  # another revision's farewell
+        await w.revisions.shelf.collect()  # another revision's farewell
         rev = w.adapters.resolve("a").rev
         w.adapters.lease(rev)
         assert w.store.has(rev) and w.registry.revision(rev) is not None
