@@ -31,9 +31,11 @@ HOST_MS, LONGEST, STORED, FIT = 0.5, 1.1, 1.05, 1000
 
 @dataclass(slots=True)
 class Step:
-    """Seconds of one step: in `advance`, and from the end of the step before to the end of it."""
+    """Seconds of one step: in `advance`, of the thread's processor time in it, and from the end of
+    the step before to the end of it."""
 
     advance: float
+    cpu: float
     pause: float
 
 
@@ -42,7 +44,7 @@ class Watch:
 
     def __init__(self, fleet: Fleet) -> None:
         self.core = fleet.core
-        self._advance = 0.0
+        self._advance = self._cpu = 0.0
         self._ended = time.perf_counter()
         self._plain = self.core.residency.advance
         self.core.residency.advance = self._timed  # type: ignore[method-assign]
@@ -51,17 +53,18 @@ class Watch:
         del self.core.residency.advance  # the class's own again
 
     def step(self) -> tuple[StepFrame, Step]:
-        self._advance = 0.0
+        self._advance = self._cpu = 0.0
         frame = self.core.step()
         ended = time.perf_counter()
-        step = Step(self._advance, ended - self._ended)
+        step = Step(self._advance, self._cpu, ended - self._ended)
         self._ended = ended
         return frame, step
 
     def _timed(self) -> None:
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.thread_time()
         self._plain()
         self._advance += time.perf_counter() - started
+        self._cpu += time.thread_time() - cpu
 
 
 class HostCases:
@@ -79,15 +82,15 @@ class HostCases:
         for room in residents:
             newcomers = range(room, room + fleet)
             with self.fleet.room_for(room):
-                self.fleet.settle(newcomers, "ram")
                 self.fleet.settle(range(room), "gpu")
+                self.fleet.settle(newcomers, "ram")  # last: the others passed through it
                 yield {"case": "host-time", "resident": room, **self._loads(newcomers)}
 
     def _loads(self, newcomers: Sequence[int]) -> Line:
         names = self._start()
         puts: list[float] = []
         watch = Watch(self.fleet)
-        costs, ratios, usual = [], [], []
+        costs, cpu, quiet, ratios, usual = [], [], [], [], []
         try:
             with self._timing_rows(puts):
                 until = time.monotonic() + self.seconds
@@ -95,8 +98,11 @@ class HostCases:
                     calm = [watch.step()[1] for _ in range(BEFORE)]
                     loud = self._one_load(watch, adapter)
                     idle = statistics.median(s.advance for s in calm)
+                    idle_cpu = statistics.median(s.cpu for s in calm)
                     pause = statistics.median(s.pause for s in calm)
                     costs.append(sum(s.advance - idle for s in loud))
+                    cpu.append(sum(s.cpu - idle_cpu for s in loud))
+                    quiet.append(idle)
                     ratios.append(max(s.pause for s in loud) / pause)
                     usual.append(max(s.pause for s in calm) / pause)
                     if time.monotonic() > until:
@@ -113,6 +119,8 @@ class HostCases:
             "loads": len(costs),
             "advance_ms": round(1e3 * statistics.median(costs), 4),
             "advance_max_ms": round(1e3 * max(costs), 4),
+            "advance_cpu_ms": round(1e3 * statistics.median(cpu), 4),
+            "without_load_ms": round(1e3 * statistics.median(quiet), 4),
             "slot_row_ms": round(1e3 * put, 4),
             "longest_over_median": round(longest, 3),
             "longest_over_median_max": round(max(ratios), 3),
