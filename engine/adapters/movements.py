@@ -36,10 +36,14 @@ class Movements:
         return not first, -revision.demand, revision.wanted_since or 0.0
 
     def raise_wanted(self) -> None:
-        """Start every load that there is room for."""
+        """Start every load that there is room for.
+
+        One that has just failed is wanted still, by requests that are about to hear of it.
+        """
         pinned = self.loader.pinned() if self.wanted else []
+        failed = {rev for rev, _, _ in self.failures}
         for revision in sorted(self.wanted.values(), key=self.turn):
-            if revision.goal is not None and not revision.reading:
+            if revision.goal and not revision.reading and revision.rev not in failed:
                 self._raise(revision, pinned)
 
     def end_read(self, revision: Revision, done: HostDone) -> None:
