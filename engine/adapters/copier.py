@@ -1,8 +1,8 @@
 """The copy engine: a revision's packed bytes from host memory into its blocks of the arena.
 
 Goes in: a revision that lies in the HostCache, and the blocks that were claimed for it.  Comes
-out, later, the revision's name from `poll`.  One copy a block, in place; nothing waits: on CUDA a
-copy stream runs beside the compute stream, on the CPU one thread runs beside the step loop.
+out, later, the revision's name from `poll`.  One copy for a few blocks in a row, in place; nothing
+waits: on CUDA a copy stream runs beside the compute stream, on the CPU one thread beside the loop.
 Knows nothing of states, slots or why a revision is wanted.
 """
 
@@ -16,6 +16,27 @@ import torch
 from engine.adapters.host import HostCache
 from engine.memory.arena import Arena
 from engine.memory.pool import BlockPool
+
+#: Bytes of one copy at the most.  Forty copies of 2 MiB take 0.34 ms of the step loop (an H200);
+#: one of 80 MiB could keep a step's own upload waiting for as long as it takes, 1.5 ms.
+RUN_BYTES = 8 << 20
+
+
+def runs(blocks: Sequence[int], most: int) -> list[tuple[int, int, int]]:
+    """(index, first block, count) of blocks that lie in a row, at most `most` of them at a time.
+
+    Blocks that one adapter left are free in the order in which it held them, so that the next one
+    of its size finds most of them in a row again.
+    """
+    found: list[tuple[int, int, int]] = []
+    for index, block in enumerate(blocks):
+        if found:
+            start, first, count = found[-1]
+            if block == first + count and count < most:
+                found[-1] = start, first, count + 1
+                continue
+        found.append((index, block, 1))
+    return found
 
 
 class CudaCopier:
@@ -35,8 +56,9 @@ class CudaCopier:
             assert isinstance(fence, torch.cuda.Event)
             self._stream.wait_event(fence)
         with torch.cuda.stream(self._stream):
-            for i, block in enumerate(blocks):
-                self._arena.bytes[block].copy_(source[i], non_blocking=True)
+            for i, block, count in runs(blocks, max(1, RUN_BYTES // self._arena.block_bytes)):
+                target = self._arena.bytes[block : block + count]
+                target.copy_(source[i : i + count], non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         self._events[rev] = event

@@ -2,16 +2,11 @@
 
 Goes in: a revision and the path of its packed file.  Comes out: later, from `poll`, that the read
 is done or why it failed; then `hold` gives the bytes to the copier.  The arena is one allocation
-(pinned on CUDA) made at birth, cut into extents of whole blocks; one reader thread fills an extent
-with one `readinto`, so the step loop never touches a file.  Everything but that read happens on
-the step loop's thread.  Knows nothing of states, slots or priorities.
+(pinned on CUDA) made at birth, cut into extents of whole blocks; `adapters/reader.py` has threads
+that fill them, so the step loop never touches a file.  Everything but that happens on the step
+loop's thread.  Knows nothing of states, slots or priorities.
 """
 
-import queue
-import random
-import threading
-import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.adapters import checksums
+from engine.adapters.reader import Readers
 from engine.adapters.tiers import HostDone
 from engine.config import VerifyOnLoad
 
@@ -65,9 +60,8 @@ class HostCache:
     """The `ram` tier.  Implements `tiers.HostTier`.
 
     `budget_bytes` is what may stay; `staging_bytes` is a floor for the arena, so that loads pass
-    through host memory even where nothing may stay there.  `wake` is called from the reader
-    thread when a read ends; `verify` holds what was read against its checksums, on that thread:
-    one block of each file or all of them; `slow_seconds` is fault injection: a sleep before a read.
+    through host memory even where nothing may stay there.  `wake`, `verify` and `slow_seconds` are
+    the readers' (`adapters/reader.py`).
     """
 
     def __init__(
@@ -82,22 +76,18 @@ class HostCache:
         slow_seconds: float = 0.0,
     ) -> None:
         self.block_bytes = block_bytes
-        self._verify = verify
         self._budget = budget_bytes
         total = max(budget_bytes, staging_bytes) // block_bytes
         self.limit_bytes = total * block_bytes
-        self.slow_seconds = slow_seconds
         self._arena = torch.empty(total, block_bytes, dtype=torch.uint8)
         if pinned and total:
             _pin(self._arena)
         self._extents = ExtentAllocator(total)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
         self._reading: dict[str, _Entry] = {}
-        self._wake = wake
-        self._jobs: queue.SimpleQueue[tuple[str, str, memoryview] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[HostDone] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._read_all, name="lorad-reader", daemon=True)
-        self._thread.start()
+        self._readers = Readers(
+            block_bytes=block_bytes, wake=wake, verify=verify, slow_seconds=slow_seconds
+        )
 
     # ------------------------------------------------------------- HostTier
     def want(self, rev: str, path: str, num_bytes: int) -> bool:
@@ -113,7 +103,7 @@ class HostCache:
         if start is None:
             return False
         entry = self._entries[rev] = self._reading[rev] = _Entry(start, blocks)
-        self._jobs.put((rev, path, self._view(entry).view(-1).numpy().data[:num_bytes]))
+        self._readers.read(rev, path, self._view(entry).view(-1).numpy().data[:num_bytes])
         return True
 
     def ready(self, rev: str) -> bool:
@@ -143,14 +133,12 @@ class HostCache:
 
     def poll(self) -> list[HostDone]:
         """Reads that ended since the last call; a failed one leaves no entry behind."""
-        done = []
-        while not self._done.empty():
-            read = self._done.get()
+        done = self._readers.poll()
+        for read in done:
             entry = self._reading.pop(read.rev)
             entry.ready = not read.error
             entry.dropped = entry.dropped or bool(read.error)
             self._sweep(read.rev, entry)
-            done.append(read)
         return done
 
     # ------------------------------------------------------------- for the copier
@@ -175,10 +163,9 @@ class HostCache:
         return len(self._reading)
 
     def close(self) -> None:
-        """End the reader thread after the read that it is in, and give pinned memory back."""
-        self._jobs.put(None)
-        self._thread.join()
-        if self._arena.numel() and self._arena.is_pinned():
+        """End the readers after the reads that they are in, and give pinned memory back."""
+        ended = self._readers.close()
+        if ended and self._arena.numel() and self._arena.is_pinned():
             _cudart().cudaHostUnregister(self._arena.data_ptr())
 
     # ------------------------------------------------------------- room
@@ -207,52 +194,6 @@ class HostCache:
         if entry.dropped and not entry.holds and rev not in self._reading:
             del self._entries[rev]
             self._extents.give(entry.start, entry.blocks)
-
-    # ------------------------------------------------------------- the reader thread
-    def _read_all(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            rev, path, target = job
-            if self.slow_seconds:
-                time.sleep(self.slow_seconds)
-            error = _read_whole(path, target)
-            damage = "" if error else _damage(path, target, self.block_bytes, self._verify)
-            self._done.put(HostDone(rev, error or damage, damaged=bool(damage)))
-            self._wake()
-
-
-def _read_whole(path: str, target: memoryview) -> str:
-    """Fill `target` from `path`; the error's text, or "" if the file has just that many bytes."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            filled = 0
-            while filled < len(target) and (count := file.readinto(target[filled:])):
-                filled += count
-            if filled == len(target) and not file.read(1):
-                return ""
-            have = filled if filled < len(target) else f"more than {filled}"
-            return f"{_shown(path)}: expected {len(target)} bytes, found {have}"
-    except OSError as error:
-        return f"{_shown(path)}: {error.strerror or error}"
-
-
-def _damage(path: str, data: memoryview, block_bytes: int, verify: VerifyOnLoad) -> str:
-    """What of `data` is not what was packed into `path`, or "" as far as `verify` looks."""
-    if verify == "off" or not data:
-        return ""
-    count = len(data) // block_bytes
-    try:
-        sums = checksums.read(path, count)
-    except (OSError, ValueError) as error:
-        return f"{_shown(path)}: {error}"
-    for block in range(count) if verify == "full" else (random.randrange(count),):
-        if zlib.crc32(data[block * block_bytes :][:block_bytes]) != sums[block]:
-            return f"{_shown(path)}: block {block} of {count} is not what was packed"
-    return ""
-
-
-def _shown(path: str) -> str:
-    """The file alone: its folder is a revision, which says nothing to who asked for a name."""
-    return path.rsplit("/", 1)[-1]
 
 
 def _pin(arena: Tensor) -> None:

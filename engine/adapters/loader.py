@@ -6,24 +6,48 @@ decides who moves, and what it means.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from engine.adapters.revision import Journal, Revision
 from engine.adapters.slots import SlotRow, SlotTable
 from engine.adapters.states import State
-from engine.adapters.tiers import CopyEngine, HostDone, HostTier, Room
+from engine.adapters.tiers import READERS, CopyEngine, HostDone, HostTier, Room
+
+#: A load that takes longer than this does not count against the limit any more: it waits for a disk
+#: or a server, and not for its share of what the others use.
+LATE_SECONDS = 0.25
+#: As many at the most: each that is late keeps a reader, and some have to be left for the others.
+MOST_LATE = READERS - 2
 
 
-@dataclass(slots=True)
 class InFlight:
-    """Bytes under way.  One load may always start, however large it is."""
+    """Bytes under way.  One load may always start, however large it is, and none for ever keeps
+    the others from starting."""
 
-    limit_bytes: int
-    used_bytes: int = 0
+    def __init__(self, limit_bytes: int, clock: Callable[[], float]) -> None:
+        self._limit = limit_bytes
+        self._clock = clock
+        self._loads: dict[str, tuple[int, float]] = {}  # bytes, start; the oldest first
+
+    def __bool__(self) -> bool:
+        return bool(self._loads)
+
+    def begin(self, rev: str, num_bytes: int) -> None:
+        self._loads[rev] = num_bytes, self._clock()
+
+    def end(self, rev: str) -> None:
+        del self._loads[rev]
 
     def fits(self, num_bytes: int) -> bool:
         """Whether a load of `num_bytes` may start beside those under way."""
-        return not self.used_bytes or self.used_bytes + num_bytes <= self.limit_bytes
+        if not self._loads:
+            return True
+        late, excused, counted = self._clock() - LATE_SECONDS, 0, 0
+        for size, start in self._loads.values():
+            if start <= late and excused < MOST_LATE:
+                excused += 1
+            else:
+                counted += size
+        return not counted or counted + num_bytes <= self._limit
 
 
 class Loader:
@@ -48,13 +72,13 @@ class Loader:
         self.journal = journal
         self._clock = clock
         self._block_bytes = block_bytes
-        self._reads = InFlight(bytes_in_flight)
-        self._copies = InFlight(bytes_in_flight)
+        self._reads = InFlight(bytes_in_flight, clock)
+        self._copies = InFlight(bytes_in_flight, clock)
 
     @property
     def busy(self) -> bool:
         """Reads or copies are under way."""
-        return bool(self._reads.used_bytes or self._copies.used_bytes)
+        return bool(self._reads or self._copies)
 
     def size(self, revision: Revision) -> int:
         """Bytes of the packed file."""
@@ -95,14 +119,14 @@ class Loader:
         if not self.host.want(revision.rev, revision.manifest.path, size):
             return
         self.host.protect(revision.rev, True)
-        self._reads.used_bytes += size
+        self._reads.begin(revision.rev, size)
         revision.reading = True
         self.journal.move(revision, State.LOADING, revision.load_cause)
 
     def end_read(self, revision: Revision, done: HostDone) -> None:
         """Loading -> ram, or registered if the read failed."""
         revision.reading = False
-        self._reads.used_bytes -= self.size(revision)
+        self._reads.end(revision.rev)
         if done.error:
             cause = "damaged" if done.damaged else "error"
             self.journal.move(revision, State.REGISTERED, cause, done.error)
@@ -133,7 +157,7 @@ class Loader:
             priority=revision.priority,
             now=self._clock(),
         )
-        self._copies.used_bytes += self.size(revision)
+        self._copies.begin(revision.rev, self.size(revision))
         revision.copying = True
         self.copier.start(revision.rev, blocks)
         self.journal.move(revision, State.LOADING, revision.load_cause)
@@ -143,7 +167,7 @@ class Loader:
         row, now = revision.row, self._clock()
         assert row is not None, f"a copy of {revision.rev} ended without a slot"
         revision.copying = False
-        self._copies.used_bytes -= self.size(revision)
+        self._copies.end(revision.rev)
         if revision.evicts or (revision.removing and not revision.leases):
             self.leave_gpu(revision, "cancel")
             return

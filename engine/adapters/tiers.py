@@ -10,6 +10,9 @@ from typing import Protocol
 
 from engine.adapters.slots import SlotRow
 
+#: Threads that read into host memory.  They wait for a disk, and take no processor meanwhile.
+READERS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class HostDone:

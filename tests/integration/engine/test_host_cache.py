@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.adapters.copier import ThreadCopier
+from engine.adapters.copier import ThreadCopier, runs
 from engine.adapters.host import ExtentAllocator, HostCache
 from engine.memory.arena import Arena
 from engine.models.spec import read_spec
@@ -194,3 +194,17 @@ def test_arena_views_of_layers_tile_a_block_without_overlap(model_dir) -> None:
     assert not block[[0, 2]].any()
     half = block.shape[1] // 2
     assert (block[1, :half] == 1).all() and (block[1, half:] == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "most", "found"),
+    [
+        ([], 4, []),
+        ([7], 4, [(0, 7, 1)]),
+        ([7, 8, 9, 3], 4, [(0, 7, 3), (3, 3, 1)]),
+        ([0, 1, 2, 3, 4], 2, [(0, 0, 2), (2, 2, 2), (4, 4, 1)]),
+        ([5, 4, 3], 4, [(0, 5, 1), (1, 4, 1), (2, 3, 1)]),
+    ],
+)
+def test_blocks_in_a_row_are_one_copy_up_to_a_size(blocks, most, found) -> None:
+    assert runs(blocks, most) == found

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from engine.adapters import host
+from engine.adapters.reader import Readers
 from engine.messages import Abort, Evict, GetSnapshot, Load
 
 
@@ -169,18 +169,18 @@ def test_a_slow_load_holds_up_nobody_else(
 ) -> None:
     """The load stands still until the other stream has ended; a step that waits for it fails."""
     gate = threading.Event()
-    read_whole, copy = host._read_whole, torch.Tensor.copy_
+    begin, copy = Readers._begin, torch.Tensor.copy_
 
-    def slow_read(path, target):
+    def slow_read(readers, file):
         assert slow != "read" or gate.wait(20), "the gate is opened after the other stream's end"
-        return read_whole(path, target)
+        begin(readers, file)
 
     def slow_copy(tensor, source):
         in_copier = threading.current_thread().name == "lorad-copier"
         assert slow != "copy" or not in_copier or gate.wait(20)
         return copy(tensor, source)
 
-    monkeypatch.setattr(host, "_read_whole", slow_read)
+    monkeypatch.setattr(Readers, "_begin", slow_read)
     monkeypatch.setattr(torch.Tensor, "copy_", slow_copy)
     driver = start_core()
     driver.add(adapters[0])

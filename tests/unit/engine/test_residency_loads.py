@@ -2,6 +2,8 @@
 
 import pytest
 
+from engine.adapters.loader import LATE_SECONDS, MOST_LATE
+
 
 def moves(h, rev) -> list[str]:
     return [e.after for e in h.events if e.rev == rev]
@@ -110,6 +112,16 @@ def test_a_failed_read_fails_the_waiting_requests_of_that_revision_only(make):
     assert h.code(command) == "load_failed"
     assert h.state("bad") == "registered"
     assert h.tokens("g") == h.alone([1], "good", 4)
+
+
+def test_a_file_that_fails_is_not_read_again_for_the_same_requests(make):
+    h = make()
+    h.add("bad")
+    h.host.errors["bad"] = "I/O error"
+    h.submit("b1", [1], "bad")
+    h.run()
+    assert moves(h, "bad") == ["loading", "registered"]
+    assert not h.host.reading
 
 
 def test_after_a_failed_read_the_next_request_tries_again(make):
@@ -227,3 +239,29 @@ def test_a_file_of_another_layout_is_refused(make):
     assert h.code(command) == "load_failed"
     assert "layout x" in h.answers[command].message
     assert not h.residency.knows("a")
+
+
+def test_one_that_hangs_or_is_huge_keeps_the_others_from_starting_for_a_moment_only(make):
+    h = make(blocks_in_flight=5)
+    for rev, blocks in (("huge", 9), ("other", 3)):
+        h.add(rev, blocks)
+        h.host.delay[rev] = 10_000 if rev == "huge" else 1
+        h.load(rev)
+    h.step()
+    assert set(h.host.reading) == {"huge"}
+    begun = h.clock.now
+    h.run(until=lambda: h.state("other") == "idle")
+    assert h.clock.now - begun < 2 * LATE_SECONDS
+    assert set(h.host.reading) == {"huge"}
+
+
+def test_so_many_late_ones_are_passed_over_and_no_more(make):
+    h = make(blocks_in_flight=3)
+    late = [f"late{n}" for n in range(MOST_LATE + 3)]
+    for rev in late:
+        h.add(rev, 3)
+        h.host.delay[rev] = 10_000
+        h.load(rev)
+    for _ in range(400):
+        h.step()
+    assert len(h.host.reading) == MOST_LATE + 1, "the last of them counts against the limit"
