@@ -7,6 +7,7 @@ holds up nobody.  Knows neither names nor the engine process.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from lorad.registry.room import tree_bytes
 from lorad.registry.store import StagingDir, Store
 
 T = TypeVar("T")
+
+#: How often room is made for one that others take it from.
+TRIES = 3
 
 #: (folder of the files, folder for the packed file) -> manifest; raises EngineError.
 Pack = Callable[[Path, Path], Awaitable[PackedManifest]]
@@ -101,10 +105,11 @@ class Intake:
         makes it last."""
         folder = self.store.path(rev)
         async with self._room:
-            await self.make_room(num_bytes)
             try:
-                with self.store.room.reserve(num_bytes):
+                with await self._reserved(num_bytes):
                     manifest = await self._pack(folder, folder)
+                    # Its room is taken until it counts itself.
+                    await asyncio.to_thread(self.store.room.recount, rev)
             except EngineError as error:
                 if error.code == "no_room":  # on the disk, not in the arena
                     message = f"no room for the packed file of {rev[:12]}"
@@ -121,6 +126,20 @@ class Intake:
 
     async def discard(self, staging: StagingDir) -> None:
         await asyncio.to_thread(self.store.discard, staging)
+
+    async def _reserved(self, num_bytes: int) -> contextlib.ExitStack:
+        """Room that is made and taken; somebody else may take it in between, so more than once."""
+        for attempt in range(TRIES):
+            await self.make_room(num_bytes)
+            with contextlib.ExitStack() as taken:
+                try:
+                    taken.enter_context(self.store.room.reserve(num_bytes))
+                except LoradError:
+                    if attempt == TRIES - 1:
+                        raise
+                    continue
+                return taken.pop_all()
+        raise AssertionError("the last attempt returns or raises")
 
     async def _work(self, function: Callable[[], T]) -> T:
         async with self._room:
