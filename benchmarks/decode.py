@@ -1,7 +1,7 @@
 """Milliseconds a decode step of the engine, base alone and with adapters, and how idle the GPU is.
 
     python benchmarks/decode.py --model DIR [--cases 1:0,16:0,64:0,1:1,64:1,16:8,64:8,64:64]
-                                [--profile FILE]
+                                [--joined on|off] [--profile FILE]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  A case is batch:adapters; adapters are of rank 16 on all projections, random,
@@ -17,6 +17,7 @@ One JSON line a case on stdout:
   idle_between_share  the part of it in gaps of more than 5 us: between steps, not between kernels
   added_ms            step_ms less the base's at the same batch, if the run measured that before
   bars                on an H200: figures against what lorad wants to reach with Llama-3-8B's shape
+--joined is for `tiles.JOINED`: one launch of LoRA beside each product, or two around it.
 With --profile, FILE gets a JSON object with a list of kernels for every case, by name: launches a
 step, time a step, and the idle time before a launch (see `kernel_table.py`).
 A case that fails prints its error, the others go on, and the exit status is 1.
@@ -43,6 +44,7 @@ from rig import RANK, DeviceClock, Rig, random_prompt
 from streams import bars_of
 
 from engine.config import EngineConfig
+from engine.kernels import tiles
 
 #: Token ids, and the number of an adapter.
 Prompt = tuple[list[int], int | None]
@@ -231,12 +233,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--lookahead", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--joined", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--profile", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     cases = [tuple(map(int, case.split(":"))) for case in options.cases.split(",")]
     if options.profile and not torch.cuda.is_available():
         print("error: --profile needs a CUDA card\n  try: leave it out", file=sys.stderr)
         return 2
+    if options.joined != "auto":
+        tiles.JOINED = options.joined == "on"
     ensure_model(options.model)
     started = time.perf_counter()
     config = EngineConfig(
@@ -261,6 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "torch": torch.__version__,
             "model": options.model.name,
             "lookahead": core.lookahead,
+            "joined": tiles.JOINED,
             "prompt": options.prompt,
             "tokens": options.tokens,
         }

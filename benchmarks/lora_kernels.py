@@ -212,16 +212,22 @@ def _empty_store() -> LoraStore:
 def compile_one(kernel: str, tiles: Tiles, group: str) -> None:
     """Launch the kernel on one item of padding: it is then in triton's cache on disk."""
     from engine.kernels.lora_expand import expand
+    from engine.kernels.lora_joint import begin, joined
     from engine.kernels.lora_shrink import shrink
 
     store = _empty_store()
     items = torch.zeros(1, 4, dtype=torch.int32, device="cuda")
     plan = LoraDevicePlan(store, LoraClass(tiles, 1, 1), items, items)
     shape = store.groups[group]
+    x = torch.zeros(1, shape.d_in, device="cuda").bfloat16()
+    y = torch.zeros(1, sum(shape.widths), device="cuda").bfloat16()
     if kernel == "shrink":
-        shrink(torch.zeros(1, shape.d_in, device="cuda").bfloat16(), 0, group, plan)
+        shrink(x, 0, group, plan)
+    elif kernel == "expand":
+        expand(y, 0, group, plan)
     else:
-        expand(torch.zeros(1, sum(shape.widths), device="cuda").bfloat16(), 0, group, plan)
+        begin(store)
+        joined(y, x, 0, group, plan)
     torch.cuda.synchronize()
 
 
@@ -238,14 +244,22 @@ class Compiler:
         for kernel, tiles in wanted:
             for group in GROUPS:
                 d_in = group_shapes(LAYOUT)[group].d_in
-                key = (
-                    (kernel, group, tiles.shrink, tiles.most_rows)
-                    if kernel == "shrink"
-                    else (kernel, group, tiles.expand, tiles.shrink.splits(d_in), tiles.most_rows)
-                )
+                key: tuple[object, ...] = {
+                    "shrink": (tiles.shrink,),
+                    "expand": (tiles.expand, tiles.shrink.splits(d_in)),
+                    "joined": (tiles.shrink, tiles.expand),
+                }[kernel]
+                key = (kernel, group, tiles.most_rows, *key)
                 if self._pool is not None and key not in self._known:
                     self._known.add(key)
                     self._running.append(self._pool.submit(compile_one, kernel, tiles, group))
+
+    def call(self, jobs: Iterable[tuple[Callable[..., None], *tuple[object, ...]]]) -> None:
+        """Functions with their arguments, which compile something else."""
+        for job in jobs:
+            if self._pool is not None and job not in self._known:
+                self._known.add(job)
+                self._running.append(self._pool.submit(*job))
 
     def wait(self) -> None:
         for future in self._running:
@@ -268,7 +282,9 @@ def placed(rank: int) -> Placement:
 class Fleet:
     """64 adapters of the given ranks in `arena`, one planner, and x and y of every group."""
 
-    def __init__(self, arena: Arena, ranks: tuple[int, ...]) -> None:
+    def __init__(
+        self, arena: Arena, ranks: tuple[int, ...], tiles: tuple[Tiles, ...] = CHOICES
+    ) -> None:
         self.arena = arena
         self.ranks = ranks
         device = arena.device
@@ -302,7 +318,7 @@ class Fleet:
             max_seqs=SLOTS,
             max_rank=MAX_RANK,
             choose=lambda shape: self.tiles,
-            choices=CHOICES,
+            choices=tiles,
         )
 
     def plan(self, case: Case, tiles: Tiles, *, pdl: bool = True) -> LoraDevicePlan:

@@ -4,6 +4,11 @@ Every kernel that is launched with `launch_pdl` calls `follow`, `follow_closely`
 `follow`, once in every program and before any return: it then ends after all that came before it,
 which is what the kernel behind it relies on.  Before the wait it touches nothing that an unfinished
 kernel may write.
+
+Behind a kernel that follows closely nothing is unfinished but that kernel itself: what all before
+it wrote may be read, and what they read may be overwritten, ahead of the wait.  Reads take L2
+(`.cg`): a multiprocessor may have lines in L1 from before.  `lora_joint.py` alone has programs that
+end without a wait; others of the same launch wait, so it still ends after all that came before.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -45,3 +50,23 @@ def follow_closely(PDL: tl.constexpr):
     """
     wait_for_earlier(PDL)
     let_next_come(PDL)
+
+
+@triton.jit
+def wait_for_sums(arrived, awaited, PDL: tl.constexpr):
+    """Until `awaited` programs of this very kernel have been counted, and what they wrote is seen.
+
+    They come first in the grid and wait for nobody, so none of them is kept from the card by those
+    that wait here.  The interpreter runs programs one after the other: they are through.
+    """
+    if PDL:
+        seen = _acquire(arrived)
+        while seen < awaited:
+            seen = _acquire(arrived)
+
+
+@triton.jit
+def _acquire(p):
+    return tl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [p], dtype=tl.int32, is_pure=False, pack=1
+    )

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels import gemm_tiles
+from engine.kernels import backend, gemm_tiles
 
 #: Rows of a fixed tile.  At 16 the weights are read once for 16 decode rows, and a lone row costs
 #: little more than a matrix-vector product, which is bound by the same reading.
@@ -28,13 +28,15 @@ def linear(
     *,
     deterministic: bool,
     out: Tensor | None = None,
+    closely: bool = False,
 ) -> Tensor:
     """x (rows, d_in) @ weight (d_out, d_in) transposed + bias -> (rows, d_out), in x's dtype.
 
     With `out` (rows, d_out), written there in its dtype: straight from fp32 by our own kernels.
+    `closely` where `leads` says so: the kernel launched next may read x ahead of its own wait.
     """
     if x.is_cuda:
-        y = _own_product(x, weight, bias, deterministic, out)
+        y = _own_product(x, weight, bias, deterministic, out, closely)
         if y is not None:
             return y
     if deterministic:
@@ -45,7 +47,12 @@ def linear(
 
 
 def _own_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, deterministic: bool, out: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    deterministic: bool,
+    out: Tensor | None,
+    closely: bool,
 ) -> Tensor | None:
     """The product by the Triton kernels; None where torch's is chosen."""
     rows, (d_out, d_in), itemsize = x.shape[0], weight.shape, x.element_size()
@@ -58,7 +65,20 @@ def _own_product(
     from engine.kernels.gemm_device import product
 
     serial = deterministic and gemm_tiles.is_serial(tile, rows, d_out)
-    return product(x, weight, bias, tile, out=out, serial=serial)
+    return product(x, weight, bias, tile, out=out, serial=serial, closely=closely)
+
+
+def leads(x: Tensor, weight: Tensor, *, deterministic: bool) -> bool:
+    """Whether the product of x (rows, d_in) is one that the kernel behind it may run beside.
+
+    That is our own on a card with dependent launches, whose programs are all there at once: where
+    they take turns, what comes behind begins with the last of them and wins nothing.
+    """
+    if deterministic or not backend.dependent_launch(x.device):
+        return False
+    d_out, d_in = weight.shape
+    tile = gemm_tiles.pick(x.shape[0], d_out, d_in, x.element_size())
+    return tile is not None and tile.form in gemm_tiles.LEADING
 
 
 def by_tiles(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:

@@ -27,12 +27,14 @@ def product(
     *,
     out: Tensor | None = None,
     serial: bool = False,
+    closely: bool = False,
 ) -> Tensor:
     """x (rows, d_in) @ weight (d_out, d_in) transposed + bias -> (rows, d_out).
 
     Written to `out` if given, in its dtype, else in x's.  Last axes are contiguous; the weight and
     the bias are written by no kernel that may still run.  `serial` ("dot" alone): one program a
     tile makes all splits, with the same bits.  Takes 1 to tile.rows rows in the vector form.
+    `closely`: the kernel launched next may read, ahead of its wait, what x's own kernel wrote.
     """
     rows, (d_out, d_in) = x.shape[0], weight.shape
     if out is None:
@@ -57,6 +59,7 @@ def product(
         "AT_ONCE": _at_once(tile),
         "BIAS": bias is not None,
         "PDL": pdl,
+        "CLOSELY": closely,
         "num_warps": tile.warps,
         "launch_pdl": pdl,
     }

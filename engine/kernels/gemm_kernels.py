@@ -83,9 +83,10 @@ def vector_product(
     EVEN: tl.constexpr,
     BIAS: tl.constexpr,
     PDL: tl.constexpr,
+    CLOSELY: tl.constexpr,  # what comes behind may read x ahead of its own wait
 ):
     """OUTPUTS outputs (axis 0) of up to ROWS rows over STEP inputs (axis 1)."""
-    let_next_come(PDL)
+    let_next_come(PDL and not CLOSELY)
     tile, split = tl.program_id(0), tl.program_id(1)
     n = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     k = split * STEP + tl.arange(0, STEP)
@@ -96,6 +97,7 @@ def vector_product(
         w = tl.load(weight + at, mask=(k < d_in)[None, :], other=0.0, eviction_policy="evict_first")
     # w (OUTPUTS, STEP) is on its way while the kernel ahead ends.
     wait_for_earlier(PDL)
+    let_next_come(PDL and CLOSELY)
     m = tl.arange(0, ROWS)[:, None]
     y = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for row in tl.static_range(ROWS):
@@ -137,18 +139,20 @@ def tiled_product(
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
+    CLOSELY: tl.constexpr,  # as above
 ):
     """ROWS rows (axis 0) and OUTPUTS outputs (axis 1) over one split (axis 2), or over all of them.
 
     SERIAL: the splits' sums are made one after the other and added up in the same order, so the
     bits are those of the other way.
     """
-    let_next_come(PDL)
+    let_next_come(PDL and not CLOSELY)
     block, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     m = block * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(n, d_out - 1)
     wait_for_earlier(PDL)
+    let_next_come(PDL and CLOSELY)
     k = tl.arange(0, STEP)
     wp = weight + inside.to(tl.int64)[:, None] * stride_w + k[None, :]
     xp = x + m.to(tl.int64)[:, None] * stride_x + k[None, :]

@@ -91,9 +91,10 @@ def streamed_product(
     BIAS: gl.constexpr,
     STAGES: gl.constexpr,
     PDL: gl.constexpr,
+    CLOSELY: gl.constexpr,  # what comes behind may read x ahead of its own wait
 ):
     """ROWS rows (axis 0) and OUTPUTS outputs (axis 1) over STEPS steps of inputs (axis 2)."""
-    if PDL:
+    if PDL and not CLOSELY:
         tl.extra.cuda.gdc_launch_dependents()
     block, tile, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     dtype: gl.constexpr = weight_tiles.dtype
@@ -113,6 +114,8 @@ def streamed_product(
         )
     if PDL:
         tl.extra.cuda.gdc_wait()
+    if PDL and CLOSELY:
+        tl.extra.cuda.gdc_launch_dependents()
     for stage in gl.static_range(FIRST):
         tma.async_copy_global_to_shared(
             x_tiles, [m0, k0 + stage * STEP], ready.index(stage), x_at.index(stage)

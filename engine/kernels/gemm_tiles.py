@@ -56,6 +56,9 @@ LEAST_WEIGHTS = 8 << 20
 #: False: every product is torch's.
 OWN = True
 
+#: Forms whose programs are on the card all at once: LoRA's kernel behind them runs beside them.
+LEADING: tuple[Form, ...] = ("dot", "stream")
+
 #: The first rule that fits is taken; torch, if none does.  Shapes in the comments: Llama-3-8B's.
 #: Measured on an H200 in the chain of a step (docs/bench-log.md), all products by torch beside:
 #: 3.69 ms against 4.15 at 1 row, 4.10 against 4.43 at 16, 4.29 against 4.49 at 32, 4.38 against

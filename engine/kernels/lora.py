@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm import by_tiles
+from engine.kernels import tiles
+from engine.kernels.gemm import by_tiles, leads
 from engine.kernels.lora_meta import LoraDevicePlan, LoraMeta, LoraRows
 from engine.layout import GROUPS
 
@@ -95,6 +96,41 @@ def lora_expand(
                 own = None if base_bias is None else base_bias[columns]
                 _add(y_rows[:, columns], x_rows, pair, own, deterministic)
             column += width
+
+
+def lora_joins(x: Tensor, weight: Tensor, meta: LoraMeta, *, deterministic: bool) -> bool:
+    """Whether `lora_joined` may stand behind the base's product of x, in place of both halves."""
+    plan = meta.device
+    if plan is None or plan.short is not None or not (tiles.JOINED and plan.store.pdl):
+        return False
+    return leads(x, weight, deterministic=deterministic)
+
+
+def lora_begin(meta: LoraMeta) -> None:
+    """Ahead of a step's first layer: what `lora_joined` counts begins at zero."""
+    if meta.device is not None and tiles.JOINED and meta.device.store.pdl:
+        from engine.kernels.lora_joint import begin
+
+        begin(meta.device.store)
+
+
+def lora_joined(
+    y: Tensor,
+    x: Tensor,
+    *,
+    layer: int,
+    modules: Sequence[str],
+    meta: LoraMeta,
+    base_bias: Tensor | None = None,
+) -> None:
+    """Both halves in one launch, where `lora_joins` and right behind the product with `closely`.
+
+    The same bits as of the two.  Takes each layer's group once between two calls of `lora_begin`.
+    """
+    from engine.kernels.lora_joint import joined
+
+    assert meta.device is not None and x.dtype == y.dtype == meta.device.store.arena.dtype
+    joined(y, x, layer, GROUP_OF[tuple(modules)], meta.device, base_bias)
 
 
 def lora_apply_cuda(y: Tensor, x: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:

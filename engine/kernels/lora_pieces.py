@@ -126,7 +126,16 @@ def joined(y, delta, more, gain, own, flags, EXTRAS: tl.constexpr):
 
 
 @triton.jit
-def sum_row(hp, r0, rank, live, H_SPLIT: tl.constexpr, SPLITS: tl.constexpr, RANKS: tl.constexpr):
+def sum_row(
+    hp,
+    r0,
+    rank,
+    live,
+    H_SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    RANKS: tl.constexpr,
+    CACHE: tl.constexpr,
+):
     """The partial sums of one row's ranks [r0, r0 + RANKS), added up; zero where not `live`.
 
     A tile of (splits, ranks), so that each is loaded by one thread: a vector of ranks alone would
@@ -136,20 +145,21 @@ def sum_row(hp, r0, rank, live, H_SPLIT: tl.constexpr, SPLITS: tl.constexpr, RAN
     split = tl.arange(0, PADDED)
     i = tl.arange(0, RANKS)
     mask = (split < SPLITS)[:, None] & ((i < rank - r0) & live)[None, :]
-    partial = tl.load(hp + r0 + split[:, None] * H_SPLIT + i[None, :], mask=mask, other=0.0)
+    at = hp + r0 + split[:, None] * H_SPLIT + i[None, :]
+    partial = tl.load(at, mask=mask, other=0.0, cache_modifier=CACHE)
     return tl.sum(partial, axis=0)
 
 
 @triton.jit
-def sum_rows(p, r, rank, live, H_SPLIT: tl.constexpr, SPLITS: tl.constexpr):
+def sum_rows(p, r, rank, live, H_SPLIT: tl.constexpr, SPLITS: tl.constexpr, CACHE: tl.constexpr):
     """The partial sums at p (rows, ranks) where `live` (rows, 1) and r < rank, added in order.
 
     Loaded four ranks at a time; the up to three that are too many are thrown away.
     """
     mask = live & (r // 4 < (rank + 3) // 4)[None, :]
-    total = tl.load(p, mask=mask, other=0.0)
+    total = tl.load(p, mask=mask, other=0.0, cache_modifier=CACHE)
     for split in tl.static_range(1, SPLITS):
-        total += tl.load(p + split * H_SPLIT, mask=mask, other=0.0)
+        total += tl.load(p + split * H_SPLIT, mask=mask, other=0.0, cache_modifier=CACHE)
     return tl.where(live & (r < rank)[None, :], total, 0.0)
 
 

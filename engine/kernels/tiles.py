@@ -60,6 +60,9 @@ class ExpandTile(NamedTuple):
     deep: bool = False  # two tiles of B are on their way ("vec")
 
 
+#: Shrink and expand are one launch beside the base's product, where that one is our own.
+JOINED = False
+
 #: Steps of more rows are tiled as prefill, whatever their segments.
 PREFILL_ROWS = 1024
 #: A step that one adapter owns is tiled for itself up to this many rows.

@@ -16,6 +16,7 @@ from engine.kernels import backend
 from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.elementwise import cap_logits, gelu_mul, silu_mul
 from engine.kernels.gemm import linear
+from engine.kernels.lora import lora_begin
 from engine.kernels.lora_ends import add_embedding, add_head, replace_embedding, replace_head
 from engine.kernels.lora_meta import LoraMeta
 from engine.models import weights
@@ -181,6 +182,8 @@ class Decoder(nn.Module):
         # A graph must hold the launches that derive things from the meta: none are taken over
         # from a forward that ran with the same meta before.
         attn.derived.clear()
+        if lora is not None:
+            lora_begin(lora)
         owed = None
         for layer, turn, frame in zip(self.layers, angles, kv, strict=True):
             assert isinstance(layer, Layer)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.kernels import elementwise
 from engine.kernels.gemm import linear
-from engine.kernels.lora import lora_expand, lora_shrink
+from engine.kernels.lora import lora_expand, lora_joined, lora_joins, lora_shrink
 from engine.kernels.lora_meta import LoraMeta
 from engine.layout import FUSED_NAMES, GROUPS
 from engine.models.frequencies import inverse_frequencies
@@ -66,10 +66,21 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor, lora: LoraMeta | None) -> Tensor:
         """x (T, d_in) -> (T, sum of splits)."""
-        if lora is not None:
+        fixed = self.deterministic
+        joins = lora is not None and lora_joins(x, self.weight, lora, deterministic=fixed)
+        if lora is not None and not joins:
             lora_shrink(x, layer=self.layer, modules=self.modules_fused, meta=lora)
-        y = linear(x, self.weight, self.bias, deterministic=self.deterministic)
-        if lora is not None:
+        y = linear(x, self.weight, self.bias, deterministic=fixed, closely=joins)
+        if lora is not None and joins:
+            lora_joined(
+                y,
+                x,
+                layer=self.layer,
+                modules=self.modules_fused,
+                meta=lora,
+                base_bias=self.bias,
+            )
+        elif lora is not None:
             lora_expand(
                 y,
                 x,
@@ -78,7 +89,7 @@ class LoraLinear(nn.Module):
                 splits=self.splits,
                 meta=lora,
                 base_bias=self.bias,
-                deterministic=self.deterministic,
+                deterministic=fixed,
             )
         return y
 

@@ -43,11 +43,11 @@ class Compiled:
 gemm_device.tiled_product = Compiled(gemm_kernels.tiled_product)
 gemm_device.vector_product = Compiled(gemm_kernels.vector_product)
 gemm_stream.streamed_product = Compiled(gemm_stream.streamed_product)
-for fields, dtype, d_in, serial in json.loads(sys.argv[1]):
+for fields, dtype, d_in, serial, closely in json.loads(sys.argv[1]):
     tile, made = Tile(*fields), []
     x = torch.zeros(tile.rows, d_in, dtype=getattr(torch, dtype))
     weight = torch.zeros(512, d_in, dtype=x.dtype)
-    gemm_device.product(x, weight, None, tile, serial=serial)
+    gemm_device.product(x, weight, None, tile, serial=serial, closely=closely)
     (kernel,) = made
     parts = {name: dict(kernel.asm).get(name, "") for name in ("ttir", "ptx")}
     print(json.dumps({"name": kernel.metadata.name, "shared": kernel.metadata.shared, **parts}))
@@ -63,23 +63,32 @@ class Kernel(NamedTuple):
     ptx: str
 
 
-def compiled(*products: tuple[tuple[object, ...], str, int, bool]) -> list[Kernel]:
+def compiled(
+    *products: tuple[tuple[object, ...], str, int, bool], closely: bool = False
+) -> list[Kernel]:
     """The kernel of each product: tile, dtype, inputs, and whether it is serial."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), json.dumps(products)]
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(SCRIPT),
+        json.dumps([(*one, closely) for one in products]),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [Kernel(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
+TILES = (
+    ("vector", 1, 4, 4096),
+    ("dot", 16, 64, 128, 4, 4, 3),
+    ("stream", 64, 128, 64, 2, 4, 4),
+)
+
+
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, tuple[str, int]]:
-    tiles = (
-        ("vector", 1, 4, 4096),
-        ("dot", 16, 64, 128, 4, 4, 3),
-        ("stream", 64, 128, 64, 2, 4, 4),
-    )
-    found = compiled(*((tile, "bfloat16", 4096, False) for tile in tiles))
+    found = compiled(*((tile, "bfloat16", 4096, False) for tile in TILES))
     return {one.name: (one.ptx, one.shared) for one in found}
 
 
@@ -98,6 +107,12 @@ def test_weights_are_asked_for_before_the_kernel_ahead_has_ended(
         assert of_x is None or (of_x in behind and of_x not in before)
     ahead, _, _ = kernels["streamed_product"][0].partition("griddepcontrol.wait")
     assert ahead.count("cp.async.bulk.tensor") == 4  # a stage each; two with x
+
+
+def test_a_product_that_is_followed_closely_has_waited_before_the_next_kernel_comes() -> None:
+    for kernel in compiled(*((tile, "bfloat16", 4096, False) for tile in TILES), closely=True):
+        before, waited, behind = kernel.ptx.partition("griddepcontrol.wait")
+        assert waited and "launch_dependents" not in before and "launch_dependents" in behind
 
 
 def test_products_go_through_the_warp_groups_and_fit_in_shared_memory(

@@ -280,3 +280,40 @@ def test_rows_of_one_run_may_lie_in_many_blocks(
         pool.add(1, whole(17))
         segments, total = rows_of([(0, 1), (1, 6)])
         pool.check(segments, total, groups=["qkv", "down"])
+
+
+@pytest.mark.parametrize(
+    ("population", "tiles", "dtype", "groups"),
+    [
+        ("half base", choices.ALONE, torch.float16, ("qkv",)),
+        ("half base", choices.ALONE_WIDE, torch.float32, ("qkv", "o")),
+        ("uniform few", choices.FEW_WIDE, torch.float16, ("gate_up",)),
+        ("skewed", choices.MIXED_WIDE, torch.float16, ("qkv", "down")),
+        ("one adapter, long", choices.SOLO_WIDE, torch.float16, ("gate_up",)),
+        ("one adapter, long", choices.PREFILL_WIDE, torch.float32, ("down",)),
+    ],
+)
+def test_one_launch_gives_the_bits_of_two(
+    filled: Any,
+    rows_of: Rows,
+    population: str,
+    tiles: Tiles,
+    dtype: torch.dtype,
+    groups: tuple[str, ...],
+) -> None:
+    """On the interpreter, where the programs that are counted have all run before the others."""
+    from engine.kernels import lora_joint
+
+    pool = filled("odd", dtype, "16" if tiles == choices.ALONE else "mixed")
+    segments, total = rows_of(POPULATIONS[population])
+    meta = pool.plan(segments, total, tiles)
+    lora_joint.begin(meta.device.store)
+    for group in groups:
+        y, x = pool.operands(group, total)
+        two = pool.apply(y, x, 1, group, meta)
+        meta.device.store.h.fill_(torch.nan)
+        lora_joint.joined(y, x, 1, group, meta.device)
+        assert torch.equal(y, two) and y.isfinite().all()
+        assert lora_joint.awaited(meta.device, group) > 0
+        counted = lora_joint.arrived(meta.device.store)[meta.device.store.entry(1, group)]
+        assert int(counted) == lora_joint.awaited(meta.device, group)
