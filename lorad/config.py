@@ -6,7 +6,8 @@
     ├── watch       [watch]      the inbox
     ├── inference   [inference]  the socket for applications
     ├── admin       [admin]      the socket for operators
-    ├── tcp limits shutdown metrics hf store registry log
+    ├── pull hf s3  [pull] ...   where adapters are fetched from
+    ├── tcp limits shutdown metrics store registry log
 
 Goes in: plain nested dicts, already merged (`config_sources`).  Comes out: frozen Structs, sizes in
 bytes, durations in seconds, or BadConfig.  Reads no file and no environment.  `resolved` fills in
@@ -38,6 +39,7 @@ Size = Annotated[int, "size"]
 AutoSize = Annotated[int, "size", "auto"]  # 0 = auto
 Seconds = Annotated[float, "duration"]
 
+ENDPOINT = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 
 
@@ -146,9 +148,26 @@ class Metrics(_Section, frozen=True, kw_only=True):
     tenant_label: bool = False
 
 
+class Pull(_Section, frozen=True, kw_only=True):
+    """Fetching adapters, wherever from."""
+
+    timeout: Seconds = 10.0
+    plain_http: bool = False
+
+
 class HuggingFace(_Section, frozen=True, kw_only=True):
     offline: bool = False
     token_file: str = ""
+    endpoint: str = ""  # "" = HF_ENDPOINT, or huggingface.co
+    cache_dir: str = ""  # "" = HF_HUB_CACHE, HF_HOME/hub, or <cache>/huggingface/hub
+
+
+class S3(_Section, frozen=True, kw_only=True):
+    """Credentials are boto3's own: environment, ~/.aws, the machine's role."""
+
+    endpoint: str = ""  # "" = AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or Amazon's
+    region: str = ""  # "" = AWS_REGION, ~/.aws/config
+    unsigned: bool = False  # for public buckets
 
 
 class StoreSection(_Section, frozen=True, kw_only=True):
@@ -177,7 +196,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     shutdown: Shutdown = Shutdown()
     metrics: Metrics = Metrics()
+    pull: Pull = Pull()
     hf: HuggingFace = HuggingFace()
+    s3: S3 = S3()
     store: StoreSection = StoreSection()
     registry: RegistrySection = RegistrySection()
     log: Log = Log()
@@ -232,7 +253,9 @@ SECTIONS: dict[str, type[_Section]] = {
     "limits": Limits,
     "shutdown": Shutdown,
     "metrics": Metrics,
+    "pull": Pull,
     "hf": HuggingFace,
+    "s3": S3,
     "store": StoreSection,
     "registry": RegistrySection,
     "log": Log,
@@ -345,6 +368,9 @@ def check(settings: Settings) -> Settings:
     limits = settings.limits
     for name in ("connections", "queue", "queue_per_tenant", "n", "max_tokens", "json_depth"):
         need(getattr(limits, name) >= 1, f"limits.{name}", "1 or more")
+    need(settings.pull.timeout > 0, "pull.timeout", "above 0 seconds")
+    for key, url in (("hf.endpoint", settings.hf.endpoint), ("s3.endpoint", settings.s3.endpoint)):
+        need(not url or bool(ENDPOINT.fullmatch(url)), key, "https://HOST, without user and query")
     need(settings.watch.rescan > 0, "watch.rescan", "above 0 seconds")
     settings.engine_config()
     return settings
@@ -362,6 +388,7 @@ def resolved(settings: Settings, paths: Paths) -> Settings:
         settings,
         models=models,
         watch=replace(settings.watch, dir=settings.watch.dir or str(paths.state / "inbox")),
+        hf=replace(settings.hf, cache_dir=settings.hf.cache_dir or str(paths.hub)),
         store=replace(settings.store, dir=settings.store.dir or str(paths.data / "store")),
         registry=replace(settings.registry, dir=settings.registry.dir or str(paths.state)),
     )

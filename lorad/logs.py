@@ -12,6 +12,12 @@ from typing import Literal
 
 import msgspec
 
+#: Libraries that tell of every connection and statement, some with whole URLs and headers.
+_CHATTY = (
+    *("uvicorn", "sqlalchemy", "alembic", "watchdog", "asyncio"),
+    *("httpx", "httpcore", "httpx2", "httpcore2", "filelock"),
+    *("boto3", "botocore", "s3transfer", "urllib3"),
+)
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 Format = Literal["text", "json"]
 
@@ -29,8 +35,7 @@ def setup(level: str, form: Format, env: Mapping[str, str]) -> None:
 
 def set_level(level: str) -> None:
     logging.getLogger().setLevel(level.upper())
-    # Below our own level these tell of every connection and statement.
-    for name in ("uvicorn", "sqlalchemy", "alembic", "watchdog", "asyncio", "httpx", "httpcore"):
+    for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

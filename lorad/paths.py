@@ -21,6 +21,12 @@ class Paths:
     data: Path  # store/
     cache: Path
     runtime: Path | None  # sockets
+    own_hub: Path | None = None  # the hub's cache, where its own variables name it
+
+    @property
+    def hub(self) -> Path:
+        """The cache of the hub's files; shared with other programs where HF_HOME says so."""
+        return self.own_hub or self.cache / "huggingface" / "hub"
 
 
 def find(env: Mapping[str, str], uid: int | None = None) -> Paths:
@@ -37,7 +43,14 @@ def find(env: Mapping[str, str], uid: int | None = None) -> Paths:
         state or usual.data,
         _first(env, "CACHE_DIRECTORY") or usual.cache,
         _first(env, "RUNTIME_DIRECTORY") or usual.runtime,
+        _own_hub(env),
     )
+
+
+def _own_hub(env: Mapping[str, str]) -> Path | None:
+    if env.get("HF_HUB_CACHE"):
+        return Path(env["HF_HUB_CACHE"]).expanduser()
+    return Path(env["HF_HOME"]).expanduser() / "hub" if env.get("HF_HOME") else None
 
 
 def fresh_runtime() -> Path:

@@ -39,17 +39,19 @@ Progress = Callable[[int, int | None], None]
 
 
 class RemoteFile(Struct, frozen=True):
-    """One file of an adapter at its source.  `size` None and `sha256`, `etag` "": not told."""
+    """One file of an adapter at its source, or the one archive that holds them all.  What is None
+    or "" the source does not tell."""
 
     name: str
     size: int | None
     sha256: str = ""
-    etag: str = ""
+    etag: str = ""  # s3:, https: as it was sent; a file with another has changed
+    blob_id: str = ""  # hf: git's, a checksum too
 
 
 class Resolved(Struct, frozen=True):
     """What a reference means now.  `reference` is pinned, and safe to show and to store: hf: with
-    the full commit, s3: as it was given, https: with its checksum if one was given."""
+    the full commit, s3: with a digest of the etags, https: with its checksum if one was given."""
 
     reference: str
     files: tuple[RemoteFile, ...]
@@ -83,8 +85,20 @@ def fetcher_for(
     """The source of `reference`.  `token` goes before the one that the settings name (hf: alone);
     `offline` is added to what the settings say.  Raises FetchError if the source is not available:
     an extra that is not installed, plain http to another machine, any network while offline."""
-    raise FetchError(
-        "bad_reference",
-        f"{reference.text} cannot be fetched by this version",
-        hint="add the files with `loractl add`",
-    )
+    if reference.scheme == "hf":
+        from lorad.sources.hub import HubFetcher
+
+        return HubFetcher(settings, token=token, offline=offline)
+    if offline or settings.hf.offline:
+        raise FetchError(
+            "source_offline",
+            f"{reference.text} cannot be fetched: lorad is offline",
+            hint="unset `[hf] offline`, or add the files with `loractl add`",
+        )
+    if reference.scheme == "s3":
+        from lorad.sources.s3 import S3Fetcher
+
+        return S3Fetcher(settings)
+    from lorad.sources.web import WebFetcher
+
+    return WebFetcher(reference, settings)

@@ -21,6 +21,7 @@ _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,254}")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_ETAGS = re.compile(r"#etags=([0-9a-f]{32})$")
 _HUBS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _FORMS = "write hf:ORG/REPO[@COMMIT], s3://BUCKET/PREFIX, or https://HOST/PATH"
 
@@ -31,7 +32,7 @@ class Reference(Struct, frozen=True):
     scheme: Scheme
     text: str
     repo: str = ""  # hf: ORG/REPO
-    revision: str = ""  # hf: branch, tag or commit; "" = main
+    revision: str = ""  # hf: branch, tag or commit, "" = main; s3: a digest of etags, if pinned
     bucket: str = ""  # s3
     prefix: str = ""  # s3: without a slash at its end; "" = the whole bucket
     url: str = ""  # http(s): all of it but the fragment, secrets included
@@ -47,8 +48,10 @@ class Reference(Struct, frozen=True):
 
     @property
     def pinned(self) -> bool:
-        """Whether it names a commit, so that it means the same for ever."""
-        return bool(_COMMIT.fullmatch(self.revision))
+        """Whether it names a commit, or etags, or a checksum: it means the same for ever."""
+        if self.scheme == "hf":
+            return bool(_COMMIT.fullmatch(self.revision))
+        return bool(self.revision or self.sha256)
 
 
 def parse_reference(text: str, revision: str = "") -> Reference:
@@ -85,11 +88,14 @@ def _hub(rest: str, revision: str) -> Reference:
 
 
 def _s3(rest: str) -> Reference:
-    bucket, _, prefix = rest.partition("/")
+    etags = _ETAGS.search(rest)
+    bucket, _, prefix = rest[: etags.start() if etags else None].partition("/")
     prefix = prefix.rstrip("/")
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
         raise _bad(f"s3://{_cut(bucket)} names no bucket", "write s3://BUCKET/PREFIX")
     text = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
+    if etags:
+        return Reference("s3", text + etags[0], revision=etags[1], bucket=bucket, prefix=prefix)
     return Reference("s3", text, bucket=bucket, prefix=prefix)
 
 
