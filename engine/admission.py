@@ -4,6 +4,7 @@ Goes in: sequences with the rows they want.  Comes out: a StepWork within the to
 order.  A `StepBuilder` lives for one pass.  Knows nothing of queues or of who comes first.
 """
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -76,6 +77,8 @@ def refusal(submit: Submit, limits: SchedulerLimits, residency: Residency) -> Re
             "invalid_value",
             f"the prompt has {length} tokens and the context holds {longest}; shorten it",
         )
+    if not 0 < submit.weight < math.inf:
+        return Refusal("invalid_value", f"a weight of {submit.weight} is no share; give above 0")
     if submit.rev is not None and not residency.knows(submit.rev):
         return Refusal("model_not_found", f"revision {submit.rev[:12]} is unknown")
     return None

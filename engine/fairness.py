@@ -1,60 +1,109 @@
-"""Who is next: the waiting queue in VTC order, and the drainer that bounds starvation.
+"""Who is next: the waiting queue, by priority, then in VTC order of tenants and their adapters.
 
-Goes in: sequences that wait, tokens that were served, a clock's word on who starves.  Comes out:
-the order of admission, and at most one victim to drain.  Knows nothing of blocks or steps.
+Goes in: sequences that wait, tokens that were served.  Comes out: the order of admission.  Knows
+nothing of blocks, steps or clocks; who would wait too long so is `engine/drainer.py`'s concern.
 """
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Hashable
+from typing import Generic, TypeVar
 
-from engine.adapters.residency import Residency
-from engine.adapters.slots import SlotRow
 from engine.sequence import Sequence
 
 #: A generated token costs a decode row each; prompt rows are computed many at a time (VTC's 1 : 2).
 PROMPT_WEIGHT, GENERATED_WEIGHT = 1.0, 2.0
 
-#: Sequences of one priority on one revision (None = base); served in order of arrival.
-Group = tuple[int, str | None]
+#: Sequences of one priority, tenant and revision (None = base); served in order of arrival.
+Group = tuple[int, str, str | None]
+
+K = TypeVar("K", bound=Hashable)
 
 
-class TokenCounters:
-    """Virtual token counters, one per revision: whoever was served least is next.
+class Shares(Generic[K]):
+    """Virtual token counters of those who share something: whoever was served least is next.
 
-    A revision that returns is lifted to the least of those that stayed, so that idling earns no
-    credit.
+    Who returns is lifted to the least of those that stayed, or to where the last one left, so that
+    idling earns no credit.
     """
 
     def __init__(self) -> None:
-        self._served: dict[str | None, float] = {}
-        self._live: Counter[str | None] = Counter()
+        self.served: dict[K, float] = {}
+        self.live: Counter[K] = Counter()
+        self._left_at = 0.0
 
-    def enter(self, rev: str | None) -> None:
+    def enter(self, who: K) -> None:
         """A sequence arrives."""
-        if not self._live[rev]:
-            least = min((self._served[r] for r in self._live if r != rev), default=0.0)
-            self._served[rev] = max(self._served.get(rev, 0.0), least)
-        self._live[rev] += 1
+        if who not in self.live:
+            least = min((self.served[other] for other in self.live), default=self._left_at)
+            self.served[who] = max(self.served.get(who, 0.0), least)
+        self.live[who] += 1
 
-    def leave(self, rev: str | None) -> None:
+    def leave(self, who: K) -> None:
         """A sequence has ended."""
-        self._live[rev] -= 1
-        if not self._live[rev]:
-            del self._live[rev]
+        self.live[who] -= 1
+        if not self.live[who]:
+            del self.live[who]
+            if not self.live:
+                self._left_at = self.served[who]
 
-    def charge(self, rev: str | None, *, prompt: int = 0, generated: int = 0) -> None:
-        """Tokens served."""
-        self._served[rev] += prompt * PROMPT_WEIGHT + generated * GENERATED_WEIGHT
+    def forget(self, who: K) -> None:
+        """It is gone, unless it is back and has sequences already."""
+        if who not in self.live:
+            self.served.pop(who, None)
 
-    def served(self, rev: str | None) -> float:
-        """Weighted tokens, comparable between revisions only."""
-        return self._served.get(rev, 0.0)
+
+class TokenCounters:
+    """What was served, tenants among each other and each one's revisions among themselves.
+
+    A tenant with many adapters so gets no more than one with a single one (hierarchical VTC).
+    """
+
+    def __init__(self) -> None:
+        self._tenants: Shares[str] = Shares()
+        self._within: dict[str, Shares[str | None]] = {}
+
+    def enter(self, tenant: str, rev: str | None) -> None:
+        """A sequence arrives."""
+        self._tenants.enter(tenant)
+        self._within.setdefault(tenant, Shares()).enter(rev)
+
+    def leave(self, tenant: str, rev: str | None) -> None:
+        """A sequence has ended."""
+        self._tenants.leave(tenant)
+        self._within[tenant].leave(rev)
+
+    def charge(
+        self,
+        tenant: str,
+        rev: str | None,
+        *,
+        prompt: int = 0,
+        generated: int = 0,
+        weight: float = 1.0,
+    ) -> None:
+        """Tokens served; who weighs more is charged less for them."""
+        tokens = (prompt * PROMPT_WEIGHT + generated * GENERATED_WEIGHT) / weight
+        self._tenants.served[tenant] += tokens
+        self._within[tenant].served[rev] += tokens
+
+    def served(self, tenant: str, rev: str | None) -> tuple[float, float]:
+        """Weighted tokens of the tenant, and of the revision within it: smaller is next."""
+        within = self._within.get(tenant)
+        mine = within.served.get(rev, 0.0) if within is not None else 0.0
+        return self._tenants.served.get(tenant, 0.0), mine
 
     def forget(self, rev: str) -> None:
         """The revision is gone, unless it was added again and has requests already."""
-        if rev not in self._live:
-            self._served.pop(rev, None)
+        for tenant, within in list(self._within.items()):
+            within.forget(rev)
+            if not within.served:
+                del self._within[tenant]
+                self._tenants.forget(tenant)
+
+    def accounts(self) -> set[tuple[str, str | None]]:
+        """Whose tokens are remembered."""
+        return {(tenant, rev) for tenant, within in self._within.items() for rev in within.served}
 
 
 class WaitingQueue:
@@ -96,34 +145,50 @@ class WaitingQueue:
 
     def num_tokens(self, counts: Callable[[str | None], bool]) -> int:
         """Tokens of all who wait for a revision that `counts`."""
-        return sum(n for (_, rev), n in self._tokens.items() if counts(rev))
+        return sum(n for (*_, rev), n in self._tokens.items() if counts(rev))
 
     def of_revision(self, rev: str | None) -> list[Sequence]:
         """Everybody who waits for `rev`."""
-        return [s for group, m in self._groups.items() if group[1] == rev for s in m.values()]
+        return [s for group, m in self._groups.items() if group[2] == rev for s in m.values()]
 
-    def walk(self) -> "QueueWalk":
-        """One pass over the queue, best first."""
-        return QueueWalk(self._groups, self._counters)
+    def walk(self, first: Collection[str | None] = ()) -> "QueueWalk":
+        """One pass over the queue, best first; whoever waits for one of `first` is best."""
+        return QueueWalk(self._groups, self._counters, first)
+
+
+#: Smaller is better; no two have the same order of arrival.
+_Entry = tuple[bool, int, tuple[float, float], int, Group]
 
 
 class QueueWalk:
     """A pass: `next` gives the best candidate; its group is out unless `again` is said."""
 
     def __init__(
-        self, groups: dict[Group, OrderedDict[str, Sequence]], counters: TokenCounters
+        self,
+        groups: dict[Group, OrderedDict[str, Sequence]],
+        counters: TokenCounters,
+        first: Collection[str | None],
     ) -> None:
         self._groups = groups
         self._counters = counters
+        self._first = first
         self._heap = [self._entry(group) for group in groups]
         heapq.heapify(self._heap)
 
     def next(self) -> Sequence | None:
-        """Highest priority, then least served, then longest waiting."""
-        if not self._heap:
-            return None
-        *_, group = heapq.heappop(self._heap)
-        return next(iter(self._groups[group].values()))
+        """Highest priority, then the tenant and the adapter served least, then longest waiting.
+
+        Whoever was admitted in this pass is charged for all groups of its tenant, so a place is
+        looked at again before it counts: it can only have become a later one.
+        """
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            group = entry[-1]
+            now = self._entry(group)
+            if now == entry:
+                return next(iter(self._groups[group].values()))
+            heapq.heappush(self._heap, now)
+        return None
 
     def again(self, seq: Sequence) -> None:
         """`seq` was admitted; its group stays in the pass, at its new place."""
@@ -131,41 +196,12 @@ class QueueWalk:
         if group in self._groups:
             heapq.heappush(self._heap, self._entry(group))
 
-    def _entry(self, group: Group) -> tuple[int, float, int, Group]:
+    def _entry(self, group: Group) -> _Entry:
+        priority, tenant, rev = group
         head = next(iter(self._groups[group].values()))
-        return -group[0], self._counters.served(group[1]), head.order, group
-
-
-class Drainer:
-    """Makes room for a cold adapter that waited too long behind running ones.
-
-    Room is reserved first; only if idle adapters and cached KV do not suffice, one running victim
-    at a time stops taking requests.  Both are undone when the starving one is served or gone.
-    """
-
-    def __init__(
-        self, residency: Residency, starve_after: float, remaining: Callable[[str], int]
-    ) -> None:
-        self._residency = residency
-        self._starve_after = starve_after
-        self._remaining = remaining  # steps until a revision's running requests have ended, at most
-
-    def act(self) -> None:
-        """Once a step."""
-        rev = self._residency.starving(self._starve_after)
-        reserved_before = self._residency.reserve_for(rev)
-        if rev is None or not reserved_before or self._residency.draining_for_room:
-            return
-        victim = choose_victim(self._residency.slots.running(), self._remaining)
-        if victim is not None:
-            self._residency.drain_for(rev, victim)
-
-
-def choose_victim(rows: Iterable[SlotRow], remaining: Callable[[str], int]) -> str | None:
-    """The lowest priority goes, and of those the one whose requests end soonest."""
-    best = min(rows, key=lambda row: (row.priority, remaining(row.rev)), default=None)
-    return best.rev if best else None
+        served = self._counters.served(tenant, rev)
+        return rev not in self._first, -priority, served, head.order, group
 
 
 def _group(seq: Sequence) -> Group:
-    return seq.priority, seq.rev
+    return seq.priority, seq.tenant, seq.rev

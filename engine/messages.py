@@ -112,6 +112,8 @@ class Submit(Struct, frozen=True, kw_only=True, tag="submit"):
     deadline_seconds: float | None = None  # from receipt; then it ends deadline_exceeded
     #: An aLoRA whose tokens the prompt lacks: "" = refused, "base" = the base model answers.
     alora_fallback: Literal["", "base"] = ""
+    tenant: str = ""  # who shares the engine with whom: tenants take turns, then their adapters do
+    weight: float = 1.0  # above 0; of two that always wait, 2.0 is served twice the tokens of 1.0
 
 
 class Abort(Struct, frozen=True, tag="abort"):

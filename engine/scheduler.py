@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 
 from engine.adapters.residency import Residency
 from engine.admission import Refusal, SchedulerLimits, StepBuilder, invoke, never_fits, refusal
-from engine.fairness import Drainer, TokenCounters, WaitingQueue
+from engine.drainer import Drainer
+from engine.fairness import TokenCounters, WaitingQueue
 from engine.memory.reclaim import Reclaimer
 from engine.messages import FinishReason, SequenceDelta, Submit
 from engine.sequence import Chunk, Doom, Sampled, Sequence, Status, StepWork
@@ -50,7 +51,8 @@ class Scheduler:
         self._running: list[Sequence] = []  # by rank
         self._live: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # time, arrival, request id
-        self._drainer = Drainer(residency, limits.starve_after, self._remaining)
+        self._drainer = Drainer(residency, limits.starve_after, self._remaining, clock)
+        self._stuck: str | None = None  # a guest that found no seat or memory in the last pass
         self._deltas: list[SequenceDelta] = []
         self._arrivals = 0
         self.num_preemptions = 0
@@ -68,7 +70,7 @@ class Scheduler:
             return
         seq = self._sequence(*ready)
         self._live[seq.request_id] = seq
-        self._counters.enter(seq.rev)
+        self._counters.enter(seq.tenant, seq.rev)
         if seq.rev is not None:
             self.residency.lease(seq.rev, seq.priority)
         if seq.deadline is not None:
@@ -117,8 +119,8 @@ class Scheduler:
         """The next step's rows; None = nothing can run now."""
         self.residency.advance()
         self._end_what_cannot_go_on()
-        self._drainer.act()
         step = StepBuilder(self.limits)
+        self._make_way_for_starving(step)
         prompts = self._extend_decoding(step)
         self._extend_prompts(prompts, step)
         if not step.preempted:  # room that was taken from one is not for a newcomer
@@ -143,7 +145,7 @@ class Scheduler:
                 deltas.append(self._end(seq, seq.doom))
             elif chunk.samples:
                 delta = append(seq, sampled[seq.request_id], self.limits)
-                self._counters.charge(seq.rev, generated=len(delta.tokens))
+                self._charge(seq, generated=len(delta.tokens))
                 if delta.finish_reason is not None:
                     self._retire(seq)
                 deltas.append(delta)
@@ -213,16 +215,42 @@ class Scheduler:
         return ready * min(seats, len(self._waiting)) // len(self._waiting)
 
     def _admit_waiting(self, step: StepBuilder) -> None:
-        walk = self._waiting.walk()
-        while not step.full and len(self._running) < self.limits.max_num_seqs:
-            seq = walk.next()
-            if seq is None:
-                return
+        guests = self._drainer.guests
+        if not guests and len(self._running) >= self.limits.max_num_seqs:
+            return
+        walk = self._waiting.walk(guests)
+        while not step.full and (seq := walk.next()) is not None:
             if seq.rev is not None and not self.residency.can_acquire(seq.rev):
                 continue  # its whole group waits; the others go past
-            if not self._admit(seq, step):
+            due = guests.get(seq.rev)
+            kept = len(guests) if due is None else 0
+            has_seat = len(self._running) < self.limits.max_num_seqs - kept
+            if not has_seat or not self._admit(seq, step):
+                if due is not None and due <= self._clock():
+                    self._stuck = seq.rev  # whoever gives way has a row in this step already
                 return  # nobody overtakes it to the memory that it waits for
-            walk.again(seq)
+            if due is None:
+                walk.again(seq)
+            else:  # one request is what it was owed; with the next it takes its turn
+                del guests[seq.rev]
+                walk = self._waiting.walk(guests)
+
+    def _make_way_for_starving(self, step: StepBuilder) -> None:
+        relief, stuck = self._drainer.act(), self._stuck
+        self._stuck = None
+        if stuck in self._drainer.guests or (relief is not None and relief.rev is None):
+            self._preempt_last(step)
+        if relief is None or relief.rev is None:
+            return
+        for seq in [s for s in reversed(self._running) if s.rev == relief.rev]:
+            self._preempt(seq, step)
+
+    def _preempt_last(self, step: StepBuilder) -> None:
+        """The one that ranks last of those that have run long enough gives way, if there is one."""
+        for seq in reversed(self._running):
+            if self._drainer.has_run_enough(seq.admitted_at):
+                self._preempt(seq, step)
+                return
 
     def _admit(self, seq: Sequence, step: StepBuilder) -> bool:
         """Start `seq` if the pool holds all its tokens; False = it has to wait for memory."""
@@ -235,7 +263,7 @@ class Scheduler:
             return True
         self._waiting.remove(seq)
         insort(self._running, seq, key=lambda s: s.rank)
-        seq.status = Status.RUNNING
+        seq.status, seq.admitted_at = Status.RUNNING, self._clock()
         seq.slot = self.residency.acquire(seq.rev) if seq.rev is not None else -1
         if seq.cached_tokens is None:
             self._note_first_admission(seq, found)
@@ -268,7 +296,7 @@ class Scheduler:
     def _note_first_admission(self, seq: Sequence, found: list[int]) -> None:
         """A sequence that was preempted finds its own blocks again: that saves nobody anything."""
         seq.cached_tokens = len(found) * self.limits.block_size
-        self._counters.charge(seq.rev, prompt=seq.num_prompt - seq.cached_tokens)
+        self._charge(seq, prompt=seq.num_prompt - seq.cached_tokens)
         if seq.sampling.prompt_logprobs is None:
             seconds = self.memory.costs.token_seconds
             self._prefix.note(seq.rev or "", seq.num_prompt, found, seq.chain, seconds)
@@ -297,8 +325,15 @@ class Scheduler:
             priority=submit.priority,
             order=self._arrivals,
             activation=activation,
+            tenant=submit.tenant,
+            weight=submit.weight,
             longest=self.limits.longest(submit),
             deadline=None if seconds is None else self._clock() + seconds,
+        )
+
+    def _charge(self, seq: Sequence, *, prompt: int = 0, generated: int = 0) -> None:
+        self._counters.charge(
+            seq.tenant, seq.rev, prompt=prompt, generated=generated, weight=seq.weight
         )
 
     def _launch(self, step: StepBuilder) -> StepWork | None:
@@ -353,7 +388,7 @@ class Scheduler:
             self._waiting.remove(seq)
         seq.status = Status.FINISHED
         del self._live[seq.request_id]
-        self._counters.leave(seq.rev)
+        self._counters.leave(seq.tenant, seq.rev)
         if seq.rev is not None:
             self.residency.end_lease(seq.rev)
 

@@ -45,6 +45,8 @@ class Sequence:
     priority: int
     order: int  # of arrival
     activation: int = 0  # rows before it are the base model's, though it has a slot (aLoRA)
+    tenant: str = ""
+    weight: float = 1.0  # its tokens are charged divided by it
     longest: int = 1 << 62  # tokens with which it ends, whatever they are
     deadline: float | None = None  # of the injected clock
     status: Status = Status.WAITING
@@ -57,6 +59,7 @@ class Sequence:
     flying: int = 0  # rows of it that are being computed into its blocks, in all launched steps
     owed: int = 0  # tokens of it that launched steps are drawing
     stay: int = 0  # differs whenever it has lost its blocks
+    admitted_at: float = 0.0  # the last time, of the injected clock
     doom: Doom | None = None
     told: bool = False  # the first delta is out
 

@@ -147,8 +147,9 @@ class Loader:
             need_slot=not self.slots.num_free,
             now=self._clock(),
         )
-        revision.blocked = blocks is None
         if blocks is None:
+            if revision.blocked_since is None:
+                revision.blocked_since = self._clock()
             return
         revision.row = self.slots.claim(
             revision.rev,

@@ -140,6 +140,10 @@ class Movements:
             revision.demand = 0
         if revision.row is not None:
             revision.row.awaited = revision.waiting > 0
+        if not revision.waiting or revision.running:
+            revision.hungry_since = None
+        elif revision.hungry_since is None:
+            revision.hungry_since = self.clock()
         if revision.goal is None:
             self._forget_want(revision)
         elif revision.rev not in self.wanted:
@@ -148,7 +152,7 @@ class Movements:
 
     def _forget_want(self, revision: Revision) -> None:
         if self.wanted.pop(revision.rev, None) is not None:
-            revision.wanted_since, revision.blocked = None, False
+            revision.wanted_since = revision.blocked_since = None
             if revision.row is None and not revision.reading:
                 self.loader.host.protect(revision.rev, False)
 

@@ -10,6 +10,7 @@ reference* lasts while the request has rows running and keeps the revision on th
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from engine.adapters.loader import Loader
 from engine.adapters.movements import Movements, row_of
@@ -24,6 +25,19 @@ __all__ = ["CopyEngine", "HostDone", "HostTier", "Residency", "Room"]
 
 #: Priority of KV under the identity "base".
 BASE_PRIORITY = 50
+#: What waiting as long as `starve_after` once more is worth to one that starves, in points of
+#: priority: the more urgent go first, and none of them for ever.
+POINTS_BY_AGE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Starving:
+    """A revision that waits for room.  Times are the injected clock's."""
+
+    rev: str
+    since: float  # its requests wait, and none of them runs
+    blocked_since: float  # it could come up at once, but for the room
+    asked: bool  # by requests; a Load alone is no reason to interrupt anybody
 
 
 class Residency:
@@ -189,15 +203,34 @@ class Residency:
         return revision.priority if revision and not revision.removing else 0
 
     # ------------------------------------------------------------- starvation
-    def starving(self, starve_after: float) -> str | None:
-        """The revision that found no room for `starve_after` seconds, the most urgent of them."""
-        latest = self._clock() - starve_after
-        late = [
-            r
-            for r in self._moves.wanted.values()
-            if r.blocked and r.wanted_since is not None and r.wanted_since <= latest
-        ]
-        return min(late, key=self._moves.turn).rev if late else None
+    def starving(self, starve_after: float) -> Starving | None:
+        """Who waits since `starve_after` seconds and finds no room, the most urgent of them.
+
+        Urgent is who has priority; but all get more urgent as they wait, so that those who arrive
+        later go past only so often.
+        """
+        latest, late = self._clock() - starve_after, []
+        for r in self._moves.wanted.values():
+            since = r.wanted_since if r.hungry_since is None else r.hungry_since
+            if r.blocked_since is not None and since is not None and since <= latest:
+                urgency = r.demand - POINTS_BY_AGE * since / starve_after
+                late.append((-urgency, since, r))
+        if not late:
+            return None
+        _, since, first = min(late, key=lambda entry: entry[:2])
+        assert first.blocked_since is not None
+        return Starving(first.rev, since, first.blocked_since, first.waiting > 0)
+
+    def lacks_running_kv(self, rev: str) -> bool:
+        """It has no room though all that is idle were gone: sequences hold what it needs."""
+        return self._room.lacks_running_kv(self._revisions[rev].num_blocks)
+
+    def awaits_first(self, rev: str) -> bool:
+        """Requests for `rev` are queued, and none has run since it came up, if it has."""
+        revision = self._revisions.get(rev)
+        if revision is None or not revision.waiting:
+            return False
+        return revision.row is None or not revision.row.served
 
     def reserve_for(self, rev: str | None) -> bool:
         """Hold room back for `rev` alone; True if it was so before.  Drains for others end."""
@@ -210,9 +243,10 @@ class Residency:
         return False
 
     @property
-    def draining_for_room(self) -> bool:
-        """A victim is draining already."""
-        return any(r.drain and r.drain.room_for for r in self._moves.drains.values())
+    def draining_for_room(self) -> SlotRow | None:
+        """The victim that is draining already."""
+        victims = (r.row for r in self._moves.drains.values() if r.drain and r.drain.room_for)
+        return next(victims, None)
 
     def drain_for(self, rev: str, victim: str) -> None:
         """Stop admitting to `victim`; when its last request leaves, `rev` gets the room."""

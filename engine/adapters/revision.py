@@ -46,7 +46,8 @@ class Revision:
     reading: bool = False
     copying: bool = False
     wanted_since: float | None = None
-    blocked: bool = False  # the last attempt to claim blocks found no room
+    blocked_since: float | None = None  # no attempt since then to claim its blocks found room
+    hungry_since: float | None = None  # requests are queued since then, and none runs
     drain: Drain | None = None
     loads: list[PendingLoad] = field(default_factory=list)
     evicts: list[int] = field(default_factory=list)

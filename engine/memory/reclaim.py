@@ -176,8 +176,9 @@ class Reclaimer:
         ]
         idle_blocks = sum(len(a.blocks) for a in idle)
         counts = self.pool.counts
-        excess = counts.adapter + count - (self.pool.num_blocks - self.kv_floor)
-        room = counts.free + counts.kv_cached + idle_blocks - (0 if urgent else self._reserved)
+        reserved = 0 if urgent else self._reserved
+        excess = counts.adapter + reserved + count - (self.pool.num_blocks - self.kv_floor)
+        room = counts.free + counts.kv_cached + idle_blocks - reserved
         if (need_slot and not idle) or excess > idle_blocks or room < count:
             return None
         victims = _Victims(self, idle)
@@ -188,6 +189,12 @@ class Reclaimer:
         while self.pool.num_free < count:
             victims.evict_cheapest()
         return self.pool.allocate(count, Owner.ADAPTER)
+
+    def lacks_running_kv(self, count: int) -> bool:
+        """`count` blocks are not to be had while all sequences go on, whatever is evicted."""
+        counts = self.pool.counts
+        idle = sum(len(a.blocks) for a in self._adapters.idle())
+        return counts.free + counts.kv_cached + idle < count
 
     def note_load(self, seconds: float, blocks: int) -> None:
         """A copy of `blocks` blocks took `seconds`."""

@@ -223,6 +223,8 @@ class Harness:
         salt: str = "",
         deadline: float | None = None,
         fallback: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
         **sampling: object,
     ) -> None:
         self.scheduler.add(
@@ -235,6 +237,8 @@ class Harness:
                 cache_salt=salt,
                 deadline_seconds=deadline,
                 alora_fallback=fallback,  # type: ignore[arg-type]
+                tenant=tenant,
+                weight=weight,
             )
         )
 

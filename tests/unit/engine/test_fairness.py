@@ -1,15 +1,21 @@
-"""Fairness: who is next, and that no adapter waits for ever."""
+"""Fairness: who is next, between tenants and between the adapters of one."""
 
-from engine.adapters.slots import SlotRow
-from engine.fairness import TokenCounters, WaitingQueue, choose_victim
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.fairness import TokenCounters, WaitingQueue
 from engine.messages import SamplingParams
-from engine.recency import Usage
 from engine.sequence import Sequence
 
 
-def sequence(order, rev=None, priority=50) -> Sequence:
+def sequence(order, rev=None, priority=50, tenant="", weight=1.0) -> Sequence:
     name = f"{rev}{order}"
-    return Sequence(name, [1], 1, SamplingParams(), rev, "base", "", priority, order)
+    asked = SamplingParams()
+    return Sequence(
+        name, [1], 1, asked, rev, "base", "", priority, order, tenant=tenant, weight=weight
+    )
 
 
 def order_of(queue, counters, *, cost=10) -> list[str]:
@@ -17,7 +23,7 @@ def order_of(queue, counters, *, cost=10) -> list[str]:
     walk, names = queue.walk(), []
     while (seq := walk.next()) is not None:
         queue.remove(seq)
-        counters.charge(seq.rev, prompt=cost)
+        counters.charge(seq.tenant, seq.rev, prompt=cost, weight=seq.weight)
         names.append(seq.request_id)
         walk.again(seq)
     return names
@@ -27,7 +33,7 @@ def queue_of(*sequences):
     counters = TokenCounters()
     queue = WaitingQueue(counters)
     for seq in sequences:
-        counters.enter(seq.rev)
+        counters.enter(seq.tenant, seq.rev)
         queue.push(seq)
     return queue, counters
 
@@ -51,26 +57,26 @@ def test_priority_comes_before_fairness():
 
 def test_a_returning_adapter_has_no_credit_from_its_absence():
     counters = TokenCounters()
-    counters.enter("busy")
-    counters.charge("busy", prompt=1000)
-    counters.enter("back")
-    assert counters.served("back") == 1000
-    counters.leave("back")
-    counters.charge("busy", generated=50)
-    counters.enter("back")
-    assert counters.served("back") == 1100
+    counters.enter("", "busy")
+    counters.charge("", "busy", prompt=1000)
+    counters.enter("", "back")
+    assert counters.served("", "back")[1] == 1000
+    counters.leave("", "back")
+    counters.charge("", "busy", generated=50)
+    counters.enter("", "back")
+    assert counters.served("", "back")[1] == 1100
 
 
 def test_a_generated_token_counts_twice_a_prompt_token():
     counters = TokenCounters()
-    counters.enter(None)
-    counters.charge(None, prompt=3, generated=4)
-    assert counters.served(None) == 11
+    counters.enter("", None)
+    counters.charge("", None, prompt=3, generated=4)
+    assert counters.served("", None) == (11, 11)
 
 
 def test_a_preempted_sequence_goes_before_the_new_ones_of_its_group():
     queue, counters = queue_of(sequence(5, "a"))
-    counters.enter("a")
+    counters.enter("", "a")
     queue.push_back(sequence(1, "a"))
     assert order_of(queue, counters) == ["a1", "a5"]
 
@@ -79,16 +85,6 @@ def test_a_group_that_is_passed_over_is_out_of_the_pass():
     queue, _ = queue_of(sequence(0, "cold"), sequence(1, "cold"), sequence(2, "warm"))
     walk = queue.walk()
     assert [walk.next().request_id, walk.next().request_id, walk.next()] == ["cold0", "warm2", None]
-
-
-def test_the_victim_is_of_the_lowest_priority_and_ends_soonest():
-    def row(rev, priority):
-        return SlotRow(0, rev, (), False, priority, Usage(0.0), 0.0, 1, ready=True, refs=1)
-
-    rows = [row("vip", 90), row("long", 50), row("short", 50)]
-    remaining = {"vip": 1, "long": 100, "short": 10}
-    assert choose_victim(rows, remaining.__getitem__) == "short"
-    assert choose_victim([], remaining.__getitem__) is None
 
 
 def admitted(h) -> list[str]:
@@ -119,113 +115,106 @@ def test_generated_tokens_that_were_served_count_against_the_next_turn(make):
     assert admitted(h) == ["wordy0", "terse0", "terse1", "terse2", "wordy1"]
 
 
-# ------------------------------------------------------------------- the drainer
-def keep_busy(h, rev, step, *, at_least=2) -> None:
-    """Requests of 12 tokens on `rev` keep arriving, so that it is never idle by itself."""
-    if h.scheduler.running_on(rev) + h.scheduler.waiting_for(rev) < at_least:
-        h.submit(f"{rev} {step}", [step], rev, max_tokens=12)
+# ------------------------------------------------------------------- tenants
+def test_a_tenant_with_fifty_adapters_gets_no_more_than_one_with_one():
+    many = [sequence(i, f"m{i % 50}", tenant="many") for i in range(100)]
+    one = [sequence(100 + i, "o", tenant="one") for i in range(20)]
+    order = order_of(*queue_of(*many, *one))
+    assert [name[0] for name in order[:40]] == ["m", "o"] * 20
 
 
-def steps_until_served(h, request, busy, *, limit=2000) -> int:
-    for step in range(limit):
-        if request in h.deltas:
-            return step
-        for rev in busy:
-            keep_busy(h, rev, step)
-        h.step()
-    raise AssertionError(f"{request} starves")
+def test_the_adapters_of_a_tenant_share_what_it_gets():
+    a = [sequence(i, "a", tenant="x") for i in range(8)]
+    b = [sequence(8 + i, "b", tenant="x") for i in range(4)]
+    other = [sequence(20 + i, "c", tenant="y") for i in range(8)]
+    order = [name[0] for name in order_of(*queue_of(*a, *b, *other))]
+    assert "".join(order[:16]) == "acbc" * 4
 
 
-def test_a_cold_adapter_behind_a_busy_one_starts_within_starve_after_and_one_drain(make):
-    h = make(slots=1, starve_after=2.0)
-    h.add("busy")
-    h.add("cold")
-    for step in range(20):
-        keep_busy(h, "busy", step)
-        h.step()
-    h.submit("c", [1], "cold")
-    began = h.clock.now
-    steps_until_served(h, "c", ["busy"])
-    assert 2.0 <= h.clock.now - began <= 2.0 + 25 * h.step_seconds
-    drained = [e for e in h.events if e.after == "draining"]
-    assert [(e.rev, e.cause) for e in drained] == [("busy", "starvation")]
+def test_who_weighs_twice_is_served_twice():
+    heavy = [sequence(i, "h", tenant="heavy", weight=2.0) for i in range(40)]
+    light = [sequence(40 + i, "l", tenant="light") for i in range(40)]
+    first = order_of(*queue_of(*heavy, *light))[:30]
+    assert sum(name[0] == "h" for name in first) == 20
+
+
+def test_one_revision_of_two_tenants_is_charged_to_the_one_that_asked():
+    counters = TokenCounters()
+    for tenant in ("x", "y"):
+        counters.enter(tenant, "shared")
+    counters.charge("x", "shared", generated=5)
+    assert counters.served("x", "shared") == (10, 10)
+    assert counters.served("y", "shared") == (0, 0)
+
+
+def test_who_comes_when_nobody_is_left_starts_where_the_last_one_left():
+    counters = TokenCounters()
+    counters.enter("", "a")
+    counters.charge("", "a", prompt=1000)
+    counters.leave("", "a")
+    counters.enter("", "b")
+    assert counters.served("", "b") == (1000, 1000), "a must not pay for having been alone"
+
+
+def test_a_revision_that_is_gone_is_forgotten_unless_it_is_back():
+    counters = TokenCounters()
+    counters.enter("x", "a")
+    counters.forget("a")
+    assert counters.accounts() == {("x", "a")}
+    counters.leave("x", "a")
+    counters.forget("a")
+    assert counters.accounts() == set()
+    assert counters.served("x", "a") == (0.0, 0.0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 40), st.booleans()),
+        min_size=1,
+        max_size=120,
+    ),
+    st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=4, max_size=4),
+)
+def test_no_tenant_that_waits_falls_behind_another_by_more_than_one_request(requests, weights):
+    """Of any two that wait all the time, each has what its weight makes its share."""
+    sequences = []
+    for order, (tenant, rev, cost, urgent) in enumerate(requests):
+        name, weight = f"t{tenant}", weights[tenant]
+        seq = sequence(order, f"{name}/{rev}", 90 if urgent else 50, name, weight)
+        seq.num_prompt = cost
+        sequences.append(seq)
+    urgent = [seq for seq in sequences if seq.priority == 90] or sequences
+    queue, counters = queue_of(*urgent)
+    left = Counter(seq.tenant for seq in urgent)
+    most = 40 / min(weights)
+    while (seq := queue.walk().next()) is not None:
+        queue.remove(seq)
+        counters.charge(seq.tenant, seq.rev, prompt=seq.num_prompt, weight=seq.weight)
+        left[seq.tenant] -= 1
+        waiting = [counters.served(t, None)[0] for t, count in left.items() if count]
+        if waiting:
+            assert max(waiting) - min(waiting) <= most
+
+
+def test_a_tenant_with_many_adapters_waits_for_its_turn_in_the_engine_too(make):
+    h = make(max_num_seqs=1, slots=8, num_blocks=200)
+    for i in range(5):
+        h.add(f"m{i}")
+        h.resident(f"m{i}")
+    h.add("one")
+    h.resident("one")
+    for i in range(10):
+        h.submit(f"m{i}", [i] * 4, f"m{i % 5}", tenant="many", max_tokens=4)
+    for i in range(3):
+        h.submit(f"one{i}", [i] * 4, "one", tenant="one", max_tokens=4)
+    assert admitted(h)[:6] == ["m0", "one0", "m1", "one1", "m2", "one2"]
+
+
+def test_a_weight_that_is_no_share_is_refused_and_ends_nothing_else(make):
+    h = make()
+    for i, weight in enumerate((0.0, -1.0, float("inf"), float("nan"))):
+        h.submit(f"r{i}", [1], weight=weight)
+    h.submit("good", [1], weight=0.25)
     h.run()
-    assert all(h.end(r).finish_reason == "length" for r in h.deltas)
-
-
-def test_room_in_blocks_is_reserved_until_the_starving_adapter_has_it(make):
-    h = make(num_blocks=20, kv_floor=6, slots=4, starve_after=0.5, max_model_len=24)
-    for rev, blocks in (("x", 5), ("y", 5), ("big", 12)):
-        h.add(rev, blocks)
-    for step in range(20):
-        keep_busy(h, "x", step)
-        keep_busy(h, "y", step)
-        h.step()
-    h.submit("c", [1], "big")
-    assert steps_until_served(h, "c", ["x", "y"]) < 150
-    h.run()
-    assert h.memory.reserved_for is None
-
-
-def test_a_pinned_adapter_is_never_the_victim(make):
-    h = make(slots=2, starve_after=0.1)
-    h.add("pinned", pinned=True, priority=0)
-    for rev in ("busy", "cold"):
-        h.add(rev)
-    h.resident("pinned")
-    h.submit("c", [1], "cold")
-    steps_until_served(h, "c", ["pinned", "busy"])
-    assert {e.rev for e in h.events if e.after == "draining"} <= {"busy"}
-    assert h.slots.find("pinned") is not None
-
-
-def test_the_drain_ends_when_nobody_starves_any_more(make):
-    h = make(slots=1, starve_after=0.1)
-    h.add("busy")
-    h.add("cold")
-    h.submit("b", [1], "busy", max_tokens=40)
-    h.run(until=lambda: "b" in h.deltas)
-    h.submit("c", [1], "cold")
-    h.run(until=lambda: h.state("busy") == "draining")
-    h.scheduler.abort("c")
-    h.submit("b2", [1], "busy", max_tokens=2)
-    h.step(3)
-    assert h.state("busy") == "active" and h.memory.reserved_for is None
-    assert h.end("b2") is not None, "it takes requests again"
-
-
-def test_adapters_that_all_starve_do_not_push_each_other_out_before_they_have_served(make):
-    """One slot, and everybody starves at once: whoever comes up is left to its requests first."""
-    h = make(slots=1, starve_after=0.01)
-    h.copier.copies_take = 3
-    for rev in "abcd":
-        h.add(rev)
-        h.submit(rev, [1], rev, max_tokens=2)
-    h.run(limit=400)
-    assert all(h.end(rev).finish_reason == "length" for rev in "abcd")
-    evictions = sum(r.num_evictions for r in h.residency.revisions())
-    assert evictions == 3, "each came up once"
-
-
-def test_reserved_room_keeps_nobody_out_while_nobody_runs(make):
-    """An adapter and its request fill the pool: there is never room for the next to starve."""
-    h = make(num_blocks=14, kv_floor=0, slots=3, starve_after=0.01)
-    for rev in "abc":
-        h.add(rev, 5)
-        h.submit(rev, [1] * 33, rev, max_tokens=2)  # nine blocks
-    h.run(limit=2000)
-    for rev in "abc":
-        assert h.tokens(rev) == h.alone([1] * 33, rev, 2)
-
-
-def test_six_adapters_on_three_slots_under_steady_load_are_all_served(make):
-    h = make(slots=3, starve_after=0.2, max_num_seqs=6)
-    revs = [f"v{i}" for i in range(6)]
-    for rev in revs:
-        h.add(rev)
-    for step in range(600):
-        for rev in revs:
-            keep_busy(h, rev, step, at_least=1)
-        h.step()
-    served = {rev: sum(r.startswith(rev) for r in h.deltas) for rev in revs}
-    assert min(served.values()) >= 3, served
+    assert all(h.end(f"r{i}").code == "invalid_value" for i in range(4))
+    assert h.end("good").finish_reason == "length"

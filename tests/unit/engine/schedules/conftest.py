@@ -175,7 +175,7 @@ class Life:
         assert h.prefix.identities() in ([], ["base"])
         h.prefix.drop("base")
         assert h.pool.num_free == h.pool.num_blocks
-        assert set(h.scheduler._counters._served) <= {None}
+        assert h.scheduler._counters.accounts() <= {("", None)}
 
     def compare(self, request_id: str, asked: Asked) -> None:
         end = self.h.end(request_id)
