@@ -352,10 +352,15 @@ class EngineReady(Struct, frozen=True, tag="ready"):
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """Sent twice a second; `stalled_seconds` is how long the step loop has been inside one step."""
+    """Sent twice a second; `stalled_seconds` is how long the step loop has been inside one step.
+
+    `starts_per_second`: how fast queued sequences begin while more are ready than fit; 0.0: all
+    fit, or it is too early to say.
+    """
 
     step: int
     stalled_seconds: float
+    starts_per_second: float = 0.0
 
 
 class Answer(Struct, frozen=True, kw_only=True, tag="answer"):

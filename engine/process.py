@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from engine.backlog import Backlog
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.messages import (
@@ -131,6 +132,7 @@ class Pulse:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
+        self.backlog: Backlog | None = None  # the scheduler's, once there is one
         self._step = 0
         self._entered: float | None = None  # when the loop entered the step that it is in
         threading.Thread(target=self._beat, name="lorad-pulse", daemon=True).start()
@@ -146,8 +148,11 @@ class Pulse:
             time.sleep(HEARTBEAT_SECONDS)
             entered = self._entered
             stalled = time.monotonic() - entered if entered is not None else 0.0
+            rate = self.backlog.per_second if self.backlog is not None else 0.0
             if self._outbox.has_room:
-                self._outbox.put(Heartbeat(step=self._step, stalled_seconds=stalled))
+                self._outbox.put(
+                    Heartbeat(step=self._step, stalled_seconds=stalled, starts_per_second=rate)
+                )
 
 
 def serve(core: "EngineCore", inbox: Inbox, outbox: Outbox, pulse: Pulse) -> None:
@@ -183,6 +188,7 @@ def main(arguments: list[str]) -> int:
         outbox.put(Starting("importing", 0.0))
         config = msgspec.json.decode(arguments[1], type=EngineConfig)
         core = _build(config, inbox, outbox)
+        pulse.backlog = core.scheduler.backlog
         outbox.put(EngineReady(core.info))
         serve(core, inbox, outbox, pulse)
         status = 0

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 from engine.adapters.residency import Residency
 from engine.admission import Refusal, SchedulerLimits, StepBuilder, invoke, never_fits, refusal
+from engine.backlog import Backlog
 from engine.drainer import Drainer
 from engine.fairness import TokenCounters, WaitingQueue
 from engine.memory.reclaim import Reclaimer
@@ -55,6 +56,7 @@ class Scheduler:
         self._stuck: str | None = None  # a guest that found no seat or memory in the last pass
         self._deltas: list[SequenceDelta] = []
         self._arrivals = 0
+        self.backlog = Backlog(clock())
         self.num_preemptions = 0
 
     # ------------------------------------------------------------- arriving and leaving
@@ -123,8 +125,10 @@ class Scheduler:
         self._make_way_for_starving(step)
         prompts = self._extend_decoding(step)
         self._extend_prompts(prompts, step)
+        before = len(self._running)
         if not step.preempted:  # room that was taken from one is not for a newcomer
             self._admit_waiting(step)
+        self._note_backlog(len(self._running) - before)
         return self._launch(step)
 
     def settle(self, work: StepWork, sampled: Mapping[str, Sampled]) -> list[SequenceDelta]:
@@ -211,7 +215,7 @@ class Scheduler:
         seats = self.limits.max_num_seqs - len(self._running)
         if not self._waiting or seats <= 0:
             return 0
-        ready = self._waiting.num_tokens(lambda rev: rev is None or self.residency.can_acquire(rev))
+        ready = self._waiting.num_tokens(self._could_run)
         return ready * min(seats, len(self._waiting)) // len(self._waiting)
 
     def _admit_waiting(self, step: StepBuilder) -> None:
@@ -234,6 +238,13 @@ class Scheduler:
             else:  # one request is what it was owed; with the next it takes its turn
                 del guests[seq.rev]
                 walk = self._waiting.walk(guests)
+
+    def _note_backlog(self, starts: int) -> None:
+        ready = len(self._waiting) > 0 and self._waiting.num_tokens(self._could_run) > 0
+        self.backlog.note(self._clock(), starts, left_over=ready)
+
+    def _could_run(self, rev: str | None) -> bool:
+        return rev is None or self.residency.can_acquire(rev)
 
     def _make_way_for_starving(self, step: StepBuilder) -> None:
         relief, stuck = self._drainer.act(), self._stuck
@@ -365,7 +376,7 @@ class Scheduler:
             _, order, request_id = heapq.heappop(self._deadlines)
             late = self._live.get(request_id)
             if late is not None and late.order == order:  # the id may be another's by now
-                self._doom(late, Doom("error", "deadline_exceeded", "its deadline has passed"))
+                self._doom(late, Doom("error", "deadline_exceeded", _lateness(late)))
         for rev in self.residency.take_gone():
             self._counters.forget(rev)
             self._prefix.reuse.forget(rev)
@@ -437,3 +448,11 @@ class Scheduler:
             assert leases[revision.rev] == revision.leases, f"{revision.rev}: lease lost"
         for seq in self._live.values():
             seq.check(self.limits.block_size)
+
+
+def _lateness(seq: Sequence) -> str:
+    if seq.num_generated:
+        return f"its deadline came after {seq.num_generated} tokens"
+    if seq.status is Status.RUNNING:
+        return "its deadline came while its prompt was computed"
+    return "its deadline came while it was queued"

@@ -5,7 +5,7 @@ failure before the first byte has its HTTP status; one after it is an error even
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -47,6 +47,7 @@ async def _generate(
 ) -> Response:
     deps = deps_of(request)
     ask, wanted = parse_body(await request.body(), deps.limits)
+    ask = replace(ask, timeout=parse.timeout(request.headers.get("x-request-timeout")))
     if not wanted.stream:
         return await sse.unless_gone(request.receive, _whole(request, ask, wanted, shape_class))
     generation = await sse.unless_gone(request.receive, deps.requests.start(ask))

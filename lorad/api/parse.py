@@ -5,6 +5,7 @@ with the JSON path in `param`.  What depends on the model (context, vocabulary) 
 by `service/plan.py`.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,6 +22,7 @@ from lorad.wire_openai import ChatMessage, ChatRequest, CompletionRequest, Gener
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_CHARACTERS = 4096
 _SEED = 1 << 63
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _RESERVED_VARS = ("self", "messages", "tools", "add_generation_prompt")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -48,11 +50,13 @@ def chat(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
             raise _invalid("max_completion_tokens", "contradicts max_tokens; give one of them")
         asked, param = request.max_completion_tokens, "max_completion_tokens"
     _within(param, asked, 1, limits.max_tokens)
+    n = _n(request, limits)
+    _fits_queue(1, n, limits)
     ask = Ask(
         chat=True,
         model=_model(request),
         messages=messages(request.messages),
-        n=_n(request, limits),
+        n=n,
         sampling=_sampling(request, limits, top),
         max_tokens=asked,
         max_tokens_param=param,
@@ -73,9 +77,7 @@ def completion(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
     echo = bool(request.echo)
     _within("max_tokens", request.max_tokens, 0 if echo else 1, limits.max_tokens)
     prompts, n = _prompts(request), _n(request, limits)
-    if len(prompts) * n > limits.queue:
-        message = f"{len(prompts)} prompts with n = {n} are more than limits.queue = {limits.queue}"
-        raise LoradError("invalid_value", message, param="prompt")
+    _fits_queue(len(prompts), n, limits)
     ask = Ask(
         model=_model(request),
         prompts=prompts,
@@ -129,6 +131,15 @@ def _template_vars(request: ChatRequest) -> dict[str, str | int | float | bool |
     return given
 
 
+def timeout(header: str | None) -> float | None:
+    """Seconds of an `x-request-timeout` header: how long the client allows for all of it."""
+    if header is None:
+        return None
+    if not _SECONDS.fullmatch(header) or not float(header):
+        raise _invalid("x-request-timeout", 'must be seconds, above 0, such as "30" or "2.5"')
+    return float(header)
+
+
 # ----------------------------------------------------------------- shared values
 def _model(request: GenerateRequest) -> str:
     if not request.model:
@@ -141,9 +152,18 @@ def _n(request: GenerateRequest, limits: Limits) -> int:
     return request.n or 1
 
 
-def _priority(request: GenerateRequest) -> int:
+def _fits_queue(num_prompts: int, n: int, limits: Limits) -> None:
+    """What could not wait even alone is no matter of time."""
+    for name in ("queue", "queue_per_tenant"):
+        most: int = getattr(limits, name)
+        if num_prompts * n > most:
+            message = f"{num_prompts} prompts with n = {n} are more than limits.{name} = {most}"
+            raise LoradError("invalid_value", message, param="prompt" if num_prompts > 1 else "n")
+
+
+def _priority(request: GenerateRequest) -> int | None:
     _within("priority", request.priority, 0, 100)
-    return 50 if request.priority is None else request.priority
+    return request.priority
 
 
 def _stop(request: GenerateRequest, limits: Limits) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ class Resolved:
     name: str | None
     rev: str | None
     base: bool = False
+    priority: int | None = None  # of the name; None: the base model has none
 
 
 class Staged(Protocol):
@@ -88,11 +89,12 @@ class AdapterService:
             name, at, digest = model.partition("@")
             entry = self._names.catalog.get(name)
             rev = entry.rev if entry is not None else None
+            priority = entry.priority if entry is not None else None
             other = at and (len(digest) < 8 or not (rev or "").startswith(digest))
             if rev is None or other:
                 message = f"The model {model!r} does not exist"
                 raise LoradError("model_not_found", message, param="model")
-            resolved = Resolved(name, rev)
+            resolved = Resolved(name, rev, priority=priority)
             self._used[name] = self._clock()
         if self.draining:
             raise LoradError("draining", "lorad is shutting down")

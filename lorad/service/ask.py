@@ -30,7 +30,8 @@ class Ask:
     max_tokens_param: str = "max_tokens"  # which parameter said so, for error messages
     stop: tuple[str, ...] = ()
     echo: bool = False
-    priority: int = 50
+    priority: int | None = None  # None = the adapter's; more than that is not to be had
+    timeout: float | None = None  # seconds that the client allows, if less than limits.deadline
     cache_salt: str = ""
     alora_fallback: Literal["", "base"] = ""  # who answers a prompt that does not invoke an aLoRA
     template_vars: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)

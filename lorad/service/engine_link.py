@@ -25,6 +25,7 @@ from engine.messages import (
     EngineInfo,
     Event,
     Fatal,
+    Heartbeat,
     SamplingParams,
     SequenceDelta,
     Starting,
@@ -96,6 +97,7 @@ class EngineLink:
         self.fraction = 0.0
         self.info: EngineInfo | None = None
         self.restarts = 0
+        self.starts_per_second = 0.0  # as the last heartbeat said
         #: Revisions that the present engine process knows; kept by whoever sends AddRevision.
         self.known: set[str] = set()
         self.bring_up: Callable[[EngineInfo], Awaitable[None]] = _nothing
@@ -240,6 +242,8 @@ class EngineLink:
             case Starting(phase, fraction):
                 self.progress, self.fraction = f"{phase} {fraction:.0%}", fraction
                 self.on_progress(phase, fraction)
+            case Heartbeat():
+                self.starts_per_second = event.starts_per_second
             case StepFrame():
                 for transition in event.adapters:
                     self.on_adapter(transition)
@@ -278,6 +282,7 @@ class EngineLink:
     def _bury(self, fatal: Fatal) -> None:
         """Count the crash and end what was in flight."""
         self.known.clear()
+        self.starts_per_second = 0.0
         now = self._clock()
         self._crashes.append(now)
         while self._crashes[0] < now - CRASH_WINDOW:

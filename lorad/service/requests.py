@@ -8,6 +8,7 @@ what was taken.  Knows no HTTP.
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections import Counter
@@ -20,9 +21,11 @@ from engine.messages import EngineInfo, SamplingParams, Submit
 from lorad.errors import LoradError
 from lorad.service.ask import Ask, Message
 from lorad.service.choice import Choice
+from lorad.service.door import Door, Place
 from lorad.service.generation import Generation, Owner
 from lorad.service.plan import plan
 from lorad.service.seams import Adapters, Limits, Link, Text
+from lorad.service.tenants import Account, account_of
 
 T = TypeVar("T")
 
@@ -49,7 +52,7 @@ class RequestService:
         self._adapters, self._link, self._text = adapters, link, text
         self._limits, self._pool, self._clock = limits, pool, clock
         self._fingerprint = f"lorad-{version}-{base_digest[:8]}"
-        self._waiting = 0  # sequences admitted here that the engine has not answered yet
+        self.door = Door(limits, clock)  # sequences that the engine has not answered yet
         self._draining = False
         self._starting = 0
         self._live: set[Generation] = set()
@@ -64,18 +67,25 @@ class RequestService:
     @property
     def waiting(self) -> int:
         """Sequences that have had no answer from the engine yet."""
-        return self._waiting
+        return self.door.waiting
 
     # ----------------------------------------------------------------- one request
     async def start(self, ask: Ask) -> Generation:
         """Everything up to the engine; raises LoradError.  Cancelling it frees what it took."""
-        deadline = self._clock() + self._limits.deadline
+        seconds = min(self._limits.deadline, ask.timeout or math.inf)
+        deadline = self._clock() + seconds
         if self._draining:
             raise LoradError("draining", "the daemon is shutting down and takes no new requests")
-        rev, info = self.resolve(ask.model), self.engine()
+        resolved, info = self._adapters.resolve(ask.model), self.engine()
+        rev, account = resolved.rev, account_of(resolved.name, ask.priority, resolved.priority)
         with contextlib.ExitStack() as undo:
-            self._enter_queue(ask.num_sequences)
-            undo.callback(self._answered, ask.num_sequences)
+            place = self.door.enter(
+                (account.tenant.name, rev, account.priority),
+                ask.num_sequences,
+                seconds=seconds,
+                starts_per_second=self._link.starts_per_second,
+            )
+            undo.callback(place.close)
             if rev is not None:
                 self._adapters.lease(rev)
                 undo.callback(self._adapters.release, rev)
@@ -84,11 +94,11 @@ class RequestService:
             text, prompts = await self._in_pool(partial(self._prepare, ask, rev))
             ends = _ends(ask, text, info)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
-            generation = self._generation(ask, rev, text, prompts, ends, deadline)
+            generation = self._generation(ask, rev, place, text, prompts, ends, deadline)
             undo.pop_all()  # from here on the generation gives back
         self._starting -= 1
         try:
-            self._submit(generation, sampling, deadline)
+            self._submit(generation, account, sampling, deadline)
         except BaseException:
             generation.close()
             raise
@@ -158,15 +168,6 @@ class RequestService:
         if self.active == 0:
             self._idle.set()
 
-    def _enter_queue(self, count: int) -> None:
-        if self._waiting + count > self._limits.queue:
-            message = f"{self._waiting} sequences wait already; limits.queue = {self._limits.queue}"
-            raise LoradError("queue_full", message)
-        self._waiting += count
-
-    def _answered(self, count: int) -> None:
-        self._waiting -= count
-
     async def _with_text(self, model: str, work: Callable[[Text], T]) -> T:
         """`work` in a worker thread; the files that it reads stay until it has ended."""
         rev = self.resolve(model)
@@ -198,6 +199,7 @@ class RequestService:
         self,
         ask: Ask,
         rev: str | None,
+        place: Place,
         text: Text,
         prompts: list[tuple[int, ...]],
         ends: frozenset[int],
@@ -219,7 +221,7 @@ class RequestService:
                 )
             )
         generation = Generation(
-            Owner(self._link.abort, self._answered, self._closed),
+            Owner(self._link.abort, place.leave, self._closed),
             ask,
             rev=rev,
             fingerprint=f"{self._fingerprint}-{rev[:8] if rev else 'base'}",
@@ -232,7 +234,11 @@ class RequestService:
         return generation
 
     def _submit(
-        self, generation: Generation, sampling: Sequence[SamplingParams], deadline: float
+        self,
+        generation: Generation,
+        account: Account,
+        sampling: Sequence[SamplingParams],
+        deadline: float,
     ) -> None:
         ask = generation.ask
         for choice, params in zip(generation.choices, sampling, strict=True):
@@ -241,7 +247,9 @@ class RequestService:
                 prompt=list(generation.prompts[choice.index // ask.n]),
                 sampling=params,
                 rev=generation.rev,
-                priority=ask.priority,
+                priority=account.priority,
+                tenant=account.tenant.name,
+                weight=account.tenant.weight,
                 cache_salt=ask.cache_salt,
                 alora_fallback=ask.alora_fallback,
                 deadline_seconds=max(deadline - self._clock(), 0.001),

@@ -11,10 +11,14 @@ from lorad.service.ask import Message
 
 
 class Resolved(Protocol):
-    """A name after `AdapterService.resolve`; `rev` None is the base model."""
+    """A name after `AdapterService.resolve`; `rev` and `name` None are the base model's."""
 
     @property
     def rev(self) -> str | None: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def priority(self) -> int | None: ...
 
 
 class Adapters(Protocol):
@@ -29,6 +33,8 @@ class Link(Protocol):
     """Of EngineLink; `check` raises while the engine is not ready, `on_delta` runs on the loop."""
 
     info: EngineInfo | None
+    #: How fast queued sequences begin; 0.0: nobody has to wait, or it is not known.
+    starts_per_second: float
 
     def check(self) -> None: ...
     def submit(self, submit: Submit, on_delta: Callable[[SequenceDelta], None]) -> None: ...
@@ -70,6 +76,8 @@ class Limits(Protocol):
 
     @property
     def queue(self) -> int: ...
+    @property
+    def queue_per_tenant(self) -> int: ...
     @property
     def max_tokens(self) -> int: ...
     @property

@@ -168,7 +168,7 @@ def test_every_sampling_parameter_reaches_the_engine(api, client):
             "ignore_eos": True,
             "stop_token_ids": [66],
             "allowed_token_ids": [65, 66],
-            "priority": 80,
+            "priority": 40,
             "cache_salt": "s",
             "unheard_of": 1,
         },
@@ -182,7 +182,7 @@ def test_every_sampling_parameter_reaches_the_engine(api, client):
     assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (5, 0.05, 1.1)
     assert (sampling.min_tokens, sampling.ignore_eos) == (2, True)
     assert sampling.stop_token_ids == (66,)
-    assert (submit.priority, submit.cache_salt) == (80, "s")
+    assert (submit.priority, submit.cache_salt) == (40, "s")
     assert 0 < submit.deadline_seconds <= 600
 
 

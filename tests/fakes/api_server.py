@@ -90,6 +90,7 @@ class FakeEngine:
         self.gate_at = 0
         self.error: tuple[str, str] | None = None
         self.cached_tokens = 0
+        self.starts_per_second = 0.0
         self.not_ready: LoradError | None = None
 
     def check(self) -> None:
@@ -164,6 +165,8 @@ class FakeEngine:
 @dataclasses.dataclass(frozen=True)
 class Meant:
     rev: str | None
+    name: str | None = None
+    priority: int | None = None
 
 
 class FakeAdapters:
@@ -175,6 +178,7 @@ class FakeAdapters:
 
     def reset(self) -> None:
         self.revs = dict(REVS)
+        self.priority = 50
         self.leases: Counter[str] = Counter()
         self.calls: list[tuple[Any, ...]] = []
         self.answer: LoradError | None = None
@@ -190,7 +194,7 @@ class FakeAdapters:
             raise LoradError(
                 "model_not_found", f"The model {model!r} does not exist", param="model"
             )
-        return Meant(self.revs[model])
+        return Meant(self.revs[model], model, self.priority)
 
     def lease(self, rev: str) -> None:
         self.leases[rev] += 1
