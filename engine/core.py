@@ -88,6 +88,7 @@ class EngineCore:
             clock=time.monotonic,
             block_bytes=machine.layout.block_bytes,
             bytes_in_flight=config.load_bytes_in_flight,
+            thrash_window=config.thrash_window,
             layout=machine.layout.id,
             base=machine.info.base,
             max_rank=config.max_rank,

@@ -222,6 +222,7 @@ class RevisionStatus(Struct, frozen=True, kw_only=True):
     waiting: int = 0
     loads: int = 0
     evictions: int = 0
+    thrashes: int = 0  # loads within thrash_window of making way
     idle_seconds: float | None = None
     loaded_seconds: float | None = None
     prefix_query_tokens: int = 0
@@ -278,6 +279,7 @@ class EngineSnapshot(Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     preemptions: int = 0
     forward_passes: int = 0
+    thrashes: int = 0
 
 
 # ----------------------------------------------------------------- verification
@@ -401,6 +403,7 @@ class AdapterEvent(Struct, frozen=True, kw_only=True, tag="adapter"):
     seconds: float = 0.0
     num_bytes: int = 0
     message: str = ""
+    away_seconds: float | None = None  # thrash: it is back on the GPU so soon after it made way
 
 
 class StepFrame(Struct, frozen=True, kw_only=True, tag="frame"):

@@ -1,7 +1,8 @@
 """Usage: how often, and how lately, a thing was used, as one number.
 
 Goes in: touches with their times (seconds of any monotonic clock).  Comes out: `heat`, whose order
-is the order of expected reuse.  Knows nothing of what is counted: cached KV and adapters share it.
+is the order of expected reuse, and `rate`, which is that reuse in uses a second.  Knows nothing of
+what is counted: cached KV and adapters share it.
 """
 
 import math
@@ -16,16 +17,27 @@ class Usage:
 
     __slots__ = ("count", "last")
 
-    def __init__(self, now: float) -> None:
-        self.count = 1.0  # as of `last`
+    def __init__(self, now: float, count: float = 1.0) -> None:
+        self.count = count  # as of `last`
         self.last = now
 
     def touch(self, now: float) -> None:
         """One more use."""
-        self.count = self.count * 2.0 ** ((self.last - now) / HALF_LIFE_SECONDS) + 1.0
+        self.count = self.at(now) + 1.0
         self.last = now
+
+    def at(self, now: float) -> float:
+        """The count, aged until `now`."""
+        age: float = 2.0 ** ((self.last - now) / HALF_LIFE_SECONDS)
+        return self.count * age
+
+    def rate(self, now: float) -> float:
+        """Uses a second: what was used evenly at this rate for long would have this count."""
+        return self.at(now) * math.log(2.0) / HALF_LIFE_SECONDS
 
     @property
     def heat(self) -> float:
         """log2 of the aged count, up to a term that is the same for everything."""
+        if not self.count:
+            return -math.inf  # never used
         return math.log2(self.count) + self.last / HALF_LIFE_SECONDS

@@ -58,6 +58,7 @@ class Painter:
             prompt_tokens=self.stats.prompt_tokens,
             preemptions=preemptions,
             forward_passes=passes,
+            thrashes=self.residency.num_thrashes,
         )
 
     def _pool(self) -> PoolStatus:
@@ -105,6 +106,7 @@ class Painter:
             waiting=r.waiting,
             loads=r.num_loads,
             evictions=r.num_evictions,
+            thrashes=r.num_thrashes,
             idle_seconds=None if r.last_used is None else now - r.last_used,
             loaded_seconds=now - r.loaded_at if row and r.loaded_at is not None else None,
             prefix_query_tokens=hits.asked,

@@ -78,6 +78,7 @@ class Adapter(Struct, frozen=True, kw_only=True):
     waiting: int = 0
     loads: int = 0
     evictions: int = 0
+    thrashes: int = 0  # loads within thrash_window of making way
     idle_seconds: float | None = None
     loaded_seconds: float | None = None
     prefix_query_tokens: int = 0
@@ -177,6 +178,7 @@ class Status(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     forward_passes: int
     preemptions: int
+    thrashes: int = 0  # loads within thrash_window of an eviction, since the engine's start
     engine_pid: int | None = None
     engine_restarts: int = 0
 

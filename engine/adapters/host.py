@@ -7,6 +7,7 @@ that fill them, so the step loop never touches a file.  Everything but that happ
 loop's thread.  Knows nothing of states, slots or priorities.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class ExtentAllocator:
 class _Entry:
     start: int  # first block of the extent
     blocks: int
+    worth: int = 50
     ready: bool = False
     protected: bool = False
     holds: int = 0  # copies that read it
@@ -119,6 +121,20 @@ class HostCache:
             if not on:
                 self._trim()
 
+    def appraise(self, rev: str, worth: int) -> None:
+        """Of those that may go, what is worth least goes first, of equals the least recently used.
+
+        Unknown revisions are ignored.
+        """
+        entry = self._entries.get(rev)
+        if entry is not None:
+            entry.worth = worth
+
+    def touch(self, rev: str) -> None:
+        """It was used just now.  Unknown revisions are ignored."""
+        if rev in self._entries:
+            self._entries.move_to_end(rev)
+
     def drop(self, rev: str) -> None:
         """Forget `rev`; its room comes back once no read or copy uses it."""
         entry = self._entries.get(rev)
@@ -181,10 +197,12 @@ class HostCache:
         return start
 
     def _victim(self) -> str | None:
+        victim, least = None, math.inf
         for rev, entry in self._entries.items():
-            if entry.ready and not (entry.protected or entry.holds or entry.dropped):
-                return rev
-        return None
+            free = entry.ready and not (entry.protected or entry.holds or entry.dropped)
+            if free and entry.worth < least:
+                victim, least = rev, entry.worth
+        return victim
 
     def _trim(self) -> None:
         while self.used_bytes > self._budget and (victim := self._victim()) is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from engine.adapters.revision import Journal, Revision
 from engine.adapters.slots import SlotRow, SlotTable
 from engine.adapters.states import State
+from engine.adapters.thrash import Thrash
 from engine.adapters.tiers import READERS, CopyEngine, HostDone, HostTier, Room
 
 #: A load that takes longer than this does not count against the limit any more: it waits for a disk
@@ -17,6 +18,9 @@ from engine.adapters.tiers import READERS, CopyEngine, HostDone, HostTier, Room
 LATE_SECONDS = 0.25
 #: As many at the most: each that is late keeps a reader, and some have to be left for the others.
 MOST_LATE = READERS - 2
+
+#: Worth of host copies; priorities, 0 to 100, lie between.
+LEAST_WORTH, MOST_WORTH = -1, 101
 
 
 class InFlight:
@@ -64,6 +68,7 @@ class Loader:
         clock: Callable[[], float],
         block_bytes: int,
         bytes_in_flight: int,
+        thrash_window: float,
     ) -> None:
         self.slots = slots
         self.host = host
@@ -74,6 +79,7 @@ class Loader:
         self._block_bytes = block_bytes
         self._reads = InFlight(bytes_in_flight, clock)
         self._copies = InFlight(bytes_in_flight, clock)
+        self.thrash = Thrash(thrash_window)
 
     @property
     def busy(self) -> bool:
@@ -119,6 +125,8 @@ class Loader:
         if not self.host.want(revision.rev, revision.manifest.path, size):
             return
         self.host.protect(revision.rev, True)
+        self.appraise(revision)
+        self._note_return(revision, kept=False)
         self._reads.begin(revision.rev, size)
         revision.reading = True
         self.journal.move(revision, State.LOADING, revision.load_cause)
@@ -131,6 +139,7 @@ class Loader:
             cause = "damaged" if done.damaged else "error"
             self.journal.move(revision, State.REGISTERED, cause, done.error)
         else:
+            self.room.note_read(done.seconds, revision.num_blocks)
             self.journal.move(revision, State.RAM, revision.load_cause)
 
     def copy(self, revision: Revision) -> None:
@@ -157,7 +166,9 @@ class Loader:
             pinned=revision.pinned,
             priority=revision.priority,
             now=self._clock(),
+            usage=revision.usage,
         )
+        self._note_return(revision, kept=True)
         self._copies.begin(revision.rev, self.size(revision))
         revision.copying = True
         self.copier.start(revision.rev, blocks)
@@ -177,7 +188,9 @@ class Loader:
         row.ready = True
         row.loaded_at = revision.loaded_at = now
         revision.num_loads += 1
-        self.journal.move(revision, State.IDLE, revision.load_cause)
+        away = self.thrash.returned(revision, row, now)
+        self.appraise(revision)
+        self.journal.move(revision, State.IDLE, revision.load_cause, away=away)
 
     # ------------------------------------------------------------- down
     def leave_gpu(self, revision: Revision, cause: str) -> None:
@@ -191,10 +204,16 @@ class Loader:
         in_ram = self.host.ready(revision.rev)
         self.journal.move(revision, State.RAM if in_ram else State.REGISTERED, cause)
         revision.row, revision.drain = None, None
-        revision.num_evictions += row.ready
+        if row.ready:
+            revision.num_evictions += 1
+            self.thrash.left(revision, cause, self._clock())
+            revision.left_copy = in_ram
+        self.host.touch(revision.rev)  # it was in use until now, if not from here
+        self.appraise(revision)
 
     def leave_ram(self, revision: Revision, cause: str) -> None:
         """Ram -> registered."""
+        revision.left_copy = False
         self.host.drop(revision.rev)
         self.journal.move(revision, State.REGISTERED, cause)
 
@@ -202,3 +221,20 @@ class Loader:
         """Host memory may have evicted it to make room for another."""
         if not self.host.ready(revision.rev):
             self.journal.move(revision, State.REGISTERED, "lru")
+
+    def appraise(self, revision: Revision) -> None:
+        """Tell host memory what a copy there is worth.
+
+        That of a pinned one is kept longest, for it is needed for sure; but once it is on the GPU,
+        which it never leaves by itself, nobody needs a copy less.
+        """
+        worth = revision.priority
+        if revision.pinned:
+            worth = LEAST_WORTH if revision.resident else MOST_WORTH
+        self.host.appraise(revision.rev, worth)
+
+    def _note_return(self, revision: Revision, *, kept: bool) -> None:
+        """It is on its way up again: did host memory keep what it had when it left the GPU?"""
+        if revision.left_copy:
+            self.room.note_return(kept)
+        revision.left_copy = False

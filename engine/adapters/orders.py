@@ -11,6 +11,7 @@ from engine.adapters.revision import Drain, PendingLoad, Revision
 from engine.adapters.states import State
 from engine.layout import stream_id
 from engine.messages import AddRevision, Evict, Load, RemoveRevision, SetRevision
+from engine.recency import Usage
 
 AdapterCommand = AddRevision | RemoveRevision | Load | Evict | SetRevision
 
@@ -70,21 +71,28 @@ class Orders:
             return
         revision = known.get(manifest.rev)
         if revision is None:
-            revision = Revision(manifest, command.priority, pinned=False, since=self._clock())
+            revision = Revision(
+                manifest,
+                command.priority,
+                pinned=False,
+                since=self._clock(),
+                usage=Usage(self._clock(), count=0.0),
+            )
             known[manifest.rev] = revision
         elif revision.removing:
             revision.removing = False
             self._journal.answer_removes(revision, "conflict", "added again meanwhile")
-        self._mark(command.command_id, revision, command.pinned, command.priority)
+        self._mark(command, revision)
 
     def _set(self, command: SetRevision) -> None:
         revision = self._known(command.command_id, command.rev)
         if revision is not None:
-            self._mark(command.command_id, revision, command.pinned, command.priority)
+            self._mark(command, revision)
 
     def _load(self, command: Load) -> None:
         revision = self._known(command.command_id, command.rev)
         if revision is not None:
+            revision.usage.touch(self._clock())  # somebody expects requests for it
             revision.loads.append(PendingLoad(command.command_id, command.tier))
             self._moves.settle_loads(revision)
             self._moves.refresh(revision)
@@ -138,21 +146,30 @@ class Orders:
         deadline = deadline if earlier is None else min(deadline, earlier)
         self._moves.drain(revision, Drain("manual", deadline))
 
-    def _mark(self, command_id: int, revision: Revision, pinned: bool, priority: int) -> None:
-        refusal = self._pin_refusal(revision) if pinned and not revision.pinned else ""
+    def _mark(self, command: AddRevision | SetRevision, revision: Revision) -> None:
+        pinned, priority, refusal = command.pinned, command.priority, ""
+        if pinned and not revision.pinned:
+            refusal = self._pin_refusal(revision)
         revision.priority = priority
         revision.pinned = revision.pinned if refusal else pinned
         row = revision.row
         if row is not None:
             row.pinned, row.priority = revision.pinned, priority
+        self._moves.loader.appraise(revision)
         if revision.pinned and revision.drain and revision.drain.room_for:
             self._moves.undrain(revision)
-        self._journal.answer(command_id, "no_room" if refusal else "", refusal)
+        self._journal.answer(command.command_id, "no_room" if refusal else "", refusal)
 
     def _pin_refusal(self, revision: Revision) -> str:
-        """Pins leave room for the KV floor plus the largest revision."""
+        """Pins leave a slot, if there are several, and room for the KV floor plus the largest
+        revision that is known here; the daemon minds those that are registered.
+        """
         revisions = self._moves.revisions.values()
-        pinned = sum(r.num_blocks for r in revisions if r.pinned or r is revision)
+        all_pinned = [r for r in revisions if r.pinned or r is revision]
+        num_slots = self._moves.loader.slots.num_slots
+        if len(all_pinned) >= num_slots > 1:
+            return f"it would leave none of {num_slots} slots to others; unpin another"
+        pinned = sum(r.num_blocks for r in all_pinned)
         largest = max(r.num_blocks for r in revisions)
         if self._moves.loader.room.fits_adapter(largest, beside=pinned):
             return ""

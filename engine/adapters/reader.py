@@ -41,6 +41,7 @@ class _File:
     path: str
     target: memoryview
     fd: int = -1
+    began: float = 0.0
     sums: dict[int, int] = field(default_factory=dict)  # block -> what its checksum has to be
     parts: int = 1
     errors: list[str] = field(default_factory=list)
@@ -113,6 +114,7 @@ class Readers:
 
     def _begin(self, file: _File) -> None:
         """Open, judge by the first piece, and read the rest alone or with others."""
+        file.began = time.monotonic()
         if self.slow_seconds:
             time.sleep(self.slow_seconds)
         size = len(file.target)
@@ -203,7 +205,8 @@ class Readers:
 
     def _end(self, file: _File) -> None:
         error, damage = "".join(file.errors[:1]), "".join(file.damage[:1])
-        self._done.put(HostDone(file.rev, error or damage, damaged=bool(damage and not error)))
+        seconds = time.monotonic() - file.began
+        self._done.put(HostDone(file.rev, error or damage, bool(damage and not error), seconds))
         self._wake()
 
 

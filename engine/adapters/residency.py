@@ -54,6 +54,7 @@ class Residency:
         clock: Callable[[], float],
         block_bytes: int,
         bytes_in_flight: int,
+        thrash_window: float = 60.0,
         layout: str = "",
         base: str = "",
         max_rank: int = 0,
@@ -73,6 +74,7 @@ class Residency:
             clock=clock,
             block_bytes=block_bytes,
             bytes_in_flight=bytes_in_flight,
+            thrash_window=thrash_window,
         )
         self._moves = Movements(self._loader, self._journal, clock)
         self._revisions = self._moves.revisions
@@ -127,6 +129,7 @@ class Residency:
         revision = self._revisions[rev]
         row = row_of(revision)
         self.slots.acquire(row, self._clock())
+        self._loader.thrash.used(row)
         if revision.state is State.IDLE:
             self._journal.move(revision, State.ACTIVE, "request")
         self._moves.refresh(revision)
@@ -202,6 +205,10 @@ class Residency:
         revision = self._revisions.get(identity)
         return revision.priority if revision and not revision.removing else 0
 
+    def in_ram(self, rev: str) -> bool:
+        """Whether one that leaves the GPU now can come back from host memory."""
+        return self.host.ready(rev)
+
     # ------------------------------------------------------------- starvation
     def starving(self, starve_after: float) -> Starving | None:
         """Who waits since `starve_after` seconds and finds no room, the most urgent of them.
@@ -256,6 +263,11 @@ class Residency:
     def revisions(self) -> Iterable[Revision]:
         """Every known revision, to be read only."""
         return self._revisions.values()
+
+    @property
+    def num_thrashes(self) -> int:
+        """How often an adapter came back within `thrash_window` of making way."""
+        return self._loader.thrash.total
 
     def check(self) -> None:
         """Raise AssertionError unless records, slots and wants agree."""

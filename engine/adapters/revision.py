@@ -11,6 +11,7 @@ from typing import Literal
 from engine.adapters.slots import SlotRow
 from engine.adapters.states import State, check
 from engine.messages import AdapterEvent, Answer, PackedManifest
+from engine.recency import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Revision:
     priority: int
     pinned: bool
     since: float  # entered `state`
+    usage: Usage  # outlives its stays on the GPU: what was used often is known when it is back
     state: State = State.REGISTERED
     row: SlotRow | None = None
     leases: int = 0
@@ -55,6 +57,9 @@ class Revision:
     evict_to_disk: bool = False
     num_loads: int = 0
     num_evictions: int = 0
+    num_thrashes: int = 0
+    made_way: float | None = None  # left the GPU for want of room
+    left_copy: bool = False  # host memory had it when it left the GPU, and it was not back yet
     loaded_at: float | None = None
     last_used: float | None = None
     error: str = ""
@@ -76,6 +81,11 @@ class Revision:
     def running(self) -> int:
         """Requests with rows running."""
         return self.row.refs if self.row else 0
+
+    @property
+    def resident(self) -> bool:
+        """On the GPU, whole."""
+        return self.row is not None and self.row.ready
 
     @property
     def waiting(self) -> int:
@@ -114,8 +124,16 @@ class Journal:
         self._answers: list[Answer] = []
         self.in_ram: dict[str, Revision] = {}  # those in state RAM
 
-    def move(self, revision: Revision, after: State, cause: str, message: str = "") -> None:
-        """Take a revision through one transition of `states.TRANSITIONS`."""
+    def move(
+        self,
+        revision: Revision,
+        after: State,
+        cause: str,
+        message: str = "",
+        *,
+        away: float | None = None,
+    ) -> None:
+        """Take a revision through one transition of `states.TRANSITIONS`; `away`: see the event."""
         before, now = revision.state, self._clock()
         check(before, after)
         self._events.append(
@@ -128,6 +146,7 @@ class Journal:
                 seconds=now - revision.since,
                 num_bytes=revision.num_blocks * self._block_bytes,
                 message=message,
+                away_seconds=away,
             )
         )
         revision.state, revision.since = after, now

@@ -5,6 +5,7 @@ knows nothing of tiers, requests or where blocks come from.
 """
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,9 @@ class SlotRow:
     ready: bool = False
     draining: bool = False  # takes no new requests
     awaited: bool = False  # requests for it are queued
-    served: bool = False  # a request has run on it since it came up
+    served: int = 0  # requests that have run on it since it came up
+    hold: float = 0.0  # 0 to 1: evicted after others, until `held_until` (`adapters/thrash.py`)
+    held_until: float = -math.inf
     refs: int = 0  # requests with rows running
 
 
@@ -49,9 +52,16 @@ class SlotTable:
         return self._by_rev.get(rev)
 
     def claim(
-        self, rev: str, blocks: Sequence[int], *, pinned: bool, priority: int, now: float
+        self,
+        rev: str,
+        blocks: Sequence[int],
+        *,
+        pinned: bool,
+        priority: int,
+        now: float,
+        usage: Usage | None = None,
     ) -> SlotRow:
-        """Give `rev` a free slot.  Ask `num_free` first."""
+        """Give `rev` a free slot.  Ask `num_free` first.  `usage`: what is known of it."""
         assert rev not in self._by_rev, f"{rev} has a slot"
         self._generation += 1
         row = SlotRow(
@@ -60,7 +70,7 @@ class SlotTable:
             blocks=tuple(blocks),
             pinned=pinned,
             priority=priority,
-            usage=Usage(now),
+            usage=usage or Usage(now),
             loaded_at=now,
             generation=self._generation,
         )
@@ -78,7 +88,7 @@ class SlotTable:
         """A request starts running on the row."""
         assert row.ready and not row.draining, f"slot {row.slot} takes no requests"
         row.refs += 1
-        row.served = True
+        row.served += 1
         row.usage.touch(now)
 
     def release(self, row: SlotRow) -> None:

@@ -60,7 +60,7 @@ class PrefixIndex:
     def __init__(self, pool: BlockPool, block_size: int, clock: Callable[[], float]) -> None:
         self.block_size = block_size
         self._pool = pool
-        self._clock = clock
+        self.clock = clock
         self._entries: dict[bytes, Entry] = {}
         self._by_block: dict[int, Entry] = {}
         self._by_identity: dict[str, dict[bytes, Entry]] = {}
@@ -128,7 +128,7 @@ class PrefixIndex:
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more sequence uses found blocks."""
-        now = self._clock()
+        now = self.clock()
         self._pool.share(blocks)
         for block in blocks:
             self._by_block[block].usage.touch(now)
@@ -147,7 +147,8 @@ class PrefixIndex:
         if key in self._entries or (index and parent is None):
             return
         identity = self.identity_of(index, identity, activation)
-        entry = Entry(key, block, identity, parent, Usage(self._clock()), self.reuse.now)
+        usage = Usage(self.clock(), self.reuse.expectation)
+        entry = Entry(key, block, identity, parent, usage, self.reuse.now)
         self.reuse.filed(key)
         self._pool.keep(block)
         self._entries[key] = self._by_block[block] = entry

@@ -3,24 +3,20 @@
 Goes in: how many blocks a sequence or an adapter needs.  Comes out: the blocks, after the cheapest
 victims have left, or None with nothing changed.  Victims are cached KV that no sequence uses and
 idle adapters that are not pinned; both are ranked by one cost, expected reuse x seconds to bring
-back / blocks, within priority.  Knows nothing of requests, files or copies.
+back / blocks, within priority.  `memory/costs.py` knows the seconds.  Knows nothing of requests,
+files or copies.
 """
 
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EvictionPolicy
+from engine.memory.costs import Costs
 from engine.memory.pool import BlockPool, Owner
 from engine.memory.prefix import Entry, PrefixIndex
-from engine.recency import Usage
-
-#: How fast a measurement replaces the assumption that it corrects.
-_BLEND = 0.1
-#: Rows of a prefill that count as one measurement: few rows cost more each, and say less.
-_ROWS = 512
+from engine.recency import HALF_LIFE_SECONDS, Usage
 
 
 class IdleAdapter(Protocol):
@@ -42,9 +38,17 @@ class IdleAdapter(Protocol):
         ...
 
     @property
-    def served(self) -> bool:
-        """A request has run on it since it came up."""
+    def served(self) -> int:
+        """Requests that have run on it since it came up."""
         ...
+
+    @property
+    def hold(self) -> float:
+        """0 to 1: how much others are evicted before it, until `held_until`."""
+        ...
+
+    @property
+    def held_until(self) -> float: ...
 
 
 class AdapterSource(Protocol):
@@ -53,36 +57,29 @@ class AdapterSource(Protocol):
     def idle(self) -> Iterable[IdleAdapter]: ...
     def evict_idle(self, rev: str, cause: str) -> None: ...
     def priority_of(self, identity: str) -> int: ...
-
-
-@dataclass(slots=True)
-class Costs:
-    """Seconds to bring things back.  Starts from an 8B model on an H200; measurements take over."""
-
-    token_seconds: float = 25e-6  # prefill, per token
-    block_seconds: float = 40e-6  # adapter load, per block
-
-    def observe_prefill(self, seconds: float, rows: int) -> None:
-        """A step of `rows` rows, most of them of prompts, took `seconds`."""
-        blend = 1.0 - (1.0 - _BLEND) ** (rows / _ROWS)
-        self.token_seconds += blend * (seconds / rows - self.token_seconds)
-
-    def observe_load(self, seconds: float, blocks: int) -> None:
-        """A copy of `blocks` blocks took `seconds`."""
-        self.block_seconds += _BLEND * (seconds / blocks - self.block_seconds)
+    def in_ram(self, rev: str) -> bool:
+        """Host memory has a copy of it now."""
+        ...
 
 
 #: A starving adapter leaves one that came up this lately to its queued requests.  If it took the
 #: place at once, it would lose it as fast to the next that starves: nobody would ever be served.
 GRACE_SECONDS = 1.0
 
-#: Which of two idle adapters goes first; smaller goes.  `cost` is a matter of heat alone, because
-#: seconds to reload grow with blocks and cancel out.
-POLICIES: dict[EvictionPolicy, Callable[[IdleAdapter], float]] = {
-    "cost": lambda a: a.usage.heat,
-    "lru": lambda a: a.usage.last,
-    "fifo": lambda a: a.loaded_at,
-    "lfu": lambda a: a.usage.count,
+#: Which of two idle adapters goes first, given log2 of what they cost; smaller goes.
+POLICIES: dict[EvictionPolicy, Callable[[IdleAdapter, float], float]] = {
+    "cost": lambda adapter, cost: cost,
+    "lru": lambda adapter, cost: adapter.usage.last,
+    "fifo": lambda adapter, cost: adapter.loaded_at,
+    "lfu": lambda adapter, cost: adapter.usage.heat,  # a count that ages
+}
+#: What a hold of 1 adds: as if it were used twice as often, or a half-life later.  Enough where all
+#: are used alike; one that is used more than twice as often still stays before it.
+HOLDS: dict[EvictionPolicy, float] = {
+    "cost": 1.0,
+    "lru": HALF_LIFE_SECONDS,
+    "fifo": HALF_LIFE_SECONDS,
+    "lfu": 1.0,
 }
 
 
@@ -165,7 +162,7 @@ class Reclaimer:
         """`count` blocks for `rev`, or None.  `need_slot`: somebody has to leave a slot as well.
 
         Adapters whose requests are queued stay, unless the room is reserved for `rev`; and then
-        those that came up less than GRACE_SECONDS before `now` and have served nobody.
+        those that came up less than GRACE_SECONDS before `now` and are have served nobody.
         """
         urgent = self._reserved_for == rev
         late = now - GRACE_SECONDS
@@ -198,7 +195,15 @@ class Reclaimer:
 
     def note_load(self, seconds: float, blocks: int) -> None:
         """A copy of `blocks` blocks took `seconds`."""
-        self.costs.observe_load(seconds, blocks)
+        self.costs.copy.observe(seconds, blocks)
+
+    def note_read(self, seconds: float, blocks: int) -> None:
+        """A read of `blocks` blocks into host memory took `seconds`."""
+        self.costs.read.observe(seconds, blocks)
+
+    def note_return(self, kept: bool) -> None:
+        """An adapter that left the GPU with a host copy comes back; whether the copy was kept."""
+        self.costs.observe_return(kept)
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """An adapter leaves its blocks; its copy has ended."""
@@ -215,18 +220,25 @@ class Reclaimer:
         assert counts.adapter + self.kv_floor <= self.pool.num_blocks, "adapters below KV's floor"
 
     # ------------------------------------------------------------- ranking, for _Victims
-    def adapter_rank(self, adapter: IdleAdapter) -> tuple[bool, int, float]:
+    def adapter_rank(self, adapter: IdleAdapter, now: float) -> tuple[bool, int, float]:
         """Order in which adapters leave."""
-        return adapter.awaited, adapter.priority, POLICIES[self.policy](adapter)
+        value = POLICIES[self.policy](adapter, self._cost_of_block(adapter))
+        if adapter.held_until > now:
+            value += HOLDS[self.policy] * adapter.hold
+        return adapter.awaited, adapter.priority, value
 
     def adapter_cost(self, adapter: IdleAdapter) -> tuple[bool, int, float]:
         """Order between adapters and KV: log2 of the cost of one block."""
-        cost = adapter.usage.heat + math.log2(self.costs.block_seconds)
-        return adapter.awaited, adapter.priority, cost
+        return adapter.awaited, adapter.priority, self._cost_of_block(adapter)
+
+    def _cost_of_block(self, adapter: IdleAdapter) -> float:
+        blocks = max(len(adapter.blocks), 1)
+        seconds = self.costs.to_return(blocks, in_ram=self._adapters.in_ram(adapter.rev))
+        return adapter.usage.heat + math.log2(max(seconds, 1e-9) / blocks)
 
     def prefix_cost(self, entry: Entry) -> tuple[bool, int, float]:
         """The same for a cached block."""
-        seconds = self.costs.token_seconds * self.prefix.block_size
+        seconds = self.costs.to_compute(self.prefix.block_size)
         priority = self._adapters.priority_of(entry.identity)
         return False, priority, entry.usage.heat + math.log2(seconds)
 
@@ -240,7 +252,8 @@ class _Victims:
 
     def __init__(self, owner: Reclaimer, adapters: list[IdleAdapter]) -> None:
         self._owner = owner
-        self._adapters = sorted(adapters, key=owner.adapter_rank, reverse=True)  # next one last
+        now = owner.prefix.clock()
+        self._adapters = sorted(adapters, key=lambda a: owner.adapter_rank(a, now), reverse=True)
         self._prefixes: list[tuple[tuple[bool, int, float], bytes, Entry]] = []
         self._offered: set[bytes] = set()  # keys in `_prefixes`
         for identity in owner.prefix.identities():

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 #: Distances are counted by powers of two: bucket 0 is 0, bucket n from 2**(n - 1) to 2**n - 1.
 NUM_BUCKETS = 32
+#: However seldom blocks come back, which of them do is not known before.
+LEAST_EXPECTED = 1 / 64
 
 
 @dataclass(slots=True)
@@ -60,11 +62,15 @@ class ReuseLog:
         self.lost = Distances()
         self._by_who: dict[str, HitCount] = {}
         self._most = most
+        self._filed = self._asked = float(most)  # lately; as if each had been asked for once more
         self._evicted: dict[bytes, int] = {}  # key -> its last use; oldest eviction first
 
     def filed(self, key: bytes) -> None:
         """A block has entered the index."""
         self.now += 1
+        self._filed += 1.0
+        if self._filed > 4 * self._most:
+            self._filed, self._asked = self._filed / 2, self._asked / 2
         self._evicted.pop(key, None)
 
     def evicted(self, key: bytes, last_use: int) -> None:
@@ -91,15 +97,26 @@ class ReuseLog:
         hit = lost = 0
         for last_use in found:
             hit += block_size
+            self._asked += 1.0
             self.found.add(self.now - last_use)
         for key in missed:
             if key not in self._evicted:
                 break  # what continues it cannot have been found either
             lost += block_size
+            self._asked += 1.0
             self.lost.add(self.now - self._evicted[key])
         count = HitCount(asked, hit, lost, hit * token_seconds)
         self.total.add(count)
         self._by_who.setdefault(who, HitCount()).add(count)
+
+    @property
+    def expectation(self) -> float:
+        """How often a block is asked for again, judged by those of late: what its first use counts.
+
+        Where no two prompts begin alike, a block that was used once is worth nothing, and must not
+        take the place of an adapter that was used once, which is.
+        """
+        return min(max(self._asked / self._filed, LEAST_EXPECTED), 1.0)
 
     def of(self, who: str) -> HitCount:
         """What `note` added up for `who`."""

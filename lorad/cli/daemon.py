@@ -57,6 +57,7 @@ def status(context: typer.Context) -> None:
             ("requests", f"{st.running} running, {st.waiting} waiting"),
             ("tokens", f"{st.generated_tokens} generated, {st.prompt_tokens} of prompts"),
             ("steps", f"{st.forward_passes} forward passes, {st.preemptions} preemptions"),
+            ("thrash", f"{st.thrashes} loads soon after an eviction"),
             ("restarts", str(st.engine_restarts)),
             ("inference", f"unix://{st.inference_socket}"),
             ("admin", f"unix://{st.admin_socket}"),

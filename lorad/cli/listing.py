@@ -202,7 +202,7 @@ def show(
             ("slot", _number(a.slot)),
             ("requests", f"{a.running} running, {a.waiting} waiting"),
             ("used", f"{human_age(age_of(a.last_used_at))} ago" if a.last_used_at else "never"),
-            ("loads", f"{a.loads}, evictions {a.evictions}"),
+            ("loads", f"{a.loads}, evictions {a.evictions}, thrashes {a.thrashes}"),
             ("prefix", _prefix(a)),
         ]
     )

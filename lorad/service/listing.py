@@ -271,6 +271,7 @@ def _live(status: RevisionStatus | None) -> dict[str, Any]:
         "waiting": status.waiting,
         "loads": status.loads,
         "evictions": status.evictions,
+        "thrashes": status.thrashes,
         "idle_seconds": status.idle_seconds,
         "loaded_seconds": status.loaded_seconds,
         "prefix_query_tokens": status.prefix_query_tokens,

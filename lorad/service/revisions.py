@@ -421,6 +421,8 @@ class Revisions:
         details |= {"seconds": f"{event.seconds:.4f}"} if event.seconds else {}
         details |= {"slot": str(event.slot)} if event.slot is not None else {}
         details |= {"num_bytes": str(event.num_bytes)} if event.num_bytes else {}
+        if event.away_seconds is not None:
+            details["thrash"] = f"back after {event.away_seconds:.2f} s"
         level: Literal["info", "warn"] = "warn" if event.message else "info"
         self.publish(kind, event.rev, level, event.cause, event.message, details)
         self.on_change()

@@ -84,6 +84,7 @@ class Snapshot:
             prompt_tokens=snapshot.prompt_tokens if snapshot else 0,
             forward_passes=snapshot.forward_passes if snapshot else 0,
             preemptions=snapshot.preemptions if snapshot else 0,
+            thrashes=snapshot.thrashes if snapshot else 0,
             engine_pid=info.pid if info else None,
             engine_restarts=self._link.restarts,
         )

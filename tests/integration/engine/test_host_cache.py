@@ -208,3 +208,31 @@ def test_arena_views_of_layers_tile_a_block_without_overlap(model_dir) -> None:
 )
 def test_blocks_in_a_row_are_one_copy_up_to_a_size(blocks, most, found) -> None:
     assert runs(blocks, most) == found
+
+
+def test_what_is_worth_least_makes_room_first_and_of_equals_the_least_recently_used(
+    make_cache, make_file
+) -> None:
+    cache = make_cache(8)
+    for rev in ("old", "dear", "used", "cheap"):
+        read(cache, rev, make_file(rev, 2), 2)
+    cache.appraise("dear", 90)
+    cache.appraise("cheap", 10)
+    cache.touch("old")
+    left = []
+    for n in range(4):
+        read(cache, f"new{n}", make_file(f"new{n}", 2), 2)
+        cache.protect(f"new{n}", True)
+        left += [
+            r for r in ("old", "dear", "used", "cheap") if not cache.ready(r) and r not in left
+        ]
+    assert left == ["cheap", "used", "old", "dear"]
+
+
+def test_a_read_says_how_long_it_took(make_cache, make_file) -> None:
+    cache = make_cache(4, slow_seconds=0.02)
+    assert cache.want("a", make_file("a", 2), 2 * BLOCK)
+    limit, done = time.monotonic() + 10, []
+    while not done and time.monotonic() < limit:
+        done = cache.poll()
+    assert done[0].seconds >= 0.02

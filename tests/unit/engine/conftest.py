@@ -57,6 +57,7 @@ class FakeHost:
         self.reading: dict[str, int] = {}
         self.sizes: dict[str, int] = {}  # of what is ready or being read, oldest first
         self.protected: set[str] = set()
+        self.worth: dict[str, int] = {}
         self.num_reads = 0
 
     @property
@@ -66,7 +67,7 @@ class FakeHost:
     def want(self, rev: str, path: str, num_bytes: int) -> bool:
         if rev in self.sizes:
             return True
-        for victim in list(self.sizes):
+        for victim in sorted(self.sizes, key=lambda r: self.worth.get(r, 50)):
             full = self.used_bytes + num_bytes > self.limit_bytes
             if full and victim not in self.reading and victim not in self.protected:
                 del self.sizes[victim]
@@ -82,6 +83,13 @@ class FakeHost:
 
     def protect(self, rev: str, on: bool) -> None:
         (self.protected.add if on else self.protected.discard)(rev)
+
+    def appraise(self, rev: str, worth: int) -> None:
+        self.worth[rev] = worth
+
+    def touch(self, rev: str) -> None:
+        if rev in self.sizes:
+            self.sizes[rev] = self.sizes.pop(rev)
 
     def drop(self, rev: str) -> None:
         assert rev not in self.reading, "dropped while it is read"
@@ -155,6 +163,7 @@ class Harness:
         ram_blocks: int = 1000,
         blocks_in_flight: int = 1000,
         starve_after: float = 2.0,
+        thrash_window: float = 60.0,
         eos: frozenset[int] = frozenset(),
         step_seconds: float = 0.01,
         lookahead: bool = False,
@@ -183,6 +192,7 @@ class Harness:
             clock=self.clock,
             block_bytes=BLOCK_BYTES,
             bytes_in_flight=blocks_in_flight * BLOCK_BYTES,
+            thrash_window=thrash_window,
         )
         self.scheduler = Scheduler(
             memory=self.memory,

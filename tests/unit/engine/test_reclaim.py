@@ -1,12 +1,14 @@
 """Reclaimer and recency: who gives way, what never does."""
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
 
+from engine.memory.costs import Costs, Line
 from engine.memory.pool import BlockPool, Owner
 from engine.memory.prefix import PrefixIndex
-from engine.memory.reclaim import Costs, Reclaimer
+from engine.memory.reclaim import Reclaimer
 from engine.recency import HALF_LIFE_SECONDS, Usage
 
 
@@ -18,7 +20,9 @@ class Adapter:
     loaded_at: float
     priority: int = 50
     awaited: bool = False
-    served: bool = False
+    served: int = 0
+    hold: float = 0.0
+    held_until: float = -math.inf
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Shop:
     adapters: list[Adapter] = field(default_factory=list)
     evicted: list[tuple[str, str]] = field(default_factory=list)
     priorities: dict[str, int] = field(default_factory=dict)
+    on_disk: set[str] = field(default_factory=set)  # without a host copy
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.num_blocks)
@@ -43,7 +48,8 @@ class Shop:
             policy=self.policy,
             kv_floor=self.kv_floor,
             adapter_floor=self.adapter_floor,
-            costs=Costs(token_seconds=1.0, block_seconds=1.0),  # a KV block costs 4, an adapter's 1
+            # A KV block costs 4, an adapter's 1, or 11 of one that is only on disk.
+            costs=Costs(token_seconds=1.0, copy=Line(0.0, 1.0), read=Line(0.0, 10.0)),
         )
         self.memory.bind(self)
 
@@ -58,6 +64,9 @@ class Shop:
 
     def priority_of(self, identity):
         return self.priorities.get(identity, 50)
+
+    def in_ram(self, rev):
+        return rev not in self.on_disk
 
     def adapter(self, rev, count, *, used=1, loaded_at=0.0, **more) -> Adapter:
         usage = Usage(self.now)
@@ -228,12 +237,33 @@ def test_reserved_room_is_for_one_revision_alone():
 
 
 def test_measurements_correct_the_assumed_costs():
-    costs = Costs(token_seconds=1.0, block_seconds=1.0)
+    costs = Costs(token_seconds=1.0, copy=Line(0.0, 1.0), read=Line(5.0, 1.0))
     for _ in range(100):
         costs.observe_prefill(2.0, 1000)
-        costs.observe_load(8.0, 2)
+        costs.copy.observe(8.0, 2)
+        costs.read.observe(0.5, 2)
     assert costs.token_seconds == pytest.approx(0.002, rel=0.1)
-    assert costs.block_seconds == pytest.approx(4.0, rel=0.1)
+    assert costs.to_load(2, in_ram=True) == pytest.approx(8.0, rel=0.1)
+    assert costs.to_load(2, in_ram=False) == pytest.approx(8.5, rel=0.1)
+
+
+def test_loads_of_several_sizes_tell_what_a_load_costs_whatever_its_size():
+    line = Line(0.0, 41e-6)
+    for _ in range(400):
+        for blocks in (10, 40, 160):
+            line.observe(0.005 + 50e-6 * blocks, blocks)
+    assert line.fixed == pytest.approx(0.005, rel=0.1)
+    assert line.each == pytest.approx(50e-6, rel=0.1)
+
+
+def test_a_host_copy_is_worth_as_much_as_host_memory_is_seen_to_keep():
+    costs = Costs(copy=Line(0.0, 1.0), read=Line(0.0, 10.0))
+    assert costs.to_return(2, in_ram=True) == 2.0
+    for _ in range(100):
+        costs.observe_return(kept=False)
+    assert costs.to_return(2, in_ram=True) == pytest.approx(22.0, rel=0.01)
+    assert costs.to_return(2, in_ram=False) == 22.0
+    assert costs.to_load(2, in_ram=True) == 2.0, "what is there now is there"
 
 
 def test_uses_age_and_the_order_of_heat_does_not_depend_on_when_one_looks():
@@ -276,3 +306,99 @@ def test_what_goes_on_from_an_evicted_base_block_is_not_evicted_twice() -> None:
     assert taken is not None and {*cached, own[1], *other} <= {*taken}
     shop.prefix.check()
     assert shop.pool.num_free == 0 and len(shop.prefix) == 0
+
+
+# ------------------------------------------------------------------- what bringing back costs
+def test_one_that_is_only_on_disk_is_dearer_than_one_with_a_host_copy():
+    shop = Shop(on_disk={"disk"})
+    shop.adapter("disk", 4)
+    shop.now = 100.0
+    shop.adapter("ram", 4, used=5)
+    assert shop.memory.take_adapter(13, "new", need_slot=False) is not None
+    assert shop.left() == ["ram"], "five times as hot, and eleven times as cheap to bring back"
+
+
+def test_a_host_memory_that_keeps_nothing_makes_no_difference():
+    shop = Shop(on_disk={"disk"})
+    for _ in range(200):
+        shop.memory.note_return(kept=False)
+    shop.adapter("disk", 4)
+    shop.adapter("ram", 4, used=2)
+    assert shop.memory.take_adapter(13, "new", need_slot=False) is not None
+    assert shop.left() == ["disk"]
+
+
+def test_of_equally_used_adapters_the_large_one_goes_where_loads_have_a_fixed_part():
+    shop = Shop()
+    shop.memory.costs.copy = Line(10.0, 1.0)
+    shop.adapter("small", 2)
+    shop.adapter("large", 8)
+    assert shop.memory.take_adapter(11, "new", need_slot=False) is not None
+    assert shop.left() == ["large"]
+
+
+def test_a_count_of_uses_ages():
+    """What was popular yesterday left last for ever, when counts were compared as they were."""
+    shop = Shop(policy="lfu")
+    shop.adapter("once popular", 4, used=100)
+    shop.now = 8 * HALF_LIFE_SECONDS
+    shop.adapter("new", 4, used=2)
+    assert shop.memory.take_adapter(13, "x", need_slot=False) is not None
+    assert shop.left() == ["once popular"]
+
+
+def test_one_that_nobody_has_used_goes_first():
+    shop = Shop()
+    shop.adapter("used", 4)
+    shop.now = 1000.0
+    shop.adapter("unused", 4).usage = Usage(shop.now, count=0.0)
+    assert shop.memory.take_adapter(13, "x", need_slot=False) is not None
+    assert shop.left() == ["unused"]
+
+
+@pytest.mark.parametrize("policy", ["cost", "lru", "fifo", "lfu"])
+def test_a_hold_makes_others_go_first_until_it_ends(policy):
+    for now, first in ((50.0, "other"), (60.0, "held")):
+        shop = Shop(policy=policy)
+        shop.adapter("held", 4, hold=1.0, held_until=60.0)
+        shop.now = 1.0
+        shop.adapter("other", 4, loaded_at=1.0)
+        shop.now = now
+        assert shop.memory.take_adapter(13, "new", need_slot=False) is not None
+        assert shop.left() == [first], now
+
+
+def test_a_hold_does_not_keep_one_before_others_that_are_used_much_more():
+    shop = Shop()
+    shop.adapter("held", 4, hold=1.0, held_until=60.0)
+    shop.adapter("hot", 4, used=3)
+    shop.adapter("of less priority", 4, used=3, priority=10)
+    assert shop.memory.take_adapter(9, "a", need_slot=False) is not None
+    assert shop.memory.take_adapter(4, "b", need_slot=False) is not None
+    assert shop.left() == ["of less priority", "held"]
+
+
+@pytest.mark.parametrize(("repeats", "left"), [(False, []), (True, ["used once"])])
+def test_blocks_of_prompts_that_nobody_repeats_do_not_put_an_adapter_out(repeats, left):
+    """They did: a block that was computed once counted as much as an adapter that was used once."""
+    shop = Shop(num_blocks=40)
+
+    def prompts(first, count):
+        for n in range(first, first + count):
+            blocks = shop.memory.take_kv(4, None)
+            chain = shop.prefix.keys([n] * 16, 4, [], "base", "")
+            for i, block in enumerate(blocks):
+                shop.prefix.enter(chain, i, block, "base")
+            shop.prefix.release(blocks)
+            if repeats:
+                found = shop.prefix.find([n] * 17, "base")
+                shop.prefix.note("", 17, found, chain, 1.0)
+            shop.now += 0.01
+
+    prompts(0, 200)
+    shop.pool.release(shop.memory.take_kv(4, None))
+    shop.adapter("used once", 4)
+    assert shop.prefix.reuse.expectation == 1.0 if repeats else shop.prefix.reuse.expectation < 0.1
+    shop.pool.check()
+    prompts(200, 20)
+    assert shop.left() == left

@@ -293,3 +293,102 @@ def test_adding_twice_is_harmless_and_brings_the_new_priority(make):
     h.resident("a")
     assert h.code(h.add("a", priority=80)) == ""
     assert h.state("a") == "idle" and h.slots.find("a").priority == 80
+
+
+def test_all_slots_but_one_may_be_pinned(make):
+    h = make(slots=2)
+    h.add("a")
+    h.add("b")
+    assert h.code(h.set("a", pinned=True)) == ""
+    assert h.code(h.set("a", pinned=True)) == "", "it does not count against itself"
+    refused = h.set("b", pinned=True)
+    assert h.code(refused) == "no_room" and "slots" in h.answers[refused].message
+
+
+# ------------------------------------------------------------------- host copies
+def test_the_host_copy_of_a_pinned_adapter_is_kept_longest_until_it_is_on_the_gpu(make):
+    h = make()
+    h.add("a", priority=80)
+    h.load("a", "ram")
+    h.run()
+    assert h.host.worth["a"] == 80
+    h.set("a", pinned=True, priority=80)
+    assert h.host.worth["a"] > 100
+    h.resident("a")
+    assert h.host.worth["a"] < 0, "it never leaves the GPU: nobody needs its copy"
+    h.evict("a", force=True)
+    assert h.host.worth["a"] > 100
+    h.set("a", pinned=False, priority=30)
+    assert h.host.worth["a"] == 30
+
+
+def test_host_memory_makes_room_by_priority_and_leaves_loads_on_their_way_alone(make):
+    h = make(num_blocks=40, slots=8, ram_blocks=8)
+    for rev, priority in (("vip", 90), ("low", 10), ("mid", 50)):
+        h.add(rev, priority=priority)
+        h.load(rev, "ram")
+        h.run()
+    h.add("slow")
+    h.host.delay["slow"] = 30
+    h.load("slow")
+    h.step()
+    h.add("next")
+    h.resident("next")
+    assert [r for r in ("vip", "low", "mid") if not h.host.ready(r)] == ["low"]
+    assert h.state("slow") == "idle"
+    assert {(e.before, e.after, e.cause) for e in h.events if e.rev == "low"} >= {
+        ("ram", "registered", "lru")
+    }
+
+
+def test_leaving_the_gpu_is_a_use_of_the_host_copy(make):
+    """Its copy was the oldest, though it was in use all the time, and was dropped at once."""
+    h = make(num_blocks=40, slots=8, ram_blocks=6)
+    for rev in ("first", "x", "y"):
+        h.add(rev)
+        h.resident(rev)
+    h.evict("first")
+    h.add("z")
+    h.resident("z")
+    assert h.host.ready("first") and not h.host.ready("x")
+
+
+# ------------------------------------------------------------------- cached KV
+def test_an_adapter_that_makes_way_for_another_keeps_its_cached_kv(make):
+    h = make(num_blocks=24, kv_floor=16, slots=4)
+    h.add("a", 6)
+    h.add("b", 6)
+    h.submit("r1", [1] * 20, "a")
+    h.run()
+    h.resident("b")
+    assert h.state("a") == "ram"
+    h.submit("r2", [1] * 20, "a")
+    h.run()
+    assert h.deltas["r2"][0].cached_tokens == 16 and h.tokens("r2") == h.tokens("r1")
+
+
+def test_cached_kv_of_a_replaced_revision_goes_with_its_last_lease_and_not_before(make):
+    h = make()
+    h.add("old")
+    h.submit("r1", [1] * 20, "old", max_tokens=1)
+    h.run()
+    cached = h.pool.counts.kv_cached
+    running(h, "r2", [2], "old", max_tokens=6)
+    h.remove("old")
+    h.step(2)
+    assert h.pool.counts.kv_cached >= cached == 5
+    h.run()
+    assert h.pool.counts.kv_cached == 0 and len(h.prefix) == 0
+
+
+def test_both_floors_hold_while_adapters_and_sequences_press_on_each_other(make):
+    h = make(num_blocks=32, kv_floor=10, adapter_floor=8, slots=8)
+    for n in range(8):
+        h.add(f"a{n}", 4)
+    for n in range(40):
+        h.submit(f"r{n}", [n] * (5 + 7 * (n % 6)), f"a{n % 8}" if n % 3 else None, max_tokens=5)
+    while h.scheduler.has_work:
+        h.step()  # `Reclaimer.check` and more, each time
+        counts = h.pool.counts
+        assert counts.adapter <= 22 and counts.kv_active <= 24
+    assert all(h.end(f"r{n}").finish_reason == "length" for n in range(40))
