@@ -70,6 +70,7 @@ class PacedCore:
     """The face that `engine.process.serve` steps."""
 
     info = INFO
+    starts_per_second = 0.0
 
     def __init__(self, bell: threading.Event) -> None:
         self.stats = SimpleNamespace(steps=0)

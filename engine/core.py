@@ -154,6 +154,11 @@ class EngineCore:
         """The last step ran and settled nothing: `wait` before the next one."""
         return not (self._ran or self._commands or self.verifier.waiting)
 
+    @property
+    def starts_per_second(self) -> float:
+        """How fast queued sequences begin while some wait that could run; any thread may ask."""
+        return self.scheduler.backlog.per_second
+
     def wait(self) -> None:
         """Sleep until the bell rings, or until something that waits on a clock may be due."""
         copying = self.machine.copier.in_flight or self.verifier.in_flight

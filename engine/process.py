@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from engine.backlog import Backlog
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.messages import (
@@ -132,7 +131,7 @@ class Pulse:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self.backlog: Backlog | None = None  # the scheduler's, once there is one
+        self.core: EngineCore | None = None  # once there is one
         self._step = 0
         self._entered: float | None = None  # when the loop entered the step that it is in
         threading.Thread(target=self._beat, name="lorad-pulse", daemon=True).start()
@@ -148,7 +147,7 @@ class Pulse:
             time.sleep(HEARTBEAT_SECONDS)
             entered = self._entered
             stalled = time.monotonic() - entered if entered is not None else 0.0
-            rate = self.backlog.per_second if self.backlog is not None else 0.0
+            rate = self.core.starts_per_second if self.core is not None else 0.0
             if self._outbox.has_room:
                 self._outbox.put(
                     Heartbeat(step=self._step, stalled_seconds=stalled, starts_per_second=rate)
@@ -188,7 +187,7 @@ def main(arguments: list[str]) -> int:
         outbox.put(Starting("importing", 0.0))
         config = msgspec.json.decode(arguments[1], type=EngineConfig)
         core = _build(config, inbox, outbox)
-        pulse.backlog = core.scheduler.backlog
+        pulse.core = core
         outbox.put(EngineReady(core.info))
         serve(core, inbox, outbox, pulse)
         status = 0

@@ -24,6 +24,7 @@ from types import SimpleNamespace
 class Core:
     info = None
     idle = False
+    starts_per_second = 2.5
     stats = SimpleNamespace(steps=7)
     def step(self):
         {body}
@@ -75,6 +76,7 @@ def test_heartbeats_say_how_long_the_loop_is_inside_one_step() -> None:
             beats.append(event)
         if len(beats) == 2:
             break
+    assert [beat.starts_per_second for beat in beats] == [2.5, 2.5]
     assert beats[0].step == 7 and beats[1].stalled_seconds >= beats[0].stalled_seconds + 0.4
     status, _ = child.end()
     assert status == 1, "it outlived the daemon's end of the socket, step or no step"
