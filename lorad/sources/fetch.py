@@ -82,18 +82,18 @@ class Fetcher(Protocol):
 def fetcher_for(
     reference: Reference, settings: Settings, *, token: str = "", offline: bool = False
 ) -> Fetcher:
-    """The source of `reference`.  `token` goes before the one that the settings name (hf: alone);
-    `offline` is added to what the settings say.  Raises FetchError if the source is not available:
-    an extra that is not installed, plain http to another machine, any network while offline."""
+    """The source of `reference`.  `token` goes before the one that the settings name (hf: alone).
+    `offline`: nobody is asked, whatever the settings say.  Raises FetchError if the source cannot
+    be had: an extra that is not installed, plain http to another machine, no cache to go by."""
     if reference.scheme == "hf":
         from lorad.sources.hub import HubFetcher
 
         return HubFetcher(settings, token=token, offline=offline)
-    if offline or settings.hf.offline:
+    if offline:
         raise FetchError(
             "source_offline",
-            f"{reference.text} cannot be fetched: lorad is offline",
-            hint="unset `[hf] offline`, or add the files with `loractl add`",
+            f"{reference.text} cannot be fetched with --offline: only the hub has a cache here",
+            hint="leave --offline out, or add the files with `loractl add`",
         )
     if reference.scheme == "s3":
         from lorad.sources.s3 import S3Fetcher

@@ -154,10 +154,11 @@ class HubFetcher:
         meter: Meter,
     ) -> None:
         repo, commit = reference.repo, reference.revision
-        disk.need_room(target.parent, file.size)
         with self._cache.growing(repo, commit, file, meter) as blob:
             if self._copy(reference, file, target, meter):
                 return  # somebody else brought it, while we waited for the lock
+            for place in (target.parent, self._cache.folder):
+                disk.need_room(place, file.size)
             url = hf_hub_url(repo, file.name, revision=commit, endpoint=self._hub.endpoint)
             checked = bool(file.sha256 or (file.blob_id and file.size is not None))
             try:

@@ -36,7 +36,7 @@ class Hub:
         """The token that is sent; "" = none."""
         name = self._settings.hf.token_file
         if self._given or not name:
-            return self._given or get_token() or ""
+            return _sound(self._given or get_token() or "", "what was given as the hub's token")
         try:
             with Path(name).expanduser().open(encoding="ascii") as file:
                 token = file.read(_MAX_TOKEN).strip()
@@ -47,13 +47,7 @@ class Hub:
                 f"the hub's token cannot be read from {name}: {why}",
                 hint="make `[hf] token_file` a file that lorad may read, or unset it",
             ) from None
-        if not token or not token.isprintable() or " " in token:
-            raise FetchError(
-                "source_denied",
-                f"{name} holds no token",
-                hint="put the token into it, alone, or unset `[hf] token_file`",
-            )
-        return token
+        return _sound(token or " ", name)
 
     def headers(self) -> Mapping[str, str]:
         headers = build_hf_headers(
@@ -113,6 +107,17 @@ class Hub:
             f"what answers at {self.endpoint} is no hub",
             hint="look at `[hf] endpoint`, HF_ENDPOINT, and proxies that want a login",
         )
+
+
+def _sound(token: str, where: str) -> str:
+    """A token that can be sent in a header."""
+    if token.isascii() and (token.isprintable() and " " not in token):
+        return token
+    raise FetchError(
+        "source_denied",
+        f"{where} holds no token",
+        hint="put the token there, alone: `hf_` and letters and digits",
+    )
 
 
 def why_offline(settings: Settings, *, asked: bool = False) -> str:

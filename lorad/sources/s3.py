@@ -46,7 +46,14 @@ class S3Fetcher:
     def __init__(self, settings: Settings, *, patience: Patience | None = None) -> None:
         self._patience, self._brief = patience or Patience(), patience or BRIEF
         self._max_bytes = settings.watch.max_adapter_bytes
-        self._client = told(lambda: _client(settings), "s3")
+        try:
+            self._client = told(lambda: _client(settings), "s3")
+        except (Again, ValueError) as error:
+            raise FetchError(
+                "bad_reference",
+                f"boto3 cannot be set up: {' '.join(str(error).split())[:200]}",
+                hint="look at `[s3]`, AWS_ENDPOINT_URL, and ~/.aws/config",
+            ) from None
         self._where = str(self._client.meta.endpoint_url)
         addresses.need_allowed(httpx.URL(self._where), settings.pull.plain_http)
 

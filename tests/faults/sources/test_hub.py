@@ -177,6 +177,9 @@ def test_a_token_file_that_holds_none_is_named(
     (tmp_path / "empty").write_text("\n")
     empty = refusal(lambda: fetcher(hf_token_file=str(tmp_path / "empty")).resolve(ref()))
     assert empty.code == missing.code == "source_denied"
+    strange = refusal(lambda: fetcher(token="hf_ümlaut\nX-Other: 1").resolve(ref()))
+    assert strange.code == "source_denied"
+    assert "ümlaut" not in strange.message
 
 
 def test_without_a_token_a_private_repository_is_denied(

@@ -325,6 +325,13 @@ def test_a_plain_endpoint_on_another_machine_is_refused(
     assert error.code == "bad_reference"
 
 
+def test_an_endpoint_that_is_none_is_refused(
+    store: Any, settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "no endpoint")
+    assert refusal(lambda: S3Fetcher(settings())).code == "bad_reference"
+
+
 def test_without_boto3_the_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['boto3'] = None\n"
