@@ -23,7 +23,7 @@ MAX_CONFIG_BYTES = Limits().max_config
 def choose(found: Iterable[RemoteFile], names: Iterable[str], max_bytes: int) -> list[RemoteFile]:
     """The files of `found` that are fetched; `names` is all that lies there, paths below it too.
     Config comes first: the smallest file meets the errors that would meet all."""
-    by_name = {file.name: file for file in found if file.name in FILES}
+    by_name = {file.name: file for file in found}
     if CONFIG_FILE not in by_name or not any(name in by_name for name in WEIGHTS_FILES):
         raise _incomplete(names)
     chosen = [by_name[name] for name in FILES if name in by_name]

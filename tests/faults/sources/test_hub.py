@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -408,8 +409,14 @@ def test_a_damaged_cache_is_not_believed(
 
 
 def test_two_pulls_of_one_file_download_it_once(
-    hub: Any, fetcher: Callable[..., HubFetcher], tmp_path: Path
+    hub: Any, fetcher: Callable[..., HubFetcher], tmp_path: Path, servers: ModuleType
 ) -> None:
+    def slowly(handler: Any, path: str) -> bool:
+        time.sleep(0.3)  # the other one waits for the lock by then
+        hub.serve(handler, path.partition("?")[0])
+        return True
+
+    hub.faults = [servers.on("safetensors?", slowly)]
     folders = [tmp_path / "one", tmp_path / "two"]
     source = fetcher()
     resolved = source.resolve(ref())

@@ -14,7 +14,14 @@ import pytest
 
 from lorad.config import Settings
 from lorad.sources import addresses, transfer
-from lorad.sources.fetch import Cancelled, FetchError, Resolved, fetcher_for, parse_reference
+from lorad.sources.fetch import (
+    Cancelled,
+    FetchError,
+    RemoteFile,
+    Resolved,
+    fetcher_for,
+    parse_reference,
+)
 from lorad.sources.patience import Patience
 from lorad.sources.web import WebFetcher
 
@@ -290,6 +297,39 @@ def test_a_size_above_the_limit_is_refused_before_the_body(
     assert refusal(lambda: bring("/a.zip", max_bytes=1000)).code == "source_too_big"
     assert server.asked("GET") == []
     assert refusal(lambda: bring("/sql", max_bytes=1000)).code == "source_too_big"
+
+
+def test_a_size_that_only_the_body_tells_is_refused_before_the_first_byte(
+    server: Any, settings: Callable[..., Settings], folder: Path, servers: ModuleType
+) -> None:
+    server.files["/a.zip"] = b"x" * 4096
+    reference = parse_reference(server.url + "/a.zip")
+    source = WebFetcher(reference, settings(max_bytes=1000), patience=QUICK)
+    resolved = Resolved(reference.text, (RemoteFile("a.zip", None),), None)
+    seen: list[int] = []
+    error = refusal(
+        lambda: source.fetch(resolved, folder, lambda done, _: seen.append(done), lambda: False)
+    )
+    assert error.code == "source_too_big"
+    assert "4096" in error.message
+    assert seen == []
+
+
+def test_a_server_that_knows_no_ranges_sends_all_of_it_again(
+    server: Any, bring: Callable[..., Resolved], folder: Path, servers: ModuleType
+) -> None:
+    headers = server.headers_of(WEIGHTS)
+
+    def whole(handler: Any, path: str) -> bool:
+        handler.reply(200, WEIGHTS, headers)
+        return True
+
+    server.faults = [
+        servers.on("safetensors", servers.cut(WEIGHTS, 0.6, headers)),
+        servers.on("safetensors", whole),
+    ]
+    bring("/sql")
+    assert contents(folder) == ADAPTER
 
 
 def test_a_body_without_a_length_is_stopped_at_the_limit(

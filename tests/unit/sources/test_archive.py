@@ -145,7 +145,7 @@ def test_links_and_ciphers_spoil_a_zip(tmp_path: Path) -> None:
     packed = bytearray(zipped(ADAPTER))
     at = packed.index(b"PK\1\2")
     packed[at + 8] |= 1  # general purpose bit 0, of the first entry of the list
-    assert "encrypted" in refusal(bytes(packed), tmp_path).message
+    assert "which is encrypted" in refusal(bytes(packed), tmp_path).message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,10 +173,10 @@ def test_a_tar_that_claims_exabytes_is_refused_at_its_header(tmp_path: Path) -> 
 def test_a_header_of_absurd_size_is_not_read_into_memory(tmp_path: Path) -> None:
     huge = entry("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=1 << 30)
     packed = gzip.compress(huge.tobuf(tarfile.GNU_FORMAT) + bytes(16 << 20))
-    assert "header" in refusal(packed, tmp_path).message
+    assert "allowed are" in refusal(packed, tmp_path).message
     pax = entry("./PaxHeaders/x", tarfile.XHDTYPE, size=1 << 30)
     packed = gzip.compress(pax.tobuf(tarfile.PAX_FORMAT) + bytes(16 << 20))
-    assert "header" in refusal(packed, tmp_path).message
+    assert "allowed are" in refusal(packed, tmp_path).message
 
 
 def test_long_names_one_upon_the_other_end_in_a_refusal(tmp_path: Path) -> None:
@@ -192,11 +192,14 @@ def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "more than 10" in refusal(zipped({**ADAPTER, **many}), tmp_path).message
 
 
-def test_a_zip_whose_entry_is_longer_than_it_says_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [1000, 200_000])
+def test_a_zip_whose_entry_has_another_size_than_it_says_is_refused(
+    tmp_path: Path, said: int
+) -> None:
     body = bytes(range(256)) * 512
     packed = zipped({**ADAPTER, "adapter_model.safetensors": body})
     size = len(body).to_bytes(4, "little")
-    lying = packed.replace(size, (1000).to_bytes(4, "little"))
+    lying = packed.replace(size, said.to_bytes(4, "little"))
     assert lying != packed
     assert refusal(lying, tmp_path).code == "source_corrupt"
     assert "adapter_model.safetensors" not in {path.name for path in tmp_path.iterdir()}
