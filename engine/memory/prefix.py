@@ -171,7 +171,7 @@ class PrefixIndex:
         for entry in self._by_identity.pop(identity, {}).values():
             del self._entries[entry.key], self._by_block[entry.block]
             self._pool.forget(entry.block)
-            parent = entry.parent
+            parent, entry.parent = entry.parent, None  # no cycle is left to the collector
             if parent is not None and parent.identity != identity:
                 del parent.children[entry.key]
                 self._offer(parent)

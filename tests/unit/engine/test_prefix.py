@@ -1,9 +1,11 @@
 """PrefixIndex: what is found, what is never found, and who leaves first."""
 
+import gc
+
 import pytest
 
 from engine.memory.pool import BlockPool, Owner
-from engine.memory.prefix import PrefixIndex, block_key, root_key
+from engine.memory.prefix import Entry, PrefixIndex, block_key, root_key
 
 
 class Cache:
@@ -210,6 +212,22 @@ def test_blocks_after_other_activations_are_other_blocks():
 def test_an_adapter_that_changes_no_kv_shares_all_blocks_wherever_it_is_activated(cache):
     blocks = cache.pass_through(LONG)
     assert cache.index.find(LONG, "base", activation=9) == blocks
+
+
+def test_what_leaves_waits_for_no_collection(cache):
+    """A collection runs between two steps: entries point to each other, and must not in a ring."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(o, Entry) for o in gc.get_objects())
+        for turn in range(3):
+            cache.pass_through(range(100 * turn, 100 * turn + 12), identity="rev")
+        assert len(cache.index) == 9
+        cache.evict_oldest("rev")
+        cache.index.drop("rev")
+        assert sum(isinstance(o, Entry) for o in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def test_a_dropped_revision_leaves_the_base_blocks_that_it_went_on_from(cache):
