@@ -4,6 +4,7 @@ Goes in: requests.  Comes out: the time of every token, when the frame that hold
 feeder thread hands requests over when they are due, as the inbox thread does in a daemon's engine.
 """
 
+import gc
 import itertools
 import queue
 import threading
@@ -26,6 +27,8 @@ class OfflineDriver:
 
     def __init__(self, config: EngineConfig, scratch: Path, *, files: int = 1) -> None:
         self.rig = Rig(config, scratch, files=files)
+        gc.collect()
+        gc.freeze()  # as the engine's process does when it is ready
         core = self.rig.core
         spec = core.machine.spec
         info = core.info
@@ -64,6 +67,7 @@ class OfflineDriver:
         self.rig.pin(adapters, on)
 
     def close(self) -> None:
+        gc.unfreeze()
         self.rig.close()
 
 

@@ -8,6 +8,7 @@ socket: the inbox reads, the sender writes from a byte-bounded queue, the heartb
 The process ends when the daemon's end of the socket closes; Ctrl+C is the daemon's to judge.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -188,6 +189,7 @@ def main(arguments: list[str]) -> int:
         config = msgspec.json.decode(arguments[1], type=EngineConfig)
         core = _build(config, inbox, outbox)
         pulse.core = core
+        _spare_the_collector()
         outbox.put(EngineReady(core.info))
         serve(core, inbox, outbox, pulse)
         status = 0
@@ -211,6 +213,13 @@ def _build(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> "EngineCore":
     core = EngineCore(config, progress=progress, bell=inbox.bell)
     print(core.machine.memory.table(), file=sys.stderr, flush=True)
     return core
+
+
+def _spare_the_collector() -> None:
+    """What is there now stays: a full collection would walk through 175,000 objects of torch and
+    triton between two steps, 85 ms on a server's core."""
+    gc.collect()
+    gc.freeze()
 
 
 def run() -> NoReturn:

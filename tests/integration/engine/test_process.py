@@ -68,6 +68,13 @@ def test_a_crash_is_told_in_last_words_and_in_the_exit_status() -> None:
     assert status == 1 and "Traceback" in said and "the step broke" in said
 
 
+def test_the_collector_passes_over_what_was_there_before_the_first_step() -> None:
+    child = Child("raise RuntimeError(f'frozen {__import__(\"gc\").get_freeze_count()}')")
+    last = list(child.events())[-1]
+    assert isinstance(last, Fatal) and int(last.message.split()[-1]) > 10_000
+    child.end()
+
+
 def test_heartbeats_say_how_long_the_loop_is_inside_one_step() -> None:
     child = Child("time.sleep(60)")
     beats = []
