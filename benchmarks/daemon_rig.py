@@ -33,9 +33,19 @@ ADAPTER_PATIENCE = 300.0
 
 
 class DaemonRig:
-    """A daemon from start to `close`.  `parent` None: the system's folder for temporary files."""
+    """A daemon from start to `close`.  `parent` None: the system's folder for temporary files.
 
-    def __init__(self, model: Path, settings: str, parent: Path | None = None) -> None:
+    `program` is what the interpreter runs, and `environment` what it runs in, if not this one's.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        settings: str,
+        parent: Path | None = None,
+        program: tuple[str, ...] = ("-m", "lorad.cli.serve"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="lorad-bench-", dir=parent))
         self.model = model
         self.log = self.root / "log"
@@ -48,14 +58,14 @@ class DaemonRig:
         self.client = LoradClient(f"unix://{self.admin}")
         self._noise = _Noise(model)
         self._registered = 0
-        command = [sys.executable, "-m", "lorad.cli.serve", "--config", str(config)]
+        command = [sys.executable, *program, "--config", str(config)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=_environment(os.environ if environment is None else environment),
             )
 
     def wait_ready(self) -> None:
@@ -97,6 +107,10 @@ class DaemonRig:
 
         if missing:
             self._until(there, "adapters are not registered", ADAPTER_PATIENCE)
+
+    def write_adapter(self, folder: Path, content: int) -> None:
+        """A new folder with an adapter; the same `content` is the same revision."""
+        self._noise.write(folder, content)
 
     def wish(self, verb: str, adapters: Iterable[int], **options: object) -> None:
         """load, evict, pin or unpin; Failed with the first refusal."""
@@ -220,9 +234,9 @@ def _bf16_noise(count: int) -> np.ndarray:
     return (numbers.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def _environment() -> dict[str, str]:
-    """Ours, without settings of the daemon that somebody exported, and with the checkout first."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("LORAD_")}
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Without settings of the daemon that somebody exported, and with the checkout first."""
+    clean = {k: v for k, v in given.items() if not k.startswith("LORAD_")}
     rest = clean.get("PYTHONPATH", "")
     path = f"{checkout.ROOT}{os.pathsep}{rest}" if rest else str(checkout.ROOT)
     return {**clean, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
