@@ -71,6 +71,7 @@ class Mixes:
         yield common | {"policy": "none", "room": adapters, **_figures(quiet)}
         for policy in POLICIES:
             with self.fleet.room_for(room, policy):
+                self.fleet.settle(range(min(adapters, self.fleet.ram)), "ram")
                 self._run(warm)
                 run = self._run(asked)
             pauses = _p99(run) / _p99(quiet)
