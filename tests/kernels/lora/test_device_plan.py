@@ -239,3 +239,9 @@ def test_the_step_planner_brings_a_slots_row_up_to_date_in_the_step_that_uses_it
         assert pool.slots.table[0, lora_place.RANK].item() == rank
         assert pool.slots.max_rank[0] == rank
         table.free(row)
+
+
+def test_both_halves_of_a_joined_launch_have_as_many_warps_as_alone() -> None:
+    """With others, one launch would sum in another order than two: an eager step than its graph."""
+    for each in tiles.ALL:
+        assert each.shrink.warps == each.expand.warps, each.name
