@@ -57,6 +57,7 @@ class Resolved(Struct, frozen=True):
     files: tuple[RemoteFile, ...]
     total_bytes: int | None
     commit: str = ""  # hf: the commit; s3: a digest of the etags; https: "" or the checksum
+    revision: str = ""  # hf: what was asked for, if that was no commit
 
 
 class Fetcher(Protocol):

@@ -49,7 +49,6 @@ class HubFetcher:
         self._hub = Hub(settings, token)
         usual = Path(constants.HF_HUB_CACHE)
         self._cache = HubCache(Path(settings.hf.cache_dir or usual).absolute(), (usual,))
-        self._revisions: dict[str, str] = {}  # commit -> what it was asked for as
 
     def resolve(self, reference: Reference) -> Resolved:
         """The commit, and its files that an adapter consists of."""
@@ -59,8 +58,7 @@ class HubFetcher:
         commit, found = self._read(info)
         names = [sibling.rfilename for sibling in info.siblings or ()]
         files = wanted.choose(found, names, self._max_bytes)
-        self._revisions[commit] = reference.revision or "main"
-        return _resolved(reference.repo, commit, files)
+        return _resolved(reference, commit, files)
 
     def fetch(
         self,
@@ -81,7 +79,7 @@ class HubFetcher:
                     self._download(client, reference, file, target, meter)
                 meter.at(target.stat().st_size)
         if not self._offline:
-            revision = self._revisions.get(resolved.commit, resolved.commit)
+            revision = resolved.revision or resolved.commit
             self._cache.remember(reference.repo, revision, resolved.commit)
 
     # ------------------------------------------------------------- asking
@@ -195,7 +193,7 @@ class HubFetcher:
         if CONFIG_FILE not in names or not names & set(WEIGHTS_FILES):
             raise self._missing(reference)
         files = wanted.choose(found, names, self._max_bytes)
-        return _resolved(reference.repo, commit, files)
+        return _resolved(reference, commit, files)
 
     def _need_online(self, reference: Reference) -> None:
         if self._offline:
@@ -219,8 +217,14 @@ class HubFetcher:
         return failed
 
 
-def _resolved(repo: str, commit: str, files: list[RemoteFile]) -> Resolved:
-    return Resolved(f"hf:{repo}@{commit}", tuple(files), wanted.total_of(files), commit)
+def _resolved(reference: Reference, commit: str, files: list[RemoteFile]) -> Resolved:
+    return Resolved(
+        f"hf:{reference.repo}@{commit}",
+        tuple(files),
+        wanted.total_of(files),
+        commit,
+        "" if reference.pinned else reference.revision or "main",
+    )
 
 
 def _named_by(path: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 from lorad.config import Settings
@@ -61,6 +62,8 @@ def ref(text: str = f"hf:{REPO}") -> Any:
 
 def bring(fetcher: HubFetcher, folder: Path, text: str = f"hf:{REPO}") -> Resolved:
     resolved = fetcher.resolve(ref(text))
+    # what is to be fetched may have been stored meanwhile
+    resolved = msgspec.json.decode(msgspec.json.encode(resolved), type=Resolved)
     fetcher.fetch(resolved, folder, lambda done, total: None, lambda: False)
     return resolved
 
@@ -505,6 +508,14 @@ def test_a_link_out_of_the_cache_is_not_followed(
     link.unlink()
     link.symlink_to(secret)
     assert refusal(lambda: fetcher(offline=True).resolve(ref())).code == "source_offline"
+
+
+def test_a_branch_is_remembered_by_whoever_fetches_it(
+    fetcher: Callable[..., HubFetcher], folder: Path
+) -> None:
+    resolved = fetcher().resolve(ref(f"hf:{REPO}@main"))
+    fetcher().fetch(resolved, folder, lambda *_: None, lambda: False)
+    assert fetcher(offline=True).resolve(ref()).commit == COMMIT
 
 
 def test_the_librarys_usual_cache_is_looked_at_too(
