@@ -81,8 +81,9 @@ class EngineClient:
     #: What the interpreter runs; a socket and the configuration follow.
     program: tuple[str, ...] = ("-m", "engine.process")
 
-    def __init__(self) -> None:
+    def __init__(self, *, stall_seconds: float = STALL_SECONDS) -> None:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self._stall_seconds = stall_seconds
         self.info: EngineInfo | None = None
         self.last_heartbeat: Heartbeat | None = None
         self.fatal: Fatal | None = None
@@ -99,8 +100,8 @@ class EngineClient:
 
     @property
     def state(self) -> ClientState:
-        """`stalled` is `ready` without a sign of life for STALL_SECONDS."""
-        if self._state == "ready" and self._stalled_seconds() > STALL_SECONDS:
+        """`stalled` is `ready` without a sign of life for `stall_seconds`."""
+        if self._state == "ready" and self._stalled_for() > self._stall_seconds:
             return "stalled"
         return self._state
 
@@ -261,7 +262,7 @@ class EngineClient:
             return error
         return EngineDied(self.fatal.message if self.fatal else "the engine process is not running")
 
-    def _stalled_seconds(self) -> float:
+    def _stalled_for(self) -> float:
         inside = self.last_heartbeat.stalled_seconds if self.last_heartbeat else 0.0
         return max(inside, time.monotonic() - self._heard)
 

@@ -66,6 +66,8 @@ class Model(_Section, frozen=True, kw_only=True):
     num_blocks: int = 0
     threads: int = 0
     deterministic: bool = False
+    stall_after: Seconds = 10.0  # without a sign of life, requests are told engine_stalled
+    replace_after: Seconds = 60.0  # and after so much more of it, the engine is replaced
 
 
 class Lora(_Section, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from engine.client import EngineClient
@@ -124,7 +125,12 @@ class Daemon:
         self.tasks = Tasks()
         self.events = EventRing(instance_id=self.instance_id)
         self.text = TextService(Path(settings.model.base), registry.store.path)
-        self.link = EngineLink(settings.engine_config(), self.events, new_client=EngineClient)
+        self.link = EngineLink(
+            settings.engine_config(),
+            self.events,
+            new_client=partial(EngineClient, stall_seconds=settings.model.stall_after),
+            replace_after=settings.model.replace_after,
+        )
         self.link.on_progress = self._on_progress
         catalog = Catalog(entry_of(s.adapter) for s in registry.all_serving())
         self.names = Names(registry, catalog, model=settings.model.name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.adapters.host import HostCache
+from engine.errors import NoRoom
 from engine.memory.arena import Arena
 from engine.memory.pool import BlockPool
 
@@ -50,9 +51,25 @@ class CudaCopier:
         self._events: dict[str, torch.cuda.Event] = {}
 
     def start(self, rev: str, blocks: Sequence[int]) -> None:
-        """Queue the copies of `rev`; they begin when the blocks' last readers have ended."""
+        """Queue the copies of `rev`; they begin when the blocks' last readers have ended.
+
+        Raises NoRoom when the device has no memory left for it; nothing is under way then.
+        """
         source = self._host.hold(rev)
-        for fence in self._pool.take_fences(blocks):
+        fences = self._pool.take_fences(blocks)
+        try:
+            self._events[rev] = self._queue(source, blocks, fences)
+        except torch.OutOfMemoryError as error:
+            for fence in fences:
+                self._pool.fence(blocks, fence)  # they are given back, and wait as before
+            self._stream.synchronize()  # what was queued may not write into blocks of others
+            self._host.let_go(rev)
+            raise NoRoom(f"the device has no memory left to load it: {error}") from error
+
+    def _queue(
+        self, source: torch.Tensor, blocks: Sequence[int], fences: Sequence[object]
+    ) -> torch.cuda.Event:
+        for fence in fences:
             assert isinstance(fence, torch.cuda.Event)
             self._stream.wait_event(fence)
         with torch.cuda.stream(self._stream):
@@ -61,7 +78,7 @@ class CudaCopier:
                 target.copy_(source[i : i + count], non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        self._events[rev] = event
+        return event
 
     def poll(self) -> list[str]:
         """Revisions whose copies are complete, each reported once."""

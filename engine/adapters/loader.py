@@ -12,6 +12,7 @@ from engine.adapters.slots import SlotRow, SlotTable
 from engine.adapters.states import State
 from engine.adapters.thrash import Thrash
 from engine.adapters.tiers import READERS, CopyEngine, HostDone, HostTier, Room
+from engine.errors import NoRoom
 
 #: A load that takes longer than this does not count against the limit any more: it waits for a disk
 #: or a server, and not for its share of what the others use.
@@ -142,14 +143,17 @@ class Loader:
             self.room.note_read(done.seconds, revision.num_blocks)
             self.journal.move(revision, State.RAM, revision.load_cause)
 
-    def copy(self, revision: Revision) -> None:
-        """Ram -> loading: claim blocks and a slot and start the copy, if there is room now."""
+    def copy(self, revision: Revision) -> str:
+        """Ram -> loading: claim blocks and a slot and start the copy, if there is room now.
+
+        Returns why the copy cannot be started; then nothing is claimed.
+        """
         if not self.host.ready(revision.rev):
             self.journal.move(revision, State.REGISTERED, "lru")
-            return
+            return ""
         self.host.protect(revision.rev, True)
         if not self._copies.fits(self.size(revision)):
-            return
+            return ""
         blocks = self.room.take_adapter(
             revision.num_blocks,
             revision.rev,
@@ -159,8 +163,8 @@ class Loader:
         if blocks is None:
             if revision.blocked_since is None:
                 revision.blocked_since = self._clock()
-            return
-        revision.row = self.slots.claim(
+            return ""
+        row = self.slots.claim(
             revision.rev,
             blocks,
             pinned=revision.pinned,
@@ -168,11 +172,17 @@ class Loader:
             now=self._clock(),
             usage=revision.usage,
         )
+        try:
+            self.copier.start(revision.rev, blocks)
+        except NoRoom as error:  # this one's trouble: everybody else's step goes on
+            self.room.give_back(self.slots.free(row))
+            return error.message
+        revision.row = row
         self._note_return(revision, kept=True)
         self._copies.begin(revision.rev, self.size(revision))
         revision.copying = True
-        self.copier.start(revision.rev, blocks)
         self.journal.move(revision, State.LOADING, revision.load_cause)
+        return ""
 
     def end_copy(self, revision: Revision) -> None:
         """Loading -> idle; or, if it is to leave again, the blocks go back now and not before."""

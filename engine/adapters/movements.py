@@ -165,8 +165,8 @@ class Movements:
             self.loader.read(revision)
         if revision.state is State.RAM:
             self.settle_loads(revision)
-            if revision.goal == "gpu":
-                self.loader.copy(revision)
+            if revision.goal == "gpu" and (problem := self.loader.copy(revision)):
+                self.fail(revision, "load_failed", problem)
             self.refresh(revision)
 
     # ------------------------------------------------------------- checking

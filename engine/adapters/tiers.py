@@ -53,7 +53,10 @@ class HostTier(Protocol):
 class CopyEngine(Protocol):
     """Copies from host memory to the arena.  No call blocks."""
 
-    def start(self, rev: str, blocks: Sequence[int]) -> None: ...
+    def start(self, rev: str, blocks: Sequence[int]) -> None:
+        """Begin a copy.  NoRoom: the device has no memory for it, and `blocks` are as before."""
+        ...
+
     def poll(self) -> list[str]:
         """Revisions whose copy has ended, cancelled ones included, each once."""
         ...

@@ -182,6 +182,7 @@ class AdapterService:
                     rev=rev,
                     message="its files are gone from the store; add it again",
                 )
+        self.revisions.consider_retiring(rev)  # the engine need not keep what nobody can ask for
 
     async def mark_damaged(self, rev: str, message: str) -> None:
         """Packed anew, and damaged again: its names are quarantined until it is added again."""
@@ -196,6 +197,7 @@ class AdapterService:
                     cause="E_DAMAGED",
                     message=message,
                 )
+        self.revisions.consider_retiring(rev)
 
     # ------------------------------------------------------------- an operator's wishes
     async def load(self, names: wire.Names) -> wire.Results:
@@ -286,9 +288,10 @@ class AdapterService:
 
     # ------------------------------------------------------------- in the background
     async def bring_up(self, info: EngineInfo) -> None:
-        """For a new engine: pinned adapters now; what else is unfinished goes on behind."""
-        pinned = [entry for entry in self._names.catalog if entry.pinned]
-        await asyncio.gather(*(self._finish(entry) for entry in pinned))
+        """For a new engine: pinned adapters and replacements now; what else is unfinished goes on
+        behind.  Who was told that a name is replaced must not meet the old revision again."""
+        first = [entry for entry in self._names.catalog if entry.pinned or entry.replaced]
+        await asyncio.gather(*(self._finish(entry) for entry in first))
         await self.revisions.bring_up(info)
         await self.refresh()
         self._tasks.spawn(self._finish_the_rest())

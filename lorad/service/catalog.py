@@ -20,6 +20,11 @@ class Entry:
     pinned: bool = False
     priority: int = 50
 
+    @property
+    def replaced(self) -> bool:
+        """Something is served, and something else is to take its place."""
+        return None not in (self.rev, self.candidate) and self.rev != self.candidate
+
 
 class Catalog:
     """Names, and the revisions behind them."""

@@ -89,6 +89,7 @@ class EngineLink:
         new_client: Callable[[], Client],
         clock: Callable[[], float] = time.monotonic,
         first_pause: float = 0.5,
+        replace_after: float = REPLACE_AFTER,
     ) -> None:
         self.config = config
         self.events = events
@@ -103,12 +104,14 @@ class EngineLink:
         self.bring_up: Callable[[EngineInfo], Awaitable[None]] = _nothing
         self.prepare: Callable[[str], Awaitable[None]] = _nothing
         self.on_adapter: Callable[[AdapterEvent], None] = lambda event: None
+        self.on_death: Callable[[], None] = lambda: None  # before the next process hears anything
         self.on_progress: Callable[[str, float], None] = lambda phase, fraction: None
         self.ready = asyncio.Event()  # set while the state is `ready`
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._new_client = new_client
         self._clock = clock
         self._pause = first_pause
+        self._replace_after = replace_after
         self._client: Client | None = None
         self._sinks: dict[str, OnDelta] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
@@ -164,6 +167,12 @@ class EngineLink:
             code = answer.code if answer.code in TABLE else "internal_error"
             raise LoradError(code, answer.message, details=details)
         return answer
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process that lives now."""
+        client = self._client
+        return client.pid if client is not None and client.state != "dead" else None
 
     @property
     def running(self) -> int:
@@ -283,6 +292,7 @@ class EngineLink:
         """Count the crash and end what was in flight."""
         self.known.clear()
         self.starts_per_second = 0.0
+        self.on_death()
         now = self._clock()
         self._crashes.append(now)
         while self._crashes[0] < now - CRASH_WINDOW:
@@ -298,7 +308,7 @@ class EngineLink:
             self.failed.set_exception(error)
 
     async def _watch_heartbeat(self) -> None:
-        """A stalled engine is announced at once and replaced after REPLACE_AFTER."""
+        """A stalled engine is announced at once and replaced after `replace_after` seconds."""
         since: float | None = None
         while True:
             await asyncio.sleep(0.5)
@@ -308,7 +318,7 @@ class EngineLink:
                 since = self._clock()
                 self._set("engine_stalled", "the step loop has not moved")
                 self.events.publish("engine.stalled", level="error", message=self.progress)
-            elif stalled and since is not None and self._clock() - since > REPLACE_AFTER:
+            elif stalled and since is not None and self._clock() - since > self._replace_after:
                 since = None
                 self._kill()
             elif not stalled and since is not None:

@@ -72,8 +72,9 @@ class Registration:
         before = self._names.registry.get(name)
         serves = before is not None and before.stored_state == State.REGISTERED
         old = before.serving_rev if before is not None and serves else None
-        unchanged = old == found.rev
-        if old is not None and not unchanged and not terms.replace:
+        waits = before.candidate_rev if before is not None else None
+        unchanged = old == found.rev and waits in (None, found.rev)  # else: it is to stay after all
+        if old not in (None, found.rev) and not terms.replace:
             raise LoradError(
                 "name_taken", f"{name!r} serves other content ({old[:12]})", hint="use --replace"
             )
@@ -86,7 +87,7 @@ class Registration:
             rev=found.rev,
             state=self._revisions.tiers.get(found.rev, State.REGISTERED).value,
             unchanged=unchanged,
-            replaced_rev=None if unchanged else old,
+            replaced_rev=None if old == found.rev else old,
             warnings=found.manifest.warnings,
             dry_run=terms.dry_run,
         )
@@ -224,7 +225,9 @@ class Registration:
         change = self._names.registry.fail_candidate(name, reason, _with_advice(error))
         await self._names.write(name, change)
         self._tell(name, rev, reason, error)
-        self._revisions.consider_retiring(rev)
+        entry = self._names.catalog.get(name)
+        old = entry.rev if entry is not None else None
+        await self.settle(rev, old)  # pin and priority were the name's from its registration on
 
     def _tell(self, name: str, rev: str, reason: str, error: LoradError) -> None:
         self._events.publish(

@@ -67,15 +67,24 @@ class Revisions:
         self._catalog, self._events, self._tasks = catalog, events, tasks
         self._dormant: set[str] = set()  # the engine knows them still, without their packed files
         self._unpinned: set[str] = set()  # wanted pinned, and the engine has no room for the pin
+        self._lost: dict[str, None] = {}  # on the GPU when an engine died, and not back yet
         link.prepare = self.prepare_for_request
         link.on_adapter = self.take_transition
+        link.on_death = self.take_death
 
     # ------------------------------------------------------------- towards the engine
     async def prepare(self, rev: str) -> None:
         """Make sure that the engine knows `rev`: its files are here, packed, and announced."""
-        if rev in self._link.known:
-            return
-        async with self.shelf.lock(rev):
+        if rev not in self._link.known:
+            # Shielded: a client that leaves now would leave the engine with a revision that nobody
+            # here knows of, and nobody would ever remove.
+            work = self._tasks.spawn(_outcome(self._prepare(rev)))
+            error = await asyncio.shield(work)
+            if error is not None:
+                raise error
+
+    async def _prepare(self, rev: str) -> None:
+        async with self.shelf.hold(rev):
             if rev in self._link.known:
                 return
             manifest = await self.packed(rev)
@@ -96,6 +105,7 @@ class Revisions:
             self._dormant.discard(rev)
             if self._catalog.wanted(rev) != (pinned, priority):
                 await self.follow(rev)  # changed while the engine was being told
+        self.consider_retiring(rev)  # removed meanwhile
 
     async def prepare_for_request(self, rev: str) -> None:
         """The same for a request: content that turns out bad is a model that is not there."""
@@ -113,7 +123,7 @@ class Revisions:
             raise LoradError("loading_base", "the base model is still loading")
         record = self._registry.revision(rev)
         if record is None:
-            raise LoradError("not_found", f"revision {rev[:12]} is not registered")
+            raise LoradError("model_not_found", f"{self._catalog.label(rev)} was removed meanwhile")
         manifest = record.packed_manifest(info)
         if manifest is not None and _is_whole(manifest, info):
             return manifest
@@ -292,6 +302,7 @@ class Revisions:
         self, rev: str, *, to: Literal["ram", "disk"], drain: float, now: bool, force: bool
     ) -> None:
         """Out of its slot, and with `to` disk out of the host cache."""
+        self._lost.pop(rev, None)
         held = self.tiers.get(rev) in (*RESIDENT, State.LOADING)
         held |= to == "disk" and self.tiers.get(rev) == State.RAM
         if not held or rev not in self._link.known:
@@ -310,7 +321,7 @@ class Revisions:
 
     async def repack(self, rev: str) -> None:
         """Write its packed file anew from its stored files; requests wait for it meanwhile."""
-        async with self.shelf.lock(rev):
+        async with self.shelf.hold(rev):
             info, record = self._link.info, self._registry.revision(rev)
             if info is None or record is None:
                 raise LoradError("loading_base", "nothing reads its packed file now")
@@ -321,6 +332,8 @@ class Revisions:
             finally:
                 if known and restarts == self._link.restarts:
                     self._link.known.add(rev)
+                    await self.follow(rev)  # what was changed meanwhile went past it
+        self.consider_retiring(rev)
 
     def _has_lost_its_file(self, rev: str) -> bool:
         """Whether what the engine was to read is gone or cut, and can be packed anew."""
@@ -368,6 +381,7 @@ class Revisions:
                 log.warning("the files of %s stay for now: %s", rev[:12], error.message)
             # Only now: its last transitions come after the engine's answer, and bear its name.
             self.tiers.pop(rev, None)
+            self._lost.pop(rev, None)
             self._catalog.forget(rev)
         self._events.publish("adapter.retired", name=label, rev=rev)
         self.on_change()
@@ -375,20 +389,26 @@ class Revisions:
     def _in_use(self, rev: str) -> bool:
         return self._catalog.referenced(rev) or self._catalog.leases(rev) > 0
 
-    # ------------------------------------------------------------- after a start of the engine
+    # ------------------------------------------------------------- the engine's deaths and starts
+    def take_death(self) -> None:
+        """What was resident is remembered until it is back, however many starts that takes."""
+        held = (*RESIDENT, State.LOADING)
+        self._lost |= dict.fromkeys(rev for rev, tier in self.tiers.items() if tier in held)
+        self.tiers.clear()  # here: the next engine may be told to load before `bring_up`
+        self._unpinned.clear()
+        self._dormant.clear()
+        self.on_change()
+
     async def bring_up(self, info: EngineInfo) -> None:
         """Give a new engine its pinned adapters; what else was resident follows by itself."""
-        before = [rev for rev, tier in self.tiers.items() if tier in (*RESIDENT, State.LOADING)]
-        self.tiers.clear()
-        self._unpinned.intersection_update(self._link.known)  # a new engine is asked anew
-        self.on_change()
         priority = {
             entry.rev: self._catalog.wanted(entry.rev)[1]
             for entry in self._catalog
             if entry.pinned and entry.rev is not None
         }
         await self._load_all(sorted(priority, key=lambda rev: (-priority[rev], rev)), "pin")
-        rest = [rev for rev in before if rev not in priority and self._catalog.names_of(rev)]
+        rest = [rev for rev in self._lost if self._catalog.names_of(rev)]
+        self._lost = dict.fromkeys(rest)
         if rest:
             self._tasks.spawn(self._load_all(rest, "restart"))
 
@@ -397,10 +417,15 @@ class Revisions:
 
         async def one(rev: str) -> None:
             async with room:
+                if cause == "restart" and rev not in self._lost:
+                    return  # evicted or retired meanwhile
                 try:
                     await self.load(rev)
                 except LoradError as error:
                     self.publish("slot.load_failed", rev, "warn", cause, error.message)
+                    if error.code == "engine_restarting":
+                        return
+                self._lost.pop(rev, None)
 
         await asyncio.gather(*(one(rev) for rev in revs))
 
@@ -457,6 +482,15 @@ def _is_whole(manifest: PackedManifest, info: EngineInfo) -> bool:
         return size == manifest.num_blocks * info.block_bytes and path_of(path).is_file()
     except OSError:
         return False
+
+
+async def _outcome(work: Awaitable[None]) -> LoradError | None:
+    """An expected error is a result here: whoever waits for it may have left."""
+    try:
+        await work
+    except LoradError as error:
+        return error
+    return None
 
 
 async def _nobody(rev: str) -> None:

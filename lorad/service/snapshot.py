@@ -85,7 +85,7 @@ class Snapshot:
             forward_passes=snapshot.forward_passes if snapshot else 0,
             preemptions=snapshot.preemptions if snapshot else 0,
             thrashes=snapshot.thrashes if snapshot else 0,
-            engine_pid=info.pid if info else None,
+            engine_pid=self._link.pid,
             engine_restarts=self._link.restarts,
         )
 

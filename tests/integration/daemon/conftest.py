@@ -331,3 +331,9 @@ def make_daemon(base):
 @pytest.fixture
 def poll():
     return until
+
+
+@pytest.fixture(scope="session")
+def make_adapter():
+    """make_adapter(folder, seed): the files of an adapter."""
+    return write_adapter

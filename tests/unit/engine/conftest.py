@@ -15,6 +15,7 @@ import pytest
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
 from engine.adapters.tiers import HostDone
+from engine.errors import NoRoom
 from engine.memory.pool import BlockPool
 from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
@@ -106,7 +107,10 @@ class FakeHost:
 
 
 class FakeCopier:
-    """Copies end after `copies_take` polls; then the arena's blocks hold the revision."""
+    """Copies end after `copies_take` polls; then the arena's blocks hold the revision.
+
+    For those in `no_memory` the device has none left.
+    """
 
     def __init__(self, pool: BlockPool, host: FakeHost, arena: dict[int, object]) -> None:
         self.pool = pool
@@ -117,9 +121,12 @@ class FakeCopier:
         self.targets: dict[str, list[int]] = {}
         self.fences: dict[str, tuple[object, ...]] = {}
         self.cancelled: list[str] = []
+        self.no_memory: set[str] = set()
 
     def start(self, rev: str, blocks: list[int]) -> None:
         assert rev not in self.copying and self.host.ready(rev)
+        if rev in self.no_memory:
+            raise NoRoom("the device has no memory left")
         self.copying[rev] = self.copies_take
         self.targets[rev] = list(blocks)
         self.fences[rev] = self.pool.take_fences(blocks)

@@ -265,3 +265,24 @@ def test_so_many_late_ones_are_passed_over_and_no_more(make):
     for _ in range(400):
         h.step()
     assert len(h.host.reading) == MOST_LATE + 1, "the last of them counts against the limit"
+
+
+def test_a_copy_for_which_the_device_has_no_memory_fails_alone(make):
+    h = make()
+    for rev in ("a", "b"):
+        h.add(rev, 3)
+    h.copier.no_memory.add("a")
+    command = h.load("a")
+    h.submit("r", [1, 2], "a")
+    h.submit("s", [1, 2], "b", max_tokens=3)
+    h.submit("base", [1, 2], max_tokens=3)
+    h.run()
+    assert h.code(command) == "load_failed" and h.end("r").code == "load_failed"
+    assert "no memory left" in h.end("r").message
+    assert h.tokens("s") == h.alone([1, 2], "b", 3)
+    assert h.end("base").finish_reason == "length"
+    assert (h.state("a"), h.slots.find("a"), h.pool.counts.adapter) == ("ram", None, 3)
+    h.copier.no_memory.clear()
+    h.submit("later", [1, 2], "a", max_tokens=3)
+    h.run()
+    assert h.tokens("later") == h.alone([1, 2], "a", 3)

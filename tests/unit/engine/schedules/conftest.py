@@ -145,6 +145,11 @@ class Life:
     def act_break(self, name, broken) -> None:
         self.h.host.errors[self.serving[name]] = "I/O error" if broken else ""
 
+    def act_starve(self, name, starved) -> None:
+        no_memory = self.h.copier.no_memory
+        (no_memory.add if starved else no_memory.discard)(self.serving[name])
+        self.census["copies without memory"] += starved
+
     def act_slow(self, name, polls) -> None:
         self.h.host.delay[self.serving[name]] = polls
 
@@ -232,6 +237,7 @@ def seeded(seed: int) -> Schedule:
         "evict": 3,
         "pin": 2,
         "break": 1,
+        "starve": 1,
         "slow": 2,
         "copy": 1,
         "wait": 3,
@@ -264,7 +270,7 @@ def seeded(seed: int) -> Schedule:
                 return name, draw.choice(["ram", "disk"]), draw.random() < 0.3, coin, timeout
             case "pin":
                 return name, coin, draw.choice([10, 50, 90])
-            case "break":
+            case "break" | "starve":
                 return draw.choice(some), draw.random() < 0.3
             case "slow":
                 return draw.choice(some), draw.randrange(1, 30)

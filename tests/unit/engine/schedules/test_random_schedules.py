@@ -15,7 +15,13 @@ DEVICES = ("now", "ahead", "late")
 HAPPENINGS = (
     *("length", "stop", "abort", "load_failed", "no_room", "model_not_found", "deadline_exceeded"),
     *("draining", "preemptions", "evictions", "aborts in mid-step", "replaced in use"),
-    *("drained for others", "prefix hits", "prefixes lost", "invocation_missing"),
+    *(
+        "drained for others",
+        "copies without memory",
+        "prefix hits",
+        "prefixes lost",
+        "invocation_missing",
+    ),
 )
 
 
