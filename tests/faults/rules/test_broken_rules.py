@@ -28,6 +28,7 @@ class Break:
     guardian: str  # what pytest is asked to run
 
 
+LIVES = "tests/unit/service/lifecycle/test_lives.py"
 MIXED = "tests/integration/engine/test_mixed_batches.py"
 
 BREAKS = (
@@ -108,6 +109,56 @@ BREAKS = (
         "            self._done.put(copy.rev)\n"
         "            for i, block in enumerate(copy.blocks):\n",
         "tests/integration/engine/test_steps.py",
+    ),
+    Break(
+        "L1 what was on the GPU is there again after any number of deaths",
+        "lorad/service/revisions.py",
+        '                    if error.code == "engine_restarting":\n'
+        "                        return\n",
+        "",
+        "tests/unit/service/lifecycle",
+    ),
+    Break(
+        "L2 a new engine knows nothing of what the old one knew",
+        "lorad/service/engine_link.py",
+        "        self.known.clear()\n",
+        "",
+        LIVES,
+    ),
+    Break(
+        "L3 a name takes its candidate and no other revision",
+        "lorad/service/registration.py",
+        "unchanged = old == found.rev and waits in (None, found.rev)",
+        "unchanged = old == found.rev",
+        "tests/unit/service/lifecycle/test_deaths.py",
+    ),
+    Break(
+        "L4 no revision stays in the engine that nobody can ask for",
+        "lorad/service/revisions.py",
+        "await self._link.call(RemoveRevision(self._link.next_id(), rev))",
+        "pass",
+        LIVES,
+    ),
+    Break(
+        "L5 a request gives its lease back, however it ends",
+        "lorad/service/requests.py",
+        "            self._adapters.release(generation.rev)\n",
+        "            pass\n",
+        LIVES,
+    ),
+    Break(
+        "L6 a copy that cannot begin gives its blocks back",
+        "engine/adapters/loader.py",
+        "            self.room.give_back(self.slots.free(row))\n            return error.message\n",
+        "            self.slots.free(row)\n            return error.message\n",
+        "tests/unit/engine/schedules/test_random_schedules.py",
+    ),
+    Break(
+        "L7 an evicted load's blocks stay claimed until its copy has ended",
+        "engine/adapters/orders.py",
+        "if revision.state is State.LOADING:",
+        "if revision.state is State.LOADING and not revision.copying:",
+        LIVES,
     ),
 )
 
