@@ -12,11 +12,11 @@ import tempfile
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from engine.messages import Fatal, PackedManifest, SamplingParams
+from lorad.config import Limits
 from lorad.registry import writer
 from lorad.service.ask import Ask
 from lorad.service.requests import RequestService
@@ -105,7 +105,7 @@ class Home(service_parts.World):
             self.adapters,
             self.link,
             lambda rev: Words(),
-            limits=SimpleNamespace(queue=100, max_tokens=40, deadline=60.0),
+            limits=Limits(queue=60, queue_per_tenant=20, deadline=60.0),
             version="1",
             base_digest="0" * 8,
             pool=virtual.InlineExecutor(1),

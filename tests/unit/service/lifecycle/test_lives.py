@@ -27,7 +27,7 @@ ANY = object()
 NOT_READY = {"engine_restarting", "engine_stalled", "loading_base"}
 #: How a request may be refused or end besides "length".  `internal_error` is not among them.
 REQUEST_ENDS = NOT_READY | {"model_not_found", "draining", "no_room", "deadline_exceeded"}
-REQUEST_ENDS |= {"load_failed", "adapter_damaged", "queue_full"}
+REQUEST_ENDS |= {"load_failed", "adapter_damaged", "queue_full", "tenant_rate_limited"}
 #: How a wish may fail.
 WISH_ENDS = NOT_READY | {"model_not_found", "no_room", "conflict", "pinned", "name_taken"}
 WISH_ENDS |= {"adapter_invalid", "adapter_damaged", "load_failed", "deadline_exceeded"}
@@ -302,6 +302,7 @@ class Life:
         home, engine = self.home, self.home.client.engine
         assert (home.requests.active, home.requests.waiting, home.link.running) == (0, 0, 0)
         assert home.catalog._leases == {} and not home.link._preparing
+        assert +home.requests.door._lines == {}, "somebody waits at the door"
         known = {revision.rev: revision for revision in engine.residency.revisions()}
         assert set(known) == home.link.known, "engine and daemon know different revisions"
         used = {rev for e in home.catalog for rev in (e.rev, e.candidate) if rev}
