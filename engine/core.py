@@ -18,6 +18,7 @@ from engine.adapters.slots import SlotTable
 from engine.admission import SchedulerLimits
 from engine.assembly import make_planner, make_runner, warm_up
 from engine.config import EngineConfig
+from engine.explain import Explainer
 from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
 from engine.messages import (
@@ -26,6 +27,7 @@ from engine.messages import (
     Command,
     EngineInfo,
     EngineSnapshot,
+    Explain,
     GetSnapshot,
     PackedManifest,
     SequenceDelta,
@@ -126,6 +128,13 @@ class EngineCore:
             block_size=config.block_size,
             block_bytes=machine.layout.block_bytes,
         )
+        self._explainer = Explainer(
+            residency=self.residency,
+            memory=self.reclaimer,
+            scheduler=self.scheduler,
+            clock=time.monotonic,
+            block_bytes=machine.layout.block_bytes,
+        )
         self._commands: list[Command] = []
         self._answers: list[Answer] = []
         self._refused: list[SequenceDelta] = []
@@ -212,12 +221,21 @@ class EngineCore:
                     self._answers.append(
                         Answer(command_id=command.command_id, snapshot=self.snapshot())
                     )
+                case Explain():
+                    self._answers.append(self._explain(command))
                 case VerifyRevision():
                     self.verifier.command(command)
                 case Shutdown():
                     raise AssertionError("the loop's owner carries out Shutdown")
                 case _:
                     self.residency.command(command)
+
+    def _explain(self, command: Explain) -> Answer:
+        told = self._explainer.explain(command.rev)
+        if told is None:
+            message = f"revision {command.rev[:12]} is unknown"
+            return Answer(command_id=command.command_id, code="model_not_found", message=message)
+        return Answer(command_id=command.command_id, explanation=told)
 
     def _submit(self, submit: Submit) -> None:
         """A foreign id would end the whole process inside the embedding: it is refused here."""

@@ -190,6 +190,12 @@ class QueueWalk:
             heapq.heappush(self._heap, now)
         return None
 
+    def turn_of(self, rev: str | None) -> tuple[int, int]:
+        """When the first request of `rev` is looked at, 1 = next, and of how many groups; 0: none
+        waits."""
+        order = [entry[-1][2] for entry in sorted(self._heap)]
+        return (order.index(rev) + 1 if rev in order else 0), len(order)
+
     def again(self, seq: Sequence) -> None:
         """`seq` was admitted; its group stays in the pass, at its new place."""
         group = _group(seq)

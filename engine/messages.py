@@ -172,6 +172,13 @@ class GetSnapshot(Struct, frozen=True, tag="get_snapshot"):
     command_id: int
 
 
+class Explain(Struct, frozen=True, tag="explain"):
+    """Answered by `Answer.explanation`, or with model_not_found."""
+
+    command_id: int
+    rev: str
+
+
 class VerifyRevision(Struct, frozen=True, tag="verify_revision"):
     """Hold a resident revision against a file of `adapters/probe.py` and its own packed file.
 
@@ -200,6 +207,7 @@ Command = (
     | SetRevision
     | VerifyRevision
     | GetSnapshot
+    | Explain
     | Shutdown
 )
 
@@ -280,6 +288,86 @@ class EngineSnapshot(Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     forward_passes: int = 0
     thrashes: int = 0
+
+
+# ----------------------------------------------------------------- explanation
+class Holder(Struct, frozen=True, kw_only=True):
+    """A revision whose blocks nobody can have now: it runs, is pinned, or is waited for."""
+
+    rev: str
+    blocks: int
+    running: int = 0
+    pinned: bool = False
+    draining: bool = False
+    tokens_left: int = 0  # of its longest running request, at most
+
+
+class RoomStatus(Struct, frozen=True, kw_only=True):
+    """Who holds the blocks of the arena, as one revision finds it: all but its own."""
+
+    total: int
+    free: int
+    kv_active: int
+    kv_cached: int
+    kv_floor: int
+    idle: int  # of adapters that would make way
+    num_idle: int
+    free_slots: int
+    reserved_for: str = ""  # a revision that starves
+    holders: tuple[Holder, ...] = ()  # the largest
+    num_holders: int = 0
+
+
+class CostInputs(Struct, frozen=True, kw_only=True):
+    """What decides when a revision makes way: expected use x seconds to bring back / bytes."""
+
+    policy: str
+    pinned: bool
+    priority: int
+    uses: float  # requests; each counts half after `recency.HALF_LIFE_SECONDS`
+    uses_a_second: float
+    reuse_chance: float  # of one use at least, within a minute
+    return_seconds: float  # if it left now
+    blocks: int
+    num_bytes: int
+    saved: float  # seconds of loading that a byte saves in a second by its being here
+    place: int = 0  # among those that could make way, 1 = the next; 0 = it could not
+    victims: int = 0
+    loads: int = 0
+    evictions: int = 0
+    thrashes: int = 0
+    held_seconds: float = 0.0  # others make way before it, for so long
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """All that decides whether a revision is served now.  Seconds are ages, or expected."""
+
+    rev: str
+    state: str
+    state_seconds: float
+    removing: bool
+    in_ram: bool
+    reading: bool  # loading from the store, and not from host memory
+    running: int
+    waiting: int
+    queue_turn: int = 0  # of its first request; 0 = none waits
+    queue_turns: int = 0  # who takes turns: adapters of a tenant and priority, with requests queued
+    wanted_seconds: float | None = None
+    blocked_seconds: float | None = None  # it found no room
+    starve_after: float
+    starving: bool = False  # room is reserved for it
+    victim: str = ""  # the revision that drains for it
+    victim_tokens: int = 0
+    hopeless: str = ""  # why it can never have room
+    load_seconds: float = 0.0  # from where it is, with nothing in the way
+    eta_seconds: float | None = None  # it is on its way
+    drain_cause: str = ""
+    drain_for: str = ""
+    drain_seconds: float | None = None  # until what runs is aborted
+    tokens_left: int = 0  # of its longest running request, at most
+    room: RoomStatus
+    cost: CostInputs
+    error: str = ""
 
 
 # ----------------------------------------------------------------- verification
@@ -374,6 +462,7 @@ class Answer(Struct, frozen=True, kw_only=True, tag="answer"):
     reason: str = ""
     snapshot: EngineSnapshot | None = None
     report: VerifyReport | None = None
+    explanation: Explanation | None = None
 
 
 class SequenceDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta", gc=False):

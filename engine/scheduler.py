@@ -107,6 +107,14 @@ class Scheduler:
         """Queued sequences on `rev` (None = base)."""
         return len(self._waiting.of_revision(rev))
 
+    def turn_of(self, rev: str | None) -> tuple[int, int]:
+        """When the queue comes to `rev`, 1 = next, and of how many it comes to; 0: none waits."""
+        return self._waiting.walk(self._drainer.guests).turn_of(rev)
+
+    def tokens_left(self, rev: str) -> int:
+        """Of the longest running request on `rev`, at most."""
+        return self._remaining(rev)
+
     def running_on(self, rev: str | None) -> int:
         """Running sequences on `rev` (None = base)."""
         return sum(seq.rev == rev for seq in self._running)

@@ -120,7 +120,12 @@ class LoradClient:
                 return
 
     def adapter(self, name: str) -> wire.AdapterDetail:
-        return self.get(_adapter_path(name), wire.AdapterDetail)
+        """Also of one that is called `something/explain`, which is a route of its own."""
+        return self.get(_adapter_path(name), wire.AdapterDetail, {"show": 1})
+
+    def explain(self, name: str) -> wire.Explained:
+        """Why it is or is not served now."""
+        return self.get(f"{_adapter_path(name)}/explain", wire.Explained)
 
     def recent_events(self, *, since: int | None = None, limit: int = 100) -> wire.EventPage:
         query: dict[str, str | int] = {"limit": limit}

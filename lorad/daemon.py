@@ -37,6 +37,7 @@ from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
+from lorad.service.explain import Explaining
 from lorad.service.files import AdapterFiles
 from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
@@ -184,6 +185,7 @@ class Daemon:
             pool=self.pool,
         )
         listing = Listing(self.names, self.picture, self.events, info=lambda: self.link.info)
+        self.explaining = Explaining(self.names, self.link, info=lambda: self.link.info)
         self.snapshot = Snapshot(
             settings,
             self.link,
@@ -204,6 +206,7 @@ class Daemon:
             requests=self.requests,
             adapters=self.adapters,
             verification=self.verification,
+            explaining=self.explaining,
             housekeeping=self.housekeeping,
             listing=self.snapshot,
             events=self.events,

@@ -6,6 +6,8 @@ decides who moves, and what it means.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Literal
 
 from engine.adapters.revision import Journal, Revision
 from engine.adapters.slots import SlotRow, SlotTable
@@ -41,6 +43,11 @@ class InFlight:
 
     def end(self, rev: str) -> None:
         del self._loads[rev]
+
+    def before(self, rev: str) -> int:
+        """Bytes of those that began earlier."""
+        revs = takewhile(lambda other: other != rev, self._loads)
+        return sum(self._loads[other][0] for other in revs)
 
     def fits(self, num_bytes: int) -> bool:
         """Whether a load of `num_bytes` may start beside those under way."""
@@ -95,13 +102,22 @@ class Loader:
         """Rows that never give way."""
         return [row for row in self.slots.rows.values() if row.pinned]
 
-    def hopeless(self, revision: Revision, pinned: Sequence[SlotRow]) -> str:
+    def bytes_ahead(self, revision: Revision) -> int:
+        """Of reads, or copies, that began before the one of `revision`."""
+        return (self._reads if revision.reading else self._copies).before(revision.rev)
+
+    def hopeless(
+        self,
+        revision: Revision,
+        pinned: Sequence[SlotRow],
+        goal: Literal["gpu", "ram"] | None = None,
+    ) -> str:
         """Why `revision` can never reach its goal beside `pinned` ones, or ""."""
         if self.size(revision) > self.host.limit_bytes and not self.host.ready(revision.rev):
             return (
                 f"its {self.size(revision)} bytes exceed ram_cache ({self.host.limit_bytes} bytes)"
             )
-        if revision.goal != "gpu":
+        if (goal or revision.goal) != "gpu":
             return ""
         beside = sum(len(r.blocks) for r in pinned)
         if not self.room.fits_adapter(revision.num_blocks, beside):

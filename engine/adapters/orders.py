@@ -92,7 +92,8 @@ class Orders:
     def _load(self, command: Load) -> None:
         revision = self._known(command.command_id, command.rev)
         if revision is not None:
-            revision.usage.touch(self._clock())  # somebody expects requests for it
+            if not revision.resident:
+                revision.usage.touch(self._clock())  # somebody expects requests for it
             revision.loads.append(PendingLoad(command.command_id, command.tier))
             self._moves.settle_loads(revision)
             self._moves.refresh(revision)

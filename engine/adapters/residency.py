@@ -264,6 +264,21 @@ class Residency:
         """Every known revision, to be read only."""
         return self._revisions.values()
 
+    def find(self, rev: str) -> Revision | None:
+        """One of them, to be read only."""
+        return self._revisions.get(rev)
+
+    def hopeless(self, rev: str) -> str:
+        """Why a known revision can never have room on the GPU, or ""."""
+        revision = self._revisions[rev]
+        if revision.resident:
+            return ""
+        return self._loader.hopeless(revision, self._loader.pinned(), goal="gpu")
+
+    def bytes_ahead(self, rev: str) -> int:
+        """Of reads, or copies, that began before that of `rev`."""
+        return self._loader.bytes_ahead(self._revisions[rev])
+
     @property
     def num_thrashes(self) -> int:
         """How often an adapter came back within `thrash_window` of making way."""

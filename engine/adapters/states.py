@@ -27,14 +27,16 @@ RESIDENT = frozenset({State.ACTIVE, State.IDLE, State.DRAINING})
 #: from -> every state that may follow.  Anything else is our own fault, and raises.
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.REMOTE: frozenset({State.REGISTERED, State.QUARANTINED, State.MISSING}),
-    State.REGISTERED: frozenset({State.LOADING, State.RAM, State.QUARANTINED, State.MISSING}),
+    State.REGISTERED: frozenset(
+        {State.LOADING, State.RAM, State.QUARANTINED, State.MISSING, State.REMOTE}
+    ),
     State.RAM: frozenset({State.LOADING, State.REGISTERED, State.MISSING, State.QUARANTINED}),
     State.LOADING: frozenset({State.IDLE, State.ACTIVE, State.RAM, State.REGISTERED}),
     State.ACTIVE: frozenset({State.IDLE, State.DRAINING}),
     State.IDLE: frozenset({State.ACTIVE, State.DRAINING, State.RAM, State.REGISTERED}),
     State.DRAINING: frozenset({State.ACTIVE, State.IDLE, State.RAM, State.REGISTERED}),
     State.QUARANTINED: frozenset({State.REGISTERED, State.MISSING}),
-    State.MISSING: frozenset({State.REGISTERED, State.QUARANTINED}),
+    State.MISSING: frozenset({State.REGISTERED, State.QUARANTINED, State.REMOTE}),
 }
 
 

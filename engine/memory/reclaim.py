@@ -219,6 +219,14 @@ class Reclaimer:
         assert counts.kv_active <= self.kv_limit, "KV below the adapters' floor"
         assert counts.adapter + self.kv_floor <= self.pool.num_blocks, "adapters below KV's floor"
 
+    def place_of(self, rev: str) -> tuple[int, int]:
+        """When an adapter would make way, 1 = the next, and of how many; 0: it would not."""
+        now, idle = self.prefix.clock(), list(self._adapters.idle())
+        own = next((self.adapter_rank(a, now) for a in idle if a.rev == rev), None)
+        if own is None:
+            return 0, len(idle)
+        return 1 + sum(self.adapter_rank(a, now) < own for a in idle), len(idle)
+
     # ------------------------------------------------------------- ranking, for _Victims
     def adapter_rank(self, adapter: IdleAdapter, now: float) -> tuple[bool, int, float]:
         """Order in which adapters leave."""

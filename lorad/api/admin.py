@@ -66,6 +66,15 @@ async def adapter(request: Request) -> Response:
     return json(deps.listing.detail(name))
 
 
+async def explain(request: Request) -> Response:
+    """Why an adapter is or is not served.  With `?show=1`: the adapter that is called so itself."""
+    deps, name = deps_of(request), request.path_params["name"]
+    if "show" in request.query_params:
+        await deps.listing.look()
+        return json(deps.listing.detail(f"{name}/explain"))
+    return json(await deps.explaining.explain(name))
+
+
 async def load(request: Request) -> Response:
     return await _wish(request, deps_of(request).adapters.load)
 

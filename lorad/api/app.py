@@ -45,6 +45,7 @@ ADMIN = [
     Route(f"{_V1}/slots", admin.slots),
     Route(f"{_V1}/events", admin.events),
     Route(f"{_V1}/adapters", admin.list_adapters),
+    Route(f"{_V1}/adapters/{{name:path}}/explain", admin.explain, methods=["GET"]),
     Route(f"{_V1}/adapters/{{name:path}}", admin.adapter, methods=["GET", "PATCH", "DELETE"]),
     Route(f"{_V1}/load", admin.load, methods=["POST"]),
     Route(f"{_V1}/evict", admin.evict, methods=["POST"]),

@@ -55,6 +55,12 @@ class Keeping(Protocol):
     async def gc(self, ask: wire.GcAsk) -> wire.Garbage: ...
 
 
+class Explaining(Protocol):
+    """Of Explaining."""
+
+    async def explain(self, name: str) -> wire.Explained: ...
+
+
 class Listing(Protocol):
     """Read-only pictures.  `ready` is (yes or no, why not); `look` brings them up to date."""
 
@@ -102,6 +108,7 @@ class Deps:
     requests: RequestService
     adapters: Wishes
     verification: Verifying
+    explaining: Explaining
     housekeeping: Keeping
     listing: Listing
     events: Events

@@ -18,7 +18,7 @@ import typer
 
 from lorad import __version__
 from lorad.caller import ApiError, Unreachable
-from lorad.cli import adapters, daemon, events, gc, listing, run, verify
+from lorad.cli import adapters, daemon, events, explain, gc, listing, run, verify
 from lorad.cli.options import Options, asks_json, hoist, may_ask, output_format, seconds
 from lorad.cli.output import complain, flush, json_text, one_line, print_line
 from lorad.cli.reach import advise
@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (daemon, listing, adapters, verify, gc, events, run):
+for part in (daemon, listing, adapters, explain, verify, gc, events, run):
     part.register(app)
 
 #: Codes of what goes wrong on this side of the socket; all others are rows of lorad.errors.TABLE.

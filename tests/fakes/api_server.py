@@ -185,6 +185,7 @@ class FakeAdapters:
         self.added_files: dict[str, int] = {}
         self.add_gate: asyncio.Event | None = None
         self.verifications: tuple[wire.Verification, ...] = ()
+        self.explained: dict[str, wire.Explained] = {}
         self.garbage: tuple[wire.GarbageItem, ...] = ()
 
     def resolve(self, model: str) -> Meant:
@@ -233,6 +234,12 @@ class FakeAdapters:
     async def verify(self, wish: wire.Names) -> wire.Verifications:
         self._note("verify", wish.names, wish)
         return wire.Verifications(items=self.verifications)
+
+    async def explain(self, name: str) -> wire.Explained:
+        self._note("explain", name)
+        if name not in self.explained:
+            raise LoradError("model_not_found", f"no adapter named {name!r}", hint="loractl ls")
+        return self.explained[name]
 
     async def gc(self, ask: wire.GcAsk) -> wire.Garbage:
         self._note("gc", ask.dry_run)
@@ -374,6 +381,7 @@ class ApiServer:
             requests=self.requests,
             adapters=self.adapters,
             verification=self.adapters,
+            explaining=self.adapters,
             housekeeping=self.adapters,
             listing=self.listing,
             events=self.events,

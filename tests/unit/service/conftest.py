@@ -23,6 +23,7 @@ from engine.messages import (
     EngineReady,
     EngineSnapshot,
     Evict,
+    Explain,
     Fatal,
     GetSnapshot,
     Load,
@@ -89,6 +90,7 @@ class FakeClient:
         self.pinned = set()
         self.damaged = Counter()  # rev -> how many reads find it so
         self.unreadable = Counter()  # rev -> how many reads fail
+        self.explanations = {}  # rev -> what an Explain is answered
         self.reports = []  # answers to VerifyRevision: a report or a code
         self.silent = False  # True: submits stay open until `finish`
         self.hold_loads = asyncio.Event()
@@ -174,6 +176,10 @@ class FakeClient:
                 if isinstance(said, str):
                     return Answer(command_id=command.command_id, code=said, message="said so")
                 return Answer(command_id=command.command_id, report=said)
+            case Explain(command_id, rev) if rev in self.explanations:
+                return Answer(command_id=command_id, explanation=self.explanations[rev])
+            case Explain():
+                return Answer(command_id=command.command_id, code="model_not_found")
             case GetSnapshot():
                 await self.hold_snapshots.wait()
                 return Answer(command_id=command.command_id, snapshot=self.snapshot())

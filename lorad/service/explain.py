@@ -1,0 +1,303 @@
+"""Explaining: why an adapter is or is not served now, what happens next, and when.
+
+Goes in: a name.  Comes out: `wire.Explained`: sentences and the numbers behind them.  The registry
+says what the name means, the engine how its revision stands; `tell` puts both into words, and is a
+pure function of them.  Changes nothing.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from engine.adapters.states import State
+from engine.messages import EngineInfo, Explain, Explanation
+from lorad import wire
+from lorad.errors import LoradError
+from lorad.lifecycle import shown_state
+from lorad.registry.records import AdapterRecord
+from lorad.service.engine_link import EngineLink
+from lorad.service.names import Names
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """`why` it stands as it does, and what is `next`; `seconds` None: it hangs on others."""
+
+    why: str
+    next: str
+    served: bool = False  # a request now starts as soon as a step has room for it
+    seconds: float | None = None
+    hint: str = ""
+
+
+class Shown(Protocol):
+    """How a revision is called."""
+
+    def __call__(self, rev: str) -> str: ...
+
+
+class Explaining:
+    """`info` is the running engine's, None before it is known."""
+
+    def __init__(
+        self, names: Names, link: EngineLink, *, info: Callable[[], EngineInfo | None]
+    ) -> None:
+        self._names, self._link, self._info = names, link, info
+
+    async def explain(self, name: str) -> wire.Explained:
+        """Raises model_not_found for a name that nobody registered."""
+        record = self._names.known(name)
+        rev = record.serving_rev
+        remote = rev is not None and rev in self._names.registry.store.remote
+        state, told = self._at_rest(record, remote=remote)
+        facts: Explanation | None = None
+        if told is None and rev is not None and rev in self._link.known:
+            facts = await self._ask(rev)
+        if facts is not None:
+            state, told = State(facts.state), tell(facts, self._names.catalog.label)
+        elif told is None:
+            told = Told(
+                why="nobody has asked for it since the engine started",
+                next="a request, or loractl load, brings it up from the store",
+            )
+        return self._explained(record, state, told, facts)
+
+    def _at_rest(self, record: AdapterRecord, *, remote: bool) -> tuple[State, Told | None]:
+        """What the registry alone decides, and what an engine that is away does."""
+        state = shown_state(record, None, remote=remote)
+        if state is State.QUARANTINED:
+            return state, Told(
+                why=f"it was refused: {record.reason}: {record.reason_message}",
+                next="requests get 404 until a good version is added or its folder changes",
+                hint=f"loractl show {record.name}",
+            )
+        if state is State.MISSING:
+            return state, Told(
+                why="its files are gone from the store",
+                next="requests get 404 until it is added again",
+                hint=f"loractl add DIR --name {record.name}",
+            )
+        if record.serving_rev is None:
+            return state, Told(
+                why="its first version is not ready yet", next="it serves once it is packed"
+            )
+        if self._link.state != "ready":
+            return state, Told(
+                why=f"the engine is not ready: {self._link.progress}",
+                next="requests are taken when it is",
+                hint="loractl status",
+            )
+        if state is State.REMOTE:
+            return state, Told(
+                why=f"its files are not here, only where they came from ({record.source})",
+                next="a request, or loractl load, fetches and packs them first",
+            )
+        return state, None
+
+    async def _ask(self, rev: str) -> Explanation | None:
+        """None: the engine has just forgotten it."""
+        try:
+            answer = await self._link.call(Explain(self._link.next_id(), rev))
+        except LoradError as error:
+            if error.code != "model_not_found":
+                raise
+            return None
+        return answer.explanation
+
+    def _explained(
+        self, record: AdapterRecord, state: State, told: Told, facts: Explanation | None
+    ) -> wire.Explained:
+        return wire.Explained(
+            name=record.name,
+            rev=record.serving_rev,
+            state=state.value,
+            tier=_tier(state, facts),
+            served=told.served,
+            why=told.why,
+            next=told.next,
+            next_seconds=told.seconds,
+            hint=told.hint,
+            reason=record.reason,
+            running=facts.running if facts else 0,
+            waiting=facts.waiting if facts else 0,
+            queue_turn=facts.queue_turn or None if facts else None,
+            queue_turns=facts.queue_turns if facts else 0,
+            load_seconds=facts.load_seconds if facts else None,
+            room=self._room(facts) if facts else None,
+            cost=_cost(facts) if facts else None,
+        )
+
+    def _room(self, facts: Explanation) -> wire.ExplainedRoom:
+        info, room = self._info(), facts.room
+        block = info.block_bytes if info else 0
+        label = self._names.catalog.label
+        return wire.ExplainedRoom(
+            total_bytes=room.total * block,
+            free_bytes=room.free * block,
+            kv_active_bytes=room.kv_active * block,
+            kv_cached_bytes=room.kv_cached * block,
+            kv_floor_bytes=room.kv_floor * block,
+            idle_bytes=room.idle * block,
+            idle_adapters=room.num_idle,
+            free_slots=room.free_slots,
+            reserved_for=label(room.reserved_for) if room.reserved_for else None,
+            holders=tuple(
+                wire.Holder(
+                    name=label(h.rev),
+                    num_bytes=h.blocks * block,
+                    running=h.running,
+                    pinned=h.pinned,
+                    draining=h.draining,
+                    tokens_left=h.tokens_left,
+                )
+                for h in room.holders
+            ),
+            more_holders=room.num_holders - len(room.holders),
+        )
+
+
+# ----------------------------------------------------------------- words
+def tell(facts: Explanation, label: Shown) -> Told:
+    """What the engine's numbers mean; `label` names revisions."""
+    match State(facts.state):
+        case State.ACTIVE | State.IDLE:
+            return _on_gpu(facts)
+        case State.DRAINING:
+            return _draining(facts, label)
+        case State.LOADING:
+            return _loading(facts)
+    if facts.hopeless:
+        return Told(
+            why=f"it cannot have room: {facts.hopeless}",
+            next="requests end with no_room",
+            hint="loractl ps --wide shows what is pinned",
+        )
+    if facts.wanted_seconds is None:
+        return _unwanted(facts)
+    return _wanted(facts, label)
+
+
+def _on_gpu(facts: Explanation) -> Told:
+    why = "it is on the GPU"
+    if facts.waiting:
+        turn = f"its turn is {facts.queue_turn} of {facts.queue_turns}"
+        return Told(
+            why=f"{why}, and {facts.waiting} of its requests wait for a seat or memory",
+            next=f"they start as others end; {turn}",
+            served=True,
+        )
+    return Told(why=why, next=_leaving(facts), served=True, seconds=0.0)
+
+
+def _leaving(facts: Explanation) -> str:
+    cost = facts.cost
+    if cost.pinned:
+        return "it is pinned and stays"
+    if not cost.place:
+        return "it stays while requests run on it"
+    return f"it makes way as number {cost.place} of {cost.victims} when room is short"
+
+
+def _draining(facts: Explanation, label: Shown) -> Told:
+    left = f"its requests have {facts.tokens_left} tokens to go at most"
+    if facts.drain_for:
+        return Told(
+            why=f"it makes room for {label(facts.drain_for)}, which has waited too long",
+            next=f"it leaves the GPU when its requests end or give way; {left}",
+        )
+    return Told(
+        why=f"it was told to leave the GPU ({facts.drain_cause}), and ends what runs",
+        next=f"what still runs then is aborted; {left}",
+        seconds=facts.drain_seconds,
+    )
+
+
+def _loading(facts: Explanation) -> Told:
+    how = "read from the store" if facts.reading else "copied to the GPU"
+    waiting = f", and {facts.waiting} of its requests wait for it" if facts.waiting else ""
+    return Told(why=f"it is being {how}{waiting}", next="it is up", seconds=facts.eta_seconds)
+
+
+def _unwanted(facts: Explanation) -> Told:
+    where = "in host memory" if facts.in_ram else "on disk"
+    why = f"nobody asks for it; it is {where}"
+    if facts.error:
+        why += f"; its last load failed: {facts.error}"
+    if _finds_room(facts):
+        return Told(why=why, next="a request brings it up", seconds=facts.load_seconds)
+    return Told(
+        why=why,
+        next=f"a request waits for room: {_held(facts)}",
+        seconds=None,
+    )
+
+
+def _wanted(facts: Explanation, label: Shown) -> Told:
+    asked = f"{facts.waiting} of its requests wait" if facts.waiting else "it is to be loaded"
+    if facts.blocked_seconds is None:
+        return Told(
+            why=f"{asked}, and other loads are under way", next="its load begins as those end"
+        )
+    why = f"{asked}, and there is no room for it: {_held(facts)}"
+    if facts.victim:
+        left = f"{facts.victim_tokens} tokens to go at most"
+        return Told(
+            why=why,
+            next=f"{label(facts.victim)} drains for it: {left}, or it gives way",
+        )
+    if facts.starving:
+        return Told(why=why, next="all room that comes free is kept for it")
+    if facts.room.reserved_for:
+        ahead = label(facts.room.reserved_for)
+        return Told(why=why, next=f"{ahead} has waited longer, and is helped first")
+    waited = facts.wanted_seconds or 0.0
+    return Told(
+        why=why,
+        next="if nothing comes free before, others make way for it",
+        seconds=max(facts.starve_after - waited, 0.0),
+    )
+
+
+def _finds_room(facts: Explanation) -> bool:
+    room = facts.room
+    slot = room.free_slots or room.num_idle
+    return bool(slot) and room.free + room.kv_cached + room.idle >= facts.cost.blocks
+
+
+def _held(facts: Explanation) -> str:
+    """Who has the room, in one clause."""
+    room = facts.room
+    pinned = sum(h.pinned for h in room.holders)
+    used = f"{room.num_holders} adapters in use" + (f" ({pinned} pinned)" if pinned else "")
+    return f"{used} and the KV of running requests hold it"
+
+
+def _tier(state: State, facts: Explanation | None) -> str:
+    if state in (State.ACTIVE, State.IDLE, State.DRAINING):
+        return "gpu"
+    if facts is not None and facts.in_ram:
+        return "ram"
+    if state in (State.QUARANTINED, State.MISSING):
+        return "-"
+    return "remote" if state is State.REMOTE else "disk"
+
+
+def _cost(facts: Explanation) -> wire.ExplainedCost:
+    cost = facts.cost
+    return wire.ExplainedCost(
+        policy=cost.policy,
+        pinned=cost.pinned,
+        priority=cost.priority,
+        uses=cost.uses,
+        uses_a_minute=60.0 * cost.uses_a_second,
+        reuse_chance=cost.reuse_chance,
+        return_seconds=cost.return_seconds,
+        num_bytes=cost.num_bytes,
+        saved_seconds=3600.0 * (1 << 30) * cost.saved,
+        place=cost.place or None,
+        victims=cost.victims,
+        loads=cost.loads,
+        evictions=cost.evictions,
+        thrashes=cost.thrashes,
+        held_seconds=cost.held_seconds,
+    )
