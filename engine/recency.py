@@ -15,16 +15,19 @@ class Usage:
     """A use count that ages.  All counts age alike, so the order of two `heat`s never changes
     between touches: a ranking stays valid until something is used."""
 
-    __slots__ = ("count", "last")
+    __slots__ = ("count", "heat", "last")
 
     def __init__(self, now: float, count: float = 1.0) -> None:
         self.count = count  # as of `last`
         self.last = now
+        #: log2 of the aged count, up to a term that is the same for everything.
+        self.heat = self._heat()
 
     def touch(self, now: float) -> None:
         """One more use."""
         self.count = self.at(now) + 1.0
         self.last = now
+        self.heat = self._heat()
 
     def at(self, now: float) -> float:
         """The count, aged until `now`."""
@@ -35,9 +38,7 @@ class Usage:
         """Uses a second: what was used evenly at this rate for long would have this count."""
         return self.at(now) * math.log(2.0) / HALF_LIFE_SECONDS
 
-    @property
-    def heat(self) -> float:
-        """log2 of the aged count, up to a term that is the same for everything."""
+    def _heat(self) -> float:
         if not self.count:
             return -math.inf  # never used
         return math.log2(self.count) + self.last / HALF_LIFE_SECONDS

