@@ -67,12 +67,13 @@ async def adapter(request: Request) -> Response:
 
 
 async def explain(request: Request) -> Response:
-    """Why an adapter is or is not served.  With `?show=1`: the adapter that is called so itself."""
-    deps, name = deps_of(request), request.path_params["name"]
-    if "show" in request.query_params:
-        await deps.listing.look()
-        return json(deps.listing.detail(f"{name}/explain"))
-    return json(await deps.explaining.explain(name))
+    """GET says why an adapter is or is not served.  `acme/explain` may be an adapter's name, too:
+    PATCH and DELETE are about that one, and so is GET with `?show=1`."""
+    name = request.path_params["name"]
+    if request.method in ("PATCH", "DELETE") or "show" in request.query_params:
+        request.path_params["name"] = f"{name}/explain"
+        return await adapter(request)
+    return json(await deps_of(request).explaining.explain(name))
 
 
 async def load(request: Request) -> Response:

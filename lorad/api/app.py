@@ -36,6 +36,7 @@ INFERENCE = [
 ]
 
 _V1 = "/admin/v1"
+_ADAPTER = ["GET", "PATCH", "DELETE"]
 _FILES = "/uploads/{upload_id}/files/{file}"
 
 ADMIN = [
@@ -45,8 +46,8 @@ ADMIN = [
     Route(f"{_V1}/slots", admin.slots),
     Route(f"{_V1}/events", admin.events),
     Route(f"{_V1}/adapters", admin.list_adapters),
-    Route(f"{_V1}/adapters/{{name:path}}/explain", admin.explain, methods=["GET"]),
-    Route(f"{_V1}/adapters/{{name:path}}", admin.adapter, methods=["GET", "PATCH", "DELETE"]),
+    Route(f"{_V1}/adapters/{{name:path}}/explain", admin.explain, methods=_ADAPTER),
+    Route(f"{_V1}/adapters/{{name:path}}", admin.adapter, methods=_ADAPTER),
     Route(f"{_V1}/load", admin.load, methods=["POST"]),
     Route(f"{_V1}/evict", admin.evict, methods=["POST"]),
     Route(f"{_V1}/pin", admin.pin, methods=["POST"]),

@@ -117,3 +117,9 @@ def test_an_adapter_that_is_called_explain_can_be_shown_and_explained(server, lo
     }
     assert loractl("show", "acme/explain", "-o", "name").out == "acme/explain\n"
     assert loractl("explain", "acme/explain", "-o", "name").out == "acme/explain\n"
+    assert loractl("set", "acme/explain", "--priority", "7").exit == 0
+    assert loractl("rm", "acme/explain", "--yes").exit == 0
+    assert [call[:2] for call in server.calls][-2:] == [
+        ("patch", "acme/explain"),
+        ("remove", "acme/explain"),
+    ]
