@@ -129,6 +129,8 @@ def commands() -> str:
         parts.append(command(name, root, "##"))
         for word, sub in root.commands.items():
             parts.append(command(f"{name} {word}", sub, "###"))
+            for inner, last in getattr(sub, "commands", {}).items():
+                parts.append(command(f"{name} {word} {inner}", last, "####"))
     return "\n\n".join(parts) + "\n"
 
 

@@ -16,6 +16,8 @@ import msgspec
 
 from lorad import wire
 from lorad.caller import TIMEOUT_SECONDS, ApiError, Caller, Unreachable, address
+from lorad.spelling import is_reference
+from lorad.wire_operations import Operation, OperationPage, PullPlan, PullStart
 
 __all__ = ["ApiError", "LoradClient", "Unreachable", "openai"]
 
@@ -199,6 +201,31 @@ class LoradClient:
             self._forget(path)
             raise
 
+    # ----------------------------------------------------------------- operations (admin.sock)
+    def pull(self, start: PullStart, *, timeout: float = TIMEOUT_SECONDS) -> Operation:
+        """Begin it; what the source says comes later, in `operation`."""
+        return self.post(f"{_ADMIN}/pulls", start, Operation, timeout=timeout)
+
+    def plan_pull(self, start: PullStart, *, timeout: float = TIMEOUT_SECONDS) -> PullPlan:
+        """What it would fetch; asks the source."""
+        start = msgspec.structs.replace(start, dry_run=True)
+        return self.post(f"{_ADMIN}/pulls", start, PullPlan, timeout=timeout)
+
+    def operations(self, *, live: bool = False, limit: int = 100) -> OperationPage:
+        query: dict[str, str | int] = {"live": "true" if live else "false", "limit": limit}
+        return self.get(f"{_ADMIN}/operations", OperationPage, query)
+
+    def operation(self, id: str, *, wait: float = 0.0) -> Operation:
+        """As it is, or as it is once it has ended or `wait` seconds have passed, 30 at most."""
+        query: dict[str, str | int] = {"wait_ms": int(wait * 1000)}
+        patience = wait + TIMEOUT_SECONDS  # the daemon answers in time, the connection waits longer
+        answer = self.request("GET", _operation_path(id), query=query, timeout=patience)
+        return msgspec.json.decode(answer, type=Operation)
+
+    def cancel_operation(self, id: str) -> Operation:
+        answer = self.request("DELETE", _operation_path(id))
+        return msgspec.json.decode(answer, type=Operation)
+
     # ----------------------------------------------------------------- inference.sock
     def stream(self, path: str, body: object) -> Iterator[dict[str, Any]]:
         """The chunks of a streamed OpenAI answer; an error event raises ApiError."""
@@ -239,7 +266,12 @@ class LoradClient:
 
 
 def _adapter_path(name: str) -> str:
-    return f"{_ADMIN}/adapters/{quote(name, safe='/@')}"
+    safe = "" if is_reference(name) else "/@"  # `//` of s3:// would be taken for one
+    return f"{_ADMIN}/adapters/{quote(name, safe=safe)}"
+
+
+def _operation_path(id: str) -> str:
+    return f"{_ADMIN}/operations/{quote(id, safe='')}"
 
 
 def openai(sock: str | os.PathLike[str], **options: Any) -> Any:

@@ -84,6 +84,9 @@ class Lora(_Section, frozen=True, kw_only=True):
     thrash_window: Seconds = 60.0
     verify_on_load: VerifyOnLoad = "sample"
     allowed_roots: tuple[str, ...] = ()  # besides the inbox: folders that an operator may name
+    resolve: bool = False  # may a request's model be a reference, and be pulled for it?
+    resolve_allow: tuple[str, ...] = ()  # which: hf:ORG/* and the like; none unless named
+    resolve_every: Seconds = 600.0  # how long a reference without a commit means the same one
 
 
 class Watch(_Section, frozen=True, kw_only=True):
@@ -374,6 +377,13 @@ def check(settings: Settings) -> Settings:
     for key, url in (("hf.endpoint", settings.hf.endpoint), ("s3.endpoint", settings.s3.endpoint)):
         need(not url or bool(ENDPOINT.fullmatch(url)), key, "https://HOST, without user and query")
     need(settings.watch.rescan > 0, "watch.rescan", "above 0 seconds")
+    for pattern in settings.lora.resolve_allow:
+        need(
+            pattern.startswith(("hf:", "s3://")) and "@" not in pattern,
+            "lora.resolve_allow",
+            f"{pattern!r} is no pattern of references without commits",
+            'write "hf:ORG/*", "hf:ORG/REPO" or "s3://BUCKET/*"',
+        )
     settings.engine_config()
     return settings
 

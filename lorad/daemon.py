@@ -35,9 +35,11 @@ from lorad.errors import BadConfig, LoradError, RegistryUnusable, StartError
 from lorad.ground import Ground, ground
 from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog
+from lorad.service.dynamic import Dynamic
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.explain import Explaining
+from lorad.service.fetching import Fetching, Refetch
 from lorad.service.files import AdapterFiles
 from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
@@ -45,8 +47,10 @@ from lorad.service.intake import Intake
 from lorad.service.listing import Listing
 from lorad.service.making_room import RoomMaker
 from lorad.service.names import Names, entry_of
+from lorad.service.operations import Operations
 from lorad.service.picture import Picture
 from lorad.service.pins import PinRoom
+from lorad.service.pulls import Pulls
 from lorad.service.registration import Registration
 from lorad.service.requests import RequestService
 from lorad.service.revisions import Revisions
@@ -54,6 +58,8 @@ from lorad.service.snapshot import Snapshot
 from lorad.service.tasks import Tasks
 from lorad.service.text import TextService
 from lorad.service.verification import Verification
+from lorad.sources import fetch
+from lorad.sources.reference import Reference
 from lorad.systemd import Notifier
 from lorad.watch.watcher import InboxWatcher
 
@@ -160,6 +166,24 @@ class Daemon:
         self.verification = Verification(
             self.names, self.link, intake, revisions, self.events, self.tasks, run=files.verify
         )
+        self.operations = Operations(registry, self.events, self.tasks)
+        self.adapters.on_left = self.operations.adopt
+        fetching = Fetching(partial(_fetcher_for, settings))
+        self.pulls = Pulls(self.operations, fetching, self.adapters, self.names, intake)
+        revisions.refetch = Refetch(
+            fetching, registry, intake, stopping=lambda: self.operations.stopping
+        )
+        self.dynamic = Dynamic(
+            fetching,
+            self.pulls,
+            self.operations,
+            self.names,
+            self.events,
+            self.tasks,
+            allow=settings.lora.resolve_allow if settings.lora.resolve else (),
+            every=settings.lora.resolve_every,
+            max_waiting=max(1, min(settings.limits.queue, settings.limits.connections) // 2),
+        )
         self.names.on_change = revisions.on_change = self.picture.changed
         revisions.on_retired = self.text.forget
         self.memory = Memory(Path(settings.registry.dir) / "inbox.json")
@@ -183,6 +207,7 @@ class Daemon:
             version=__version__,
             base_digest=_base_digest(Path(settings.model.base)),
             pool=self.pool,
+            finder=self.dynamic,
         )
         listing = Listing(self.names, self.picture, self.events, info=lambda: self.link.info)
         self.explaining = Explaining(self.names, self.link, info=lambda: self.link.info)
@@ -208,6 +233,8 @@ class Daemon:
             verification=self.verification,
             explaining=self.explaining,
             housekeeping=self.housekeeping,
+            pulls=self.pulls,
+            operations=self.operations,
             listing=self.snapshot,
             events=self.events,
             link=self.link,
@@ -261,7 +288,7 @@ class Daemon:
         self.link.start()
         for work in (
             *(self.picture.run(), self.housekeeping.run()),
-            *(self._flush(), self._feed_watchdog()),
+            *(self._flush(), self._feed_watchdog(), self.operations.run()),
         ):
             self.tasks.spawn(work)
         if self.watcher is not None:
@@ -269,6 +296,10 @@ class Daemon:
         self.events.publish("daemon.start", message=f"lorad {__version__}, pid {os.getpid()}")
         for level, text in self.ground.registry.report.messages():
             self.events.publish("registry.recovered", level=level, message=text)
+        if self.settings.lora.resolve and not self.settings.lora.resolve_allow:
+            message = "lora.resolve is on, but lora.resolve_allow is empty: no reference is allowed"
+            self.events.publish("config.warning", level="warn", message=message)
+        await self.operations.resume()
         if await self._first_of(self.link.ready.wait()):
             _spare_the_collector()
             self.notifier.ready(f"serving {self.settings.model.name}")
@@ -293,6 +324,7 @@ class Daemon:
         timeout = self.settings.shutdown.drain_timeout
         self.adapters.draining = True
         self.requests.drain()
+        self.dynamic.close()
         self.notifier.stopping("draining")
         self.events.publish("drain.start", message=f"{self.requests.active} requests in flight")
         idle = asyncio.ensure_future(self.requests.wait_idle(timeout))
@@ -309,6 +341,7 @@ class Daemon:
         self.notifier.stopping("stopping")
         if self.watcher is not None:
             await asyncio.to_thread(self.watcher.stop)
+        self.operations.close()
         await self.link.stop()
         await self.tasks.cancel()
         await self._save()
@@ -409,6 +442,12 @@ def _base_digest(folder: Path) -> str:
     for weights in sorted(folder.glob("*.safetensors")):
         digest.update(f"{weights.name} {weights.stat().st_size}".encode())
     return digest.hexdigest()
+
+
+def _fetcher_for(
+    settings: Settings, reference: Reference, /, *, token: str, offline: bool
+) -> fetch.Fetcher:
+    return fetch.fetcher_for(reference, settings, token=token, offline=offline)
 
 
 def _needs_restart(now: Settings, fresh: Settings) -> list[str]:

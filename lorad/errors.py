@@ -65,7 +65,7 @@ TABLE: Mapping[str, Meaning] = {
     "source_not_found": Meaning(404, 4, _REQUEST),
     "source_too_big": Meaning(413, 2, _REQUEST),
     "source_corrupt": Meaning(502, 8, _SERVER),
-    "source_unreachable": Meaning(502, 1, _SERVER, retryable=True),
+    "source_unreachable": Meaning(503, 1, _SERVER, retryable=True),
     "source_busy": Meaning(503, 1, _SERVER, retryable=True),
     "source_offline": Meaning(503, 1, _SERVER),
     # load

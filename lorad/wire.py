@@ -234,6 +234,7 @@ class ItemResult(Struct, frozen=True, kw_only=True):
     message: str = ""
     hint: str = ""
     details: dict[str, str] = {}
+    operation: str = ""  # what goes on: `loractl op show ID`
 
 
 class VerifyFinding(Struct, frozen=True, kw_only=True):

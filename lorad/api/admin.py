@@ -8,20 +8,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lorad import wire
 from lorad.api import sse
-from lorad.api.body import decode
+from lorad.api.asked import body as _body
+from lorad.api.asked import number as _number
+from lorad.api.asked import uid as _uid
 from lorad.api.deps import Deps, deps_of
 from lorad.api.respond import as_lorad_error, json
 from lorad.api.uploads import FILES
 from lorad.errors import LoradError
-
-T = TypeVar("T")
 
 MAX_PAGE = 1000
 
@@ -207,22 +206,3 @@ def _last_seen(request: Request, deps: Deps) -> int | None:
     if "since" in request.query_params:
         return _number(request, "since", 0, 0, 1 << 62)
     return None
-
-
-# ----------------------------------------------------------------- details
-async def _body(request: Request, kind: type[T]) -> T:
-    return decode(await request.body() or b"{}", kind, max_depth=deps_of(request).limits.json_depth)
-
-
-def _uid(request: Request) -> int | None:
-    peer = request.scope.get("lorad_peer")
-    return peer.uid if peer is not None else None
-
-
-def _number(request: Request, name: str, default: int, low: int, high: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
-        raise LoradError("invalid_value", f"{name} must be {low} to {high}", param=name)
-    return int(text)

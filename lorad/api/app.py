@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from lorad.api import admin, generate, health, models
+from lorad.api import admin, generate, health, models, operations
 from lorad.api.deps import Deps
 from lorad.api.guard import Bounds, Guard, admin_uids
 from lorad.api.respond import failure
@@ -54,6 +54,9 @@ ADMIN = [
     Route(f"{_V1}/unpin", admin.unpin, methods=["POST"]),
     Route(f"{_V1}/verify", admin.verify, methods=["POST"]),
     Route(f"{_V1}/gc", admin.gc, methods=["POST"]),
+    Route(f"{_V1}/pulls", operations.pull, methods=["POST"]),
+    Route(f"{_V1}/operations", operations.list_operations),
+    Route(f"{_V1}/operations/{{operation_id}}", operations.operation, methods=["GET", "DELETE"]),
     Route(f"{_V1}/uploads", admin.open_upload, methods=["POST"]),
     Route(f"{_V1}{_FILES}", admin.put_file, methods=["PUT"]),
     Route(f"{_V1}/uploads/{{upload_id}}/commit", admin.commit_upload, methods=["POST"]),

@@ -15,8 +15,10 @@ from lorad import wire
 from lorad.api.sse import PING_SECONDS
 from lorad.api.uploads import Stage, Staging, Uploads
 from lorad.config import Limits, Settings
+from lorad.registry.records import OperationRecord
 from lorad.service.events import Level
 from lorad.service.requests import RequestService
+from lorad.wire_operations import PullPlan, PullStart
 
 
 class Wishes(Stage, Protocol):
@@ -59,6 +61,22 @@ class Explaining(Protocol):
     """Of Explaining."""
 
     async def explain(self, name: str) -> wire.Explained: ...
+
+
+class Pulling(Protocol):
+    """Of Pulls."""
+
+    async def plan(self, start: PullStart) -> PullPlan: ...
+    async def begin(self, start: PullStart, *, actor: str) -> OperationRecord: ...
+
+
+class Operating(Protocol):
+    """Of Operations."""
+
+    def get(self, id: str) -> OperationRecord: ...
+    def list(self, *, live: bool = False, limit: int = 100) -> tuple[OperationRecord, ...]: ...
+    async def wait(self, id: str, seconds: float | None = None) -> OperationRecord: ...
+    async def cancel(self, id: str) -> OperationRecord: ...
 
 
 class Listing(Protocol):
@@ -110,6 +128,8 @@ class Deps:
     verification: Verifying
     explaining: Explaining
     housekeeping: Keeping
+    pulls: Pulling
+    operations: Operating
     listing: Listing
     events: Events
     link: Engine

@@ -16,6 +16,7 @@ from lorad.api.deps import Deps, deps_of
 from lorad.api.parse import messages
 from lorad.api.respond import json
 from lorad.errors import LoradError
+from lorad.spelling import split_digest
 from lorad.wire_openai import (
     Detokenized,
     DetokenizeRequest,
@@ -58,7 +59,7 @@ async def get_model(request: Request) -> Response:
     context = deps.requests.engine().max_model_len
     if rev is None:
         return json(_base_card(deps, context))
-    adapter = deps.listing.detail(name.partition("@")[0]).adapter
+    adapter = deps.listing.detail(split_digest(deps.requests.named(name))[0]).adapter
     return json(_card(deps, context, adapter, name, rev))
 
 

@@ -235,6 +235,7 @@ RESULTS: Sequence[Column[wire.ItemResult]] = (
     Column("RESULT", lambda r: (r.state or "done") if r.ok else r.code),
     Column("REV", lambda r: short(r.rev)),
 )
+OPERATION = Column[wire.ItemResult]("OPERATION", lambda r: r.operation)
 
 
 def _act(s: Session, verb: str, names: list[str], **fields: Any) -> None:
@@ -270,7 +271,8 @@ def _report(s: Session, results: wire.Results) -> None:
     items = results.items
     failed = [r for r in items if not r.ok]
     if len(items) > 1 or not failed or s.options.machine:
-        print_items(items, RESULTS, s.options, document=results, name=lambda r: r.name)
+        columns = [*RESULTS, OPERATION] if any(r.operation for r in items) else RESULTS
+        print_items(items, columns, s.options, document=results, name=lambda r: r.name)
     if results.skipped:
         note(f"{len(results.skipped)} pinned skipped: --force evicts them too", s.options)
     if len(items) == 1 and failed:

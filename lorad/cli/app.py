@@ -18,7 +18,18 @@ import typer
 
 from lorad import __version__
 from lorad.caller import ApiError, Unreachable
-from lorad.cli import adapters, daemon, events, explain, gc, listing, run, verify
+from lorad.cli import (
+    adapters,
+    daemon,
+    events,
+    explain,
+    gc,
+    listing,
+    operations,
+    pull,
+    run,
+    verify,
+)
 from lorad.cli.options import Options, asks_json, hoist, may_ask, output_format, seconds
 from lorad.cli.output import complain, flush, json_text, one_line, print_line
 from lorad.cli.reach import advise
@@ -36,7 +47,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (daemon, listing, adapters, explain, verify, gc, events, run):
+for part in (
+    *(daemon, listing, adapters, pull, explain, verify, gc),
+    *(operations, events, run),
+):
     part.register(app)
 
 #: Codes of what goes wrong on this side of the socket; all others are rows of lorad.errors.TABLE.
@@ -46,6 +60,7 @@ OWN_EXITS: Mapping[str, int] = {
     "unreachable_denied": 5,
     "interrupted": 130,
     "partly_failed": 1,
+    "cancelled": 1,
     "os_error": 1,
     "other_version": 1,
     "bug": 1,
@@ -177,7 +192,9 @@ def invoke(argv: list[str]) -> int:
 
 def _takes_value(root: Any) -> frozenset[str]:
     """Options of the commands that are followed by a value."""
-    parameters = [p for command in root.commands.values() for p in command.params]
+    groups = [c for c in root.commands.values() if hasattr(c, "commands")]
+    commands = [c for group in (root, *groups) for c in group.commands.values()]
+    parameters = [p for command in commands for p in command.params]
     valued = [p for p in parameters if p.param_type_name == "option" and not p.is_flag]
     return frozenset(name for p in valued for name in p.opts)
 

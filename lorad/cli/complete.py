@@ -6,11 +6,18 @@ nor print into it.
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from lorad import wire
+
+if TYPE_CHECKING:
+    from lorad.client import LoradClient
+
+T = TypeVar("T")
 
 PATIENCE = 0.2  # seconds
 
@@ -30,18 +37,34 @@ def cold_name(context: typer.Context, incomplete: str) -> list[str]:
     return [a.name for a in _adapters(context, incomplete) if a.slot is None]
 
 
+def live_operation(context: typer.Context, incomplete: str) -> list[str]:
+    """What `op cancel` can take."""
+
+    def ask(client: "LoradClient") -> list[str]:
+        return [o.id for o in client.operations(live=True).items if o.id.startswith(incomplete)]
+
+    return _asked(context, ask)
+
+
 def _adapters(context: typer.Context, incomplete: str) -> list[wire.Adapter]:
+    def ask(client: "LoradClient") -> list[wire.Adapter]:
+        page = client.adapters(q=incomplete or None, limit=200)
+        return [a for a in page.items if a.name.startswith(incomplete)]
+
+    return _asked(context, ask)
+
+
+def _asked(context: typer.Context, question: "Callable[[LoradClient], list[T]]") -> list[T]:
     """A thread asks, so that not even a daemon that sends a byte now and then keeps us."""
     from lorad.cli.reach import checked_host, default_host
     from lorad.client import LoradClient
 
     given = context.find_root().params.get("host") or os.environ.get("LORAD_HOST")
-    found: list[wire.Adapter] = []
+    found: list[T] = []
 
     def ask() -> None:
         with suppress(Exception):
-            page = client.adapters(q=incomplete or None, limit=200)
-            found.extend(a for a in page.items if a.name.startswith(incomplete))
+            found.extend(question(client))
 
     with suppress(ValueError):
         client = LoradClient(checked_host(given or default_host(os.environ)), timeout=PATIENCE)

@@ -17,6 +17,7 @@ from lorad.cli.complete import any_name
 from lorad.cli.options import seconds
 from lorad.cli.output import Column, Table, flush, moment, note, print_items
 from lorad.cli.session import Interrupted, Session, Usage, session
+from lorad.spelling import split_digest
 
 if TYPE_CHECKING:
     from lorad.client import LoradClient
@@ -72,7 +73,7 @@ class Filter:
         then = moment(event.time)
         return (
             event.type.startswith(self.kind)
-            and self.adapter in (None, event.name, event.name.partition("@")[0])
+            and self.adapter in (None, event.name, split_digest(event.name)[0])
             and (self.earliest is None or then is None or then >= self.earliest)
         )
 

@@ -29,6 +29,7 @@ from lorad.cli.output import (
 )
 from lorad.cli.revision import revision_rows
 from lorad.cli.session import Failed, Session, Usage, session
+from lorad.spelling import is_reference, split_digest
 
 SHORT_REV = 8
 _PAGE = 500
@@ -231,9 +232,9 @@ def _told(event: wire.EventItem) -> tuple[str, ...]:
 
 def _detail(s: Session, asked: str) -> wire.AdapterDetail:
     """What NAME[@REV] means; with a REV, of that revision alone."""
-    name, at, digest = asked.partition("@")
+    name, digest = split_digest(asked)
     detail = s.client.adapter(checked_name(name))
-    if not at:
+    if name == asked:
         return detail
     if len(digest) < SHORT_REV or set(digest) - set("0123456789abcdef"):
         raise Usage(f"{asked!r}: a revision is {SHORT_REV} or more hex digits after @")
@@ -263,7 +264,7 @@ def _no_revision(detail: wire.AdapterDetail, digest: str) -> wire.ItemResult:
 # ----------------------------------------------------------------- arguments
 def checked_name(name: str) -> str:
     """A name that can stand in a URL; what the daemon could never have is refused here."""
-    if any(part in ("", ".", "..") for part in name.split("/")):
+    if not is_reference(name) and any(part in ("", ".", "..") for part in name.split("/")):
         message = f"no adapter named {name!r}"
         missing = wire.ItemResult(
             name=name, ok=False, code="model_not_found", message=message, hint="loractl ls"

@@ -11,13 +11,14 @@ import msgspec
 from lorad import wire
 from lorad.caller import ApiError, Unreachable
 from lorad.cli.session import Failed, Session
+from lorad.spelling import split_digest
 
 
 def unanswered(s: Session, name: str, error: ApiError) -> Exception:
     """The failure to raise in place of `error`."""
     if error.code != "model_not_found":
         return error
-    plain = name.partition("@")[0]
+    plain = split_digest(name)[0]
     with suppress(Unreachable, msgspec.MsgspecError):
         try:
             adapter = s.client.adapter(plain).adapter

@@ -21,7 +21,7 @@ from sqlalchemy import (
 #: `PRAGMA application_id`: "lora".
 APPLICATION_ID = 0x6C6F7261
 #: `PRAGMA user_version`: the number of the newest migration.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 metadata = MetaData()
 
@@ -146,4 +146,32 @@ audit = Table(
     Column("result", String, nullable=False),
     Column("message", Text, nullable=False),
     sqlite_autoincrement=True,
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("id", String, primary_key=True),  # rises with time
+    Column("kind", String, nullable=False),
+    Column("target", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("done_bytes", Integer, nullable=False),
+    Column("total_bytes", Integer, nullable=False),  # 0 = not known yet
+    Column("wish", Text, CheckConstraint("json_valid(wish)"), nullable=False),
+    Column("commit", String, nullable=False),  # what the target was resolved to, "" before
+    Column("staging", String, nullable=False),  # the folder that it fills, "" for none
+    Column("name", String, nullable=False),
+    Column("rev", String, nullable=False),
+    Column("code", String, nullable=False),
+    Column("reason", String, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("hint", Text, nullable=False),
+    Column("actor", String, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    CheckConstraint(
+        "state IN ('queued', 'running', 'done', 'failed', 'cancelled')",
+        name="known_operation_state",
+    ),
+    Index("operations_by_state", "state", "id"),
 )

@@ -199,6 +199,43 @@ class PackedUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperationRecord:
+    """Something that was begun for somebody and may outlive its client, and the daemon.
+
+    `wish` is JSON that its kind understands; no secret is ever in it.  `total_bytes` 0 is unknown.
+    `code`, `reason`, `message` and `hint` say why it failed.
+    """
+
+    id: str
+    kind: str
+    target: str
+    state: str  # queued running done failed cancelled
+    done_bytes: int = 0
+    total_bytes: int = 0
+    wish: str = "{}"
+    commit: str = ""
+    staging: str = ""
+    name: str = ""  # of the adapter, once it is known
+    rev: str = ""
+    code: str = ""
+    reason: str = ""
+    message: str = ""
+    hint: str = ""
+    actor: str = ""
+    created_at: float = 0.0
+    updated_at: float = 0.0
+
+    @property
+    def live(self) -> bool:
+        """It has not ended."""
+        return self.state in LIVE
+
+
+#: States of an operation that has not ended.
+LIVE = ("queued", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """`total` counts every match; `cursor` is None on the last page."""
 

@@ -23,6 +23,7 @@ from lorad.registry.backups import Backups
 from lorad.registry.cards import Cards
 from lorad.registry.journal import Stamp
 from lorad.registry.mirror import Mirror, Passed
+from lorad.registry.operations import Operations, stagings_in_use
 from lorad.registry.records import (
     AdapterRecord,
     AuditRecord,
@@ -67,6 +68,7 @@ class Registry:
         self._mirror = mirror
         self._readers = sqlite.reader_engine(path)
         self._writer = Writer(path, busy_timeout=busy_timeout)
+        self.operations = Operations(self._read, self._writer, clock)
 
     @classmethod
     def open(
@@ -380,11 +382,14 @@ class Registry:
 
         Names whose files are gone become missing, lost packed files are forgotten, and revisions
         that no row knows (a crash before their registration) are removed, unless the registry was
-        just recovered and may have forgotten them.
+        just recovered and may have forgotten them.  Folders that operations will go on filling
+        stay.
         """
 
         def work(connection: Connection, at: Stamp) -> StoreReport:
-            report = self.store.reconcile(queries.known_revs(connection))
+            report = self.store.reconcile(
+                queries.known_revs(connection), keep=stagings_in_use(connection, at.now)
+            )
             commands.settle_files(connection, at, self.store, report.missing)
             return report
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from lorad.registry import failpoints
 from lorad.registry.room import Room, size_of, tree_bytes
 
 _REV = re.compile(r"[0-9a-f]{64}")
+_STAGING_ID = re.compile(r"[0-9a-z-]{1,64}")
 _LAYOUT = re.compile(r"[0-9a-z]{1,64}")
 #: In a revision's folder: its files are where they came from, and only there.
 REMOTE = "remote"
@@ -106,6 +107,24 @@ class Store:
             if expected_bytes > disk.free_bytes(self._staging):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             folder.mkdir(mode=0o750)
+        return StagingDir(folder)
+
+    def staging_path(self, id: str) -> Path:
+        """Where the staging folder of that id lies, or would lie."""
+        if not _STAGING_ID.fullmatch(id):
+            raise ValueError(f"not the id of a staging folder: {id[:80]!r}")
+        return self._staging / id
+
+    def reopen(self, id: str, expected_bytes: int = 0) -> StagingDir:
+        """The staging folder of that id, as it was left, or a new one; `expected_bytes` as above,
+        what lies there included."""
+        folder = self.staging_path(id)
+        missing = max(0, expected_bytes - tree_bytes(folder))
+        self.room.afford(missing)
+        with disk.writing("stage an adapter", self._staging, missing):
+            if missing > disk.free_bytes(self._staging):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            folder.mkdir(mode=0o750, exist_ok=True)
         return StagingDir(folder)
 
     def discard(self, staging: StagingDir) -> None:
@@ -210,12 +229,13 @@ class Store:
         """Remove every revision outside `keep`; returns them."""
         return self.remove(self.revs() - keep)
 
-    def reconcile(self, known: Iterable[str] = ()) -> StoreReport:
+    def reconcile(self, known: Iterable[str] = (), *, keep: Collection[str] = ()) -> StoreReport:
         """At start: clear leftovers of a crash and compare with the revisions that should be here.
 
-        Only before anything is staged: every staging folder is taken for a leftover.
+        Only before anything is staged: every staging folder but those whose ids are in `keep` is
+        taken for a leftover.
         """
-        stale = list(self._staging.iterdir())
+        stale = [folder for folder in self._staging.iterdir() if folder.name not in keep]
         for folder in stale:
             _remove_tree(folder)
         here = self.revs()

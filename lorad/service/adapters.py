@@ -29,6 +29,7 @@ from lorad.service.pins import still_pinned
 from lorad.service.registration import LATER, Registration, Terms
 from lorad.service.revisions import Revisions
 from lorad.service.tasks import Tasks
+from lorad.spelling import split_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,14 @@ class Resolved:
     rev: str | None
     base: bool = False
     priority: int | None = None  # of the name; None: the base model has none
+
+
+#: (verb, name, what of it runs on) -> the id of an operation that tells what became of it.
+OnLeft = Callable[[str, str, "asyncio.Task[LoradError | None]"], Awaitable[str]]
+
+
+async def _nobody(verb: str, name: str, task: "asyncio.Task[LoradError | None]") -> str:
+    return ""
 
 
 class Staged(Protocol):
@@ -67,6 +76,7 @@ class AdapterService:
     ) -> None:
         self.draining = False
         self.on_removed: Callable[[str], None] = lambda name: None
+        self.on_left: OnLeft = _nobody
         self.revisions = revisions
         self.refresh = refresh
         self._names, self._link, self._intake = names, link, intake
@@ -86,11 +96,11 @@ class AdapterService:
         """
         resolved = Resolved(None, None, base=True)
         if model != self._names.model:
-            name, at, digest = model.partition("@")
+            name, digest = split_digest(model)
             entry = self._names.catalog.get(name)
             rev = entry.rev if entry is not None else None
             priority = entry.priority if entry is not None else None
-            other = at and (len(digest) < 8 or not (rev or "").startswith(digest))
+            other = name != model and (len(digest) < 8 or not (rev or "").startswith(digest))
             if rev is None or other:
                 message = f"The model {model!r} does not exist"
                 raise LoradError("model_not_found", message, param="model")
@@ -143,9 +153,14 @@ class AdapterService:
             dry_run=dry_run,
         )
         added = await self.take(staging, name, terms)
-        if load and not dry_run and self._link.info is not None:
-            await self.revisions.load(added.rev)
+        if load and not dry_run:
+            await self.load_now(added.rev)
         return added
+
+    async def load_now(self, rev: str) -> None:
+        """Onto the GPU; before READY nothing is."""
+        if self._link.info is not None:
+            await self.revisions.load(rev)
 
     async def take(self, staging: Staged, name: str, terms: Terms) -> wire.Added:
         """The same for whoever has more to say; a name that is pinned is loaded."""
@@ -207,7 +222,7 @@ class AdapterService:
                 await self._pin(name)
             await self.revisions.load(rev, names.tier)
 
-        return await self._each(names, one)
+        return await self._each("load", names, one)
 
     async def evict(self, names: wire.Names) -> wire.Results:
         wanted = self._names.catalog.wanted
@@ -225,13 +240,13 @@ class AdapterService:
             )
 
         if not names.all:
-            return await self._each(names, one)
+            return await self._each("evict", names, one)
         held = [rev for rev in self.revisions.tiers if self.revisions.resident(rev)]
         chosen = [rev for rev in held if names.force or not wanted(rev)[0]]
         names_of = self._names.catalog.names_of
         every = {name for rev in chosen for name in names_of(rev)}
         kept = {name for rev in held for name in names_of(rev)} - every
-        results = await self._each(names, one, sorted(every))
+        results = await self._each("evict", names, one, sorted(every))
         return structs.replace(results, skipped=tuple(sorted(kept)))
 
     async def pin(self, names: wire.Names) -> wire.Results:
@@ -241,14 +256,14 @@ class AdapterService:
             if not names.no_load:
                 await self.revisions.load(rev)
 
-        return await self._each(names, one)
+        return await self._each("pin", names, one)
 
     async def unpin(self, names: wire.Names) -> wire.Results:
         async def one(name: str) -> None:
             async with self._names.lock(name):
                 await self._set(name, False, None, None)
 
-        return await self._each(names, one)
+        return await self._each("unpin", names, one)
 
     async def patch(self, name: str, patch: wire.AdapterPatch) -> None:
         """Change pin, priority, labels; read the result from `Listing`."""
@@ -362,6 +377,7 @@ class AdapterService:
 
     async def _each(
         self,
+        verb: str,
         names: wire.Names,
         one: Callable[[str], Awaitable[None]],
         every: Sequence[str] | None = None,
@@ -369,14 +385,15 @@ class AdapterService:
         chosen = list(dict.fromkeys(names.names if every is None else every))
         if not chosen and every is None:
             raise LoradError("invalid_value", "names is empty", param="names")
-        items = await asyncio.gather(*(self._item(name, one, names) for name in chosen))
+        items = await asyncio.gather(*(self._item(verb, name, one, names) for name in chosen))
         await self.refresh()
         return wire.Results(items=tuple(items))
 
     async def _item(
-        self, name: str, one: Callable[[str], Awaitable[None]], names: wire.Names
+        self, verb: str, name: str, one: Callable[[str], Awaitable[None]], names: wire.Names
     ) -> wire.ItemResult:
         """One name's outcome.  Work goes on when the caller leaves or runs out of time."""
+        task, operation = None, ""
         try:
             self._names.known(name)
             if not names.dry_run:
@@ -386,6 +403,8 @@ class AdapterService:
                         error = await asyncio.shield(task)
                     if error is not None:
                         raise error
+                else:
+                    operation = await self.on_left(verb, name, task)
         except LoradError as error:
             return wire.ItemResult(
                 name=name,
@@ -396,17 +415,22 @@ class AdapterService:
                 details=error.details,
             )
         except TimeoutError:
+            assert task is not None
+            operation = await self.on_left(verb, name, task)
             return wire.ItemResult(
                 name=name,
                 ok=False,
                 code="deadline_exceeded",
                 message=f"not done after {names.timeout_s:g} s; it goes on",
-                hint=f"loractl show {name}",
+                hint=f"loractl op show {operation}" if operation else f"loractl show {name}",
+                operation=operation,
             )
         entry = self._names.catalog.get(name)
         rev = entry.rev if entry is not None else None
         state = self.revisions.tiers.get(rev, State.REGISTERED) if rev else State.QUARANTINED
-        return wire.ItemResult(name=name, ok=True, state=state.value, rev=rev or "")
+        return wire.ItemResult(
+            name=name, ok=True, state=state.value, rev=rev or "", operation=operation
+        )
 
 
 def _in_range(priority: int | None) -> int | None:

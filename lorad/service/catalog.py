@@ -19,6 +19,7 @@ class Entry:
     candidate: str | None = None
     pinned: bool = False
     priority: int = 50
+    source: str = ""  # the reference whose content `rev` is
 
     @property
     def replaced(self) -> bool:
@@ -32,6 +33,7 @@ class Catalog:
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, set[str]] = {}  # serving revision -> names
+        self._sources: dict[str, set[str]] = {}  # reference -> names that serve its content
         self._candidates: Counter[str] = Counter()
         self._leases: Counter[str] = Counter()
         self._last_name: dict[str, str] = {}  # how a revision without a name is called in events
@@ -49,7 +51,9 @@ class Catalog:
         self.drop(entry.name)
         self._entries[entry.name] = entry
         if entry.rev is not None:
-            self._names.setdefault(entry.rev, set()).add(entry.name)
+            _add(self._names, entry.rev, entry.name)
+            if entry.source:
+                _add(self._sources, entry.source, entry.name)
             self._last_name[entry.rev] = entry.name
         if entry.candidate is not None:
             self._candidates[entry.candidate] += 1
@@ -60,10 +64,9 @@ class Catalog:
         if entry is None:
             return
         if entry.rev is not None:
-            names = self._names[entry.rev]
-            names.discard(name)
-            if not names:
-                del self._names[entry.rev]
+            _discard(self._names, entry.rev, name)
+            if entry.source:
+                _discard(self._sources, entry.source, name)
         if entry.candidate is not None:
             self._candidates[entry.candidate] -= 1
             if not self._candidates[entry.candidate]:
@@ -80,6 +83,16 @@ class Catalog:
             return ",".join(names)
         last = self._last_name.get(rev)
         return f"{last}@{rev[:8]}" if last else rev[:12]
+
+    def named_by(self, reference: str) -> str:
+        """A name that serves just what `reference` means, "" if there is none; the reference's own
+        name goes first."""
+        names = self._sources.get(reference, ())
+        return reference if reference in names else min(names, default="")
+
+    def sources(self, beginning: str) -> tuple[str, ...]:
+        """References that begin so, and whose content is served."""
+        return tuple(ref for ref in self._sources if ref.startswith(beginning))
 
     def wanted(self, rev: str) -> tuple[bool, int]:
         """Pinned if any name is, the highest priority of all; (False, 50) without a name."""
@@ -115,3 +128,13 @@ class Catalog:
     def in_use(self) -> set[str]:
         """Revisions that a name means here, or soon will, or that some request still uses."""
         return {*self._names, *self._candidates, *self._leases}
+
+
+def _add(sets: dict[str, set[str]], key: str, name: str) -> None:
+    sets.setdefault(key, set()).add(name)
+
+
+def _discard(sets: dict[str, set[str]], key: str, name: str) -> None:
+    sets[key].discard(name)
+    if not sets[key]:
+        del sets[key]

@@ -24,14 +24,13 @@ from lorad.registry.store import StagingDir
 from lorad.service.adapters import AdapterService
 from lorad.service.events import EventRing
 from lorad.service.intake import Intake
+from lorad.service.names import INBOX as SOURCE
 from lorad.service.names import Names
 from lorad.service.registration import Terms
 from lorad.service.tasks import Tasks
 from lorad.watch.inbox import InboxFolder, InboxOptions
 
 log = logging.getLogger("lorad.inbox")
-
-SOURCE = "inbox"
 
 
 class Watcher(Protocol):

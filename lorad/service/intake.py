@@ -67,6 +67,12 @@ class Intake:
         await self.make_room(expected_bytes)
         return await asyncio.to_thread(self.store.stage, expected_bytes)
 
+    async def reopen(self, id: str, expected_bytes: int = 0) -> StagingDir:
+        """The staging folder of that id, as it was left, with room for what it still lacks."""
+        there = await asyncio.to_thread(tree_bytes, self.store.staging_path(id))
+        await self.make_room(max(0, expected_bytes - there))
+        return await asyncio.to_thread(self.store.reopen, id, expected_bytes)
+
     async def fill(self, fill: Callable[[StagingDir], object]) -> StagingDir:
         """A new staging folder with what `fill` puts there; nothing is left if it raises."""
 

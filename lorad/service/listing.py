@@ -20,6 +20,7 @@ from lorad.service.events import EventRing, rfc3339
 from lorad.service.kinds import from_mlx, kinds_of, scalings_of
 from lorad.service.names import Names
 from lorad.service.picture import Picture
+from lorad.spelling import split_digest
 
 #: Events and earlier revisions in one detail.
 DETAIL_EVENTS, DETAIL_HISTORY = 20, 20
@@ -67,7 +68,7 @@ class Listing:
 
     def detail(self, name: str) -> wire.AdapterDetail:
         """Everything about one name; `name@digest` is accepted for its serving revision."""
-        record = self._names.known(name.partition("@")[0])
+        record = self._names.known(split_digest(name)[0])
         revisions = self._revisions_of(record)
         serving = revisions.get(record.serving_rev or "")
         candidate = revisions.get(record.candidate_rev or "")

@@ -19,10 +19,13 @@ from lorad.errors import LoradError
 from lorad.registry.records import AdapterRecord
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog, Entry
+from lorad.spelling import is_reference
 
 T = TypeVar("T")
 
 LONGEST = 127
+#: The source of what lies in the inbox.
+INBOX = "inbox"
 #: Names that are compared letter by letter, of those that share most pairs of letters.
 _LOOKED_AT = 32
 NAME = re.compile(r"(?:[a-z0-9][a-z0-9._-]{0,62}/)?[a-z0-9][a-z0-9._-]{0,62}")
@@ -100,9 +103,9 @@ class Names:
                     break
         return found
 
-    def check_free(self, name: str, source: str) -> None:
-        """May content from `source` be called `name`?  Raises invalid_value or name_taken."""
-        if not NAME.fullmatch(name):
+    def check_legal(self, name: str) -> None:
+        """Raises invalid_value, or name_taken for the base model's."""
+        if not NAME.fullmatch(name) and not is_reference(name):
             raise LoradError(
                 "invalid_value",
                 f"{name[:80]!r} is not an adapter name",
@@ -115,12 +118,27 @@ class Names:
                 f"{name!r} is the base model's name",
                 details={"reason": "E_NAME_TAKEN"},
             )
+
+    def check_free(self, name: str, source: str, *, replace: bool = False) -> None:
+        """May content from `source` be called `name`?  Raises invalid_value or name_taken.
+
+        A reference is the name of what it means, and of nothing else.  `replace` lets content from
+        a reference take another's name; not a folder's in the inbox, which is still there.
+        """
+        self.check_legal(name)
+        if is_reference(name) and name != source:
+            raise LoradError("invalid_value", f"{name[:200]!r} is a reference", param="name")
         before = self.registry.get(name)
+        moves = replace and is_reference(source) and before is not None
+        if moves and before is not None and before.source != INBOX:
+            return
         if before is not None and before.source != source:
             raise LoradError(
                 "name_taken",
                 f"{name!r} belongs to an adapter from {before.source}",
-                hint=f"loractl rm {name}, or choose another name",
+                hint=f"loractl rm {name}, or choose another name"
+                if not is_reference(source) or before.source == INBOX
+                else "--replace gives it the new content; or choose another name with --name",
                 details={"reason": "E_NAME_TAKEN"},
             )
 
@@ -131,7 +149,10 @@ def entry_of(record: AdapterRecord) -> Entry:
     A new name means its candidate at once: a request for it waits for the packing.
     """
     rev = record.serving_rev or record.candidate_rev
-    entry = Entry(record.name, rev, record.candidate_rev, record.pinned, record.priority)
+    # while a candidate waits, or after it failed, the source is the candidate's
+    settled = record.reason is None and record.candidate_rev in (None, rev)
+    source = record.source if settled and is_reference(record.source) else ""
+    entry = Entry(record.name, rev, record.candidate_rev, record.pinned, record.priority, source)
     return entry if record.stored_state == State.REGISTERED else replace(entry, rev=None)
 
 
@@ -152,4 +173,4 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def tenant_of(name: str) -> str | None:
     """The part before the slash, if there is one."""
-    return name.partition("/")[0] if "/" in name else None
+    return name.partition("/")[0] if "/" in name and not is_reference(name) else None

@@ -67,7 +67,7 @@ class Registration:
 
     async def take(self, staging: StagingDir, name: str, terms: Terms) -> wire.Added:
         """All of it; before the engine is ready it ends with the registration."""
-        self._names.check_free(name, terms.source)
+        self._names.check_free(name, terms.source, replace=terms.replace)
         found = await self._find(staging, name, terms)
         before = self._names.registry.get(name)
         serves = before is not None and before.stored_state == State.REGISTERED

@@ -24,8 +24,9 @@ from lorad.service.choice import Choice
 from lorad.service.door import Door, Place
 from lorad.service.generation import Generation, Owner
 from lorad.service.plan import plan
-from lorad.service.seams import Adapters, Limits, Link, Text
+from lorad.service.seams import Adapters, AsNamed, Finder, Limits, Link, Text
 from lorad.service.tenants import Account, account_of
+from lorad.spelling import is_reference
 
 T = TypeVar("T")
 
@@ -46,11 +47,13 @@ class RequestService:
         version: str,
         base_digest: str,
         pool: Executor | None = None,
+        finder: Finder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.aborted: Counter[str] = Counter()  # reason -> requests that ended before their end
         self._adapters, self._link, self._text = adapters, link, text
         self._limits, self._pool, self._clock = limits, pool, clock
+        self._finder: Finder = finder or AsNamed()
         self._fingerprint = f"lorad-{version}-{base_digest[:8]}"
         self.door = Door(limits, clock)  # sequences that the engine has not answered yet
         self._draining = False
@@ -72,17 +75,17 @@ class RequestService:
     # ----------------------------------------------------------------- one request
     async def start(self, ask: Ask) -> Generation:
         """Everything up to the engine; raises LoradError.  Cancelling it frees what it took."""
-        seconds = min(self._limits.deadline, ask.timeout or math.inf)
-        deadline = self._clock() + seconds
+        deadline = self._clock() + min(self._limits.deadline, ask.timeout or math.inf)
         if self._draining:
             raise LoradError("draining", "the daemon is shutting down and takes no new requests")
-        resolved, info = self._adapters.resolve(ask.model), self.engine()
+        name = await self._find(ask.model, deadline)
+        resolved, info = self._adapters.resolve(name), self.engine()
         rev, account = resolved.rev, account_of(resolved.name, ask.priority, resolved.priority)
         with contextlib.ExitStack() as undo:
             place = self.door.enter(
                 (account.tenant.name, rev, account.priority),
                 ask.num_sequences,
-                seconds=seconds,
+                seconds=deadline - self._clock(),
                 starts_per_second=self._link.starts_per_second,
             )
             undo.callback(place.close)
@@ -105,9 +108,13 @@ class RequestService:
         return generation
 
     # ----------------------------------------------------------------- beside generating
+    def named(self, model: str) -> str:
+        """The adapter's own name, where `model` is a reference to one that is here."""
+        return self._finder.known(model)
+
     def resolve(self, model: str) -> str | None:
-        """The revision that `model` means; raises exactly what `start` would."""
-        return self._adapters.resolve(model).rev
+        """The revision that `model` means; raises what `start` would, which may pull it first."""
+        return self._adapters.resolve(self.named(model)).rev
 
     def engine(self) -> EngineInfo:
         """The engine's facts; raises while it cannot take requests."""
@@ -170,7 +177,7 @@ class RequestService:
 
     async def _with_text(self, model: str, work: Callable[[Text], T]) -> T:
         """`work` in a worker thread; the files that it reads stay until it has ended."""
-        rev = self.resolve(model)
+        rev = self.resolve(await self._find(model))
         if rev is None:
             return await self._in_pool(lambda: work(self._text(None)))
         self._adapters.lease(rev)
@@ -180,6 +187,18 @@ class RequestService:
             self._adapters.release(rev)
 
     # ----------------------------------------------------------------- steps of start
+    async def _find(self, model: str, deadline: float | None = None) -> str:
+        """The name behind a model.  Who waits for a pull counts as active, but stands in no queue:
+        nobody who could run is kept out."""
+        if not is_reference(model):
+            return model
+        seconds = self._limits.deadline if deadline is None else deadline - self._clock()
+        self._begin()
+        try:
+            return await self._finder.find(model, seconds)
+        finally:
+            self._end()
+
     async def _in_pool(self, work: Callable[[], T]) -> T:
         """Tokenising takes milliseconds that belong to nobody else's stream."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -29,6 +29,24 @@ class Adapters(Protocol):
     def release(self, rev: str) -> None: ...
 
 
+class Finder(Protocol):
+    """Of Dynamic: the adapter's name for a model that may be a reference, else the model's text;
+    `find` waits up to `seconds` for it to be pulled, and raises why it cannot be."""
+
+    def known(self, model: str) -> str: ...
+    async def find(self, model: str, seconds: float) -> str: ...
+
+
+class AsNamed:
+    """No references: every model is called by its name."""
+
+    def known(self, model: str) -> str:
+        return model
+
+    async def find(self, model: str, seconds: float) -> str:
+        return model
+
+
 class Link(Protocol):
     """Of EngineLink; `check` raises while the engine is not ready, `on_delta` runs on the loop."""
 

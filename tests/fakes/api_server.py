@@ -6,6 +6,7 @@ that half characters happen all the time.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 import time
@@ -26,11 +27,13 @@ from lorad.api.server import HttpServer, bind_unix
 from lorad.api.uploads import Uploads
 from lorad.config import Admin, Limits, Model, Settings
 from lorad.errors import LoradError
+from lorad.registry.records import OperationRecord
 from lorad.service.events import EventRing
 from lorad.service.requests import RequestService
 from lorad.service.text import RevisionText
 from lorad.text.template import ChatTemplate
 from lorad.text.tokenizer import Tokenizer, _byte_alphabet
+from lorad.wire_operations import PulledFile, PullPlan, PullStart
 
 T = TypeVar("T")
 
@@ -265,6 +268,89 @@ class FakeAdapters:
             raise self.answer
 
 
+class FakePulls:
+    """Pulls and operations in one: `begin` files a row that a test moves on with `move`."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.rows: dict[str, OperationRecord] = {}
+        self.starts: list[PullStart] = []
+        self.answer: LoradError | None = None
+        self.first: dict[str, Any] = {"state": "running"}  # of the next one
+        self.pending: list[str] = []  # what clients wait for; of those before a reset no more
+        self.seen: OperationRecord | None = None  # what the last of them was told
+        self._moved = asyncio.Event()
+
+    def move(self, id: str, **values: Any) -> None:
+        """On the loop."""
+        self.rows[id] = dataclasses.replace(self.rows[id], **values)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def plan(self, start: PullStart) -> PullPlan:
+        self._note(start)
+        files = (
+            PulledFile(name="adapter_config.json", num_bytes=700),
+            PulledFile(name="adapter_model.safetensors", num_bytes=None),
+        )
+        return PullPlan(
+            reference=f"{start.reference}@{'c' * 40}",
+            commit="c" * 40,
+            name=start.name or "sql",
+            files=files,
+            total_bytes=None,
+        )
+
+    async def begin(self, start: PullStart, *, actor: str) -> OperationRecord:
+        self._note(start)
+        id = f"0000000{len(self.rows)}"
+        self.rows[id] = OperationRecord(
+            id=id,
+            kind="pull",
+            target=start.reference,
+            name=start.name or "sql",
+            actor=actor,
+            created_at=time.time(),
+            updated_at=time.time(),
+            **self.first,
+        )
+        return self.rows[id]
+
+    def get(self, id: str) -> OperationRecord:
+        if id not in self.rows:
+            raise LoradError("not_found", f"no operation {id!r}", hint="loractl op ls")
+        return self.rows[id]
+
+    def list(self, *, live: bool = False, limit: int = 100) -> tuple[OperationRecord, ...]:
+        rows = [row for row in reversed(self.rows.values()) if row.live or not live]
+        return tuple(rows[:limit])
+
+    async def wait(self, id: str, seconds: float | None = None) -> OperationRecord:
+        pending = self.pending
+        pending.append(id)
+        try:
+            if self.get(id).live:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._moved.wait(), seconds)
+        finally:
+            pending.remove(id)
+        self.seen = self.get(id)
+        return self.seen
+
+    async def cancel(self, id: str) -> OperationRecord:
+        if not self.get(id).live:
+            raise LoradError("conflict", f"operation {id} is {self.get(id).state} already")
+        self.move(id, state="cancelled")
+        return self.get(id)
+
+    def _note(self, start: PullStart) -> None:
+        self.starts.append(start)
+        if self.answer is not None:
+            raise self.answer
+
+
 @dataclasses.dataclass(frozen=True)
 class Staged:
     path: Path
@@ -354,6 +440,7 @@ class ApiServer:
         (folder / "staging").mkdir()
         self.adapters = FakeAdapters(folder / "staging")
         self.listing = FakeListing(self.adapters)
+        self.pulls = FakePulls()
         self.settings = Settings(
             models=(Model(base="/models/tiny", name=BASE),), limits=limits, admin=admin or Admin()
         )
@@ -383,6 +470,8 @@ class ApiServer:
             verification=self.adapters,
             explaining=self.adapters,
             housekeeping=self.adapters,
+            pulls=self.pulls,
+            operations=self.pulls,
             listing=self.listing,
             events=self.events,
             link=self.engine,
@@ -434,7 +523,7 @@ class ApiServer:
         self.until(lambda: not self.engine.running and self.requests.active == 0)
         assert self.requests.waiting == 0
         assert not any(self.adapters.leases.values())
-        for fake in (self.engine, self.adapters, self.listing):
+        for fake in (self.engine, self.adapters, self.listing, self.pulls):
             fake.reset()
 
     def close(self) -> None:

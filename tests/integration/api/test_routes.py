@@ -7,7 +7,10 @@ from lorad.api.protocol import Peer
 from lorad.errors import LoradError
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-PATHS = {"id": "acme/sql", "name": "acme/sql", "upload_id": "u", "file": "f"}
+PATHS = {
+    **{"id": "acme/sql", "name": "acme/sql"},
+    **{"upload_id": "u", "file": "f", "operation_id": "0"},
+}
 
 
 def table(routes):

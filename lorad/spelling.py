@@ -1,0 +1,31 @@
+"""Names and references as people spell them: which is which, and where a revision begins.
+
+Goes in: one word.  Comes out: its parts.  A reference (`hf:ORG/REPO@commit`, `s3://…`) is told by
+its scheme, which no adapter's own name can have; the `@` in it is the source's business, while on
+a name it begins a revision's digest.  Asks nobody whether either exists.
+"""
+
+SCHEMES = ("hf:", "s3://", "https://", "http://")
+
+
+def is_reference(word: str) -> bool:
+    return word.startswith(SCHEMES)
+
+
+def split_digest(word: str) -> tuple[str, str]:
+    """(name, digest) of `name@digest`; a reference is all name."""
+    if is_reference(word):
+        return word, ""
+    name, _, digest = word.partition("@")
+    return name, digest
+
+
+def adapter_name(reference: str) -> str:
+    """What an adapter from there is called by default: the last part of the way to it, as a legal
+    name; "" if nothing of it is left."""
+    path = reference.partition("#")[0].rstrip("/").rpartition("/")[2]
+    word = path.partition("@")[0] if reference.startswith("hf:") else path
+    for ending in (".tar.gz", ".tgz", ".tar", ".zip", ".tar.zst", ".tar.xz"):
+        word = word.removesuffix(ending)
+    legal = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in word.lower())
+    return legal.lstrip("._-")[:63]
