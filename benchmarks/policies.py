@@ -98,6 +98,8 @@ class Host:
         self._reader.start(rev, READ_SECONDS * num_bytes / BLOCK_BYTES)
         return True
 
+    def cancel(self, rev: str) -> None: ...
+
     def ready(self, rev: str) -> bool:
         return rev in self._ready
 

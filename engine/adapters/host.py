@@ -108,6 +108,10 @@ class HostCache:
         self._readers.read(rev, path, self._view(entry).view(-1).numpy().data[:num_bytes])
         return True
 
+    def cancel(self, rev: str) -> None:
+        """End a read that has not begun; its room is free with the next `poll`."""
+        self._readers.cancel(rev)
+
     def ready(self, rev: str) -> bool:
         """Whether the bytes of `rev` are here, whole."""
         entry = self._entries.get(rev)
@@ -148,12 +152,12 @@ class HostCache:
         return sum(entry.blocks for entry in self._entries.values()) * self.block_bytes
 
     def poll(self) -> list[HostDone]:
-        """Reads that ended since the last call; a failed one leaves no entry behind."""
+        """Reads that ended since the last call; one that failed or never began leaves no entry."""
         done = self._readers.poll()
         for read in done:
             entry = self._reading.pop(read.rev)
-            entry.ready = not read.error
-            entry.dropped = entry.dropped or bool(read.error)
+            entry.ready = not (read.error or read.cancelled)
+            entry.dropped = entry.dropped or not entry.ready
             self._sweep(read.rev, entry)
         return done
 

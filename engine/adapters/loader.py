@@ -149,12 +149,14 @@ class Loader:
         self.journal.move(revision, State.LOADING, revision.load_cause)
 
     def end_read(self, revision: Revision, done: HostDone) -> None:
-        """Loading -> ram, or registered if the read failed."""
+        """Loading -> ram, or registered if the read failed or never began."""
         revision.reading = False
         self._reads.end(revision.rev)
         if done.error:
             cause = "damaged" if done.damaged else "error"
             self.journal.move(revision, State.REGISTERED, cause, done.error)
+        elif done.cancelled:
+            self.journal.move(revision, State.REGISTERED, "cancel")
         else:
             self.room.note_read(done.seconds, revision.num_blocks)
             self.journal.move(revision, State.RAM, revision.load_cause)

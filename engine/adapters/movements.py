@@ -153,7 +153,10 @@ class Movements:
     def _forget_want(self, revision: Revision) -> None:
         if self.wanted.pop(revision.rev, None) is not None:
             revision.wanted_since = revision.blocked_since = None
-            if revision.row is None and not revision.reading:
+            if revision.reading:
+                if not revision.evicts:  # these say in which tier it is to end
+                    self.loader.host.cancel(revision.rev)
+            elif revision.row is None:
                 self.loader.host.protect(revision.rev, False)
 
     def _raise(self, revision: Revision, pinned: list[SlotRow]) -> None:

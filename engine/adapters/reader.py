@@ -47,6 +47,8 @@ class _File:
     errors: list[str] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    #: Taken once: by the reader that begins it, or by whoever cancels it before.
+    claim: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Readers:
         self.slow_seconds = slow_seconds
         self._jobs: queue.SimpleQueue[_File | _Part | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[HostDone] = queue.SimpleQueue()
+        self._files: dict[str, _File] = {}  # asked for, and not told of by `poll`
         self._threads = [
             threading.Thread(target=self._work, name=f"lorad-reader-{n}", daemon=True)
             for n in range(READERS)
@@ -86,13 +89,24 @@ class Readers:
 
     def read(self, rev: str, path: str, target: memoryview) -> None:
         """Begin: the file at `path` has to be just as long as `target`, which it is to fill."""
-        self._jobs.put(_File(rev, path, target))
+        file = self._files[rev] = _File(rev, path, target)
+        self._jobs.put(file)
+
+    def cancel(self, rev: str) -> None:
+        """A file that no thread has begun is not read; it ends `cancelled`, and holds up nobody.
+
+        One that is being read goes on: what was begun is of use to the next who asks.
+        """
+        file = self._files.get(rev)
+        if file is not None and file.claim.acquire(blocking=False):
+            self._done.put(HostDone(rev, cancelled=True))
 
     def poll(self) -> list[HostDone]:
         """Files that ended since the last call, each once."""
         done = []
         while not self._done.empty():
             done.append(self._done.get())
+            del self._files[done[-1].rev]
         return done
 
     def close(self) -> bool:
@@ -114,6 +128,8 @@ class Readers:
 
     def _begin(self, file: _File) -> None:
         """Open, judge by the first piece, and read the rest alone or with others."""
+        if not file.claim.acquire(blocking=False):
+            return  # cancelled
         file.began = time.monotonic()
         if self.slow_seconds:
             time.sleep(self.slow_seconds)

@@ -18,13 +18,15 @@ READERS = 6
 class HostDone:
     """A read has ended; `error` "" means that the whole file is in host memory.
 
-    `damaged`: the file has its length, and other bytes than were packed.
+    `damaged`: the file has its length, and other bytes than were packed.  `cancelled`: nothing was
+    read, and nothing is there.
     """
 
     rev: str
     error: str = ""
     damaged: bool = False
     seconds: float = 0.0  # of reading alone, not of waiting for others
+    cancelled: bool = False
 
 
 class HostTier(Protocol):
@@ -43,6 +45,10 @@ class HostTier(Protocol):
 
     def appraise(self, rev: str, worth: int) -> None: ...
     def touch(self, rev: str) -> None: ...
+
+    def cancel(self, rev: str) -> None:
+        """Nobody waits for it any more: a read that has not begun ends `cancelled` at once."""
+        ...
 
     def ready(self, rev: str) -> bool: ...
     def protect(self, rev: str, on: bool) -> None: ...

@@ -158,6 +158,39 @@ def test_reads_begin_in_the_order_in_which_they_were_asked_for(readers, write, m
     assert set(begun) == set(revs)
 
 
+def test_a_file_that_no_thread_has_begun_can_be_cancelled_and_ends_at_once(
+    readers, write, monkeypatch
+):
+    pool, gate, begun = readers(), threading.Event(), threading.Semaphore(0)
+    open_file = Readers._open
+
+    def slow(self, file):
+        begun.release()
+        assert gate.wait(PATIENCE)
+        return open_file(self, file)
+
+    monkeypatch.setattr(Readers, "_open", slow)
+    revs = [f"r{n}" for n in range(READERS + 2)]
+    targets = {}
+    for rev in revs:
+        path, body = write(rev, 5)
+        targets[rev] = bytearray(len(body)), body
+        pool.read(rev, path, memoryview(targets[rev][0]))
+    for _ in range(READERS):
+        assert begun.acquire(timeout=PATIENCE)
+    for _ in range(2):
+        pool.cancel(revs[0])
+        pool.cancel(revs[-1])
+        pool.cancel("never heard of")
+    (end,) = pool.poll()
+    assert (end.rev, end.cancelled, end.error) == (revs[-1], True, "")
+    gate.set()
+    ends = wait(pool, *revs[:-1])
+    assert not any(end.cancelled or end.error for end in ends.values())
+    assert all(bytes(target) == body for target, body in list(targets.values())[:-1])
+    assert not any(targets[revs[-1]][0]), "not a byte of it was read"
+
+
 @pytest.mark.parametrize("cut", [1, BLOCK, 39 * BLOCK])
 def test_a_file_that_is_cut_while_it_is_read_is_an_error(readers, write, monkeypatch, cut):
     path, body = write("a", 40, cut=cut)

@@ -48,7 +48,10 @@ class Clock:
 
 
 class FakeHost:
-    """Reads end after `delay[rev]` polls (default `reads_take`), with `errors[rev]` if set."""
+    """Reads end after `delay[rev]` polls (default `reads_take`), with `errors[rev]` if set.
+
+    They begin with the first poll: until then they can be cancelled.
+    """
 
     def __init__(self, limit_blocks: int = 1000, reads_take: int = 1) -> None:
         self.limit_bytes = limit_blocks * BLOCK_BYTES
@@ -60,6 +63,9 @@ class FakeHost:
         self.protected: set[str] = set()
         self.worth: dict[str, int] = {}
         self.num_reads = 0
+        self.cancelled: list[str] = []  # in all
+        self._queued: set[str] = set()
+        self._ended: list[HostDone] = []
 
     @property
     def used_bytes(self) -> int:
@@ -77,7 +83,14 @@ class FakeHost:
         self.sizes[rev] = num_bytes
         self.reading[rev] = self.delay.get(rev, self.reads_take)
         self.num_reads += 1
+        self._queued.add(rev)
         return True
+
+    def cancel(self, rev: str) -> None:
+        if rev in self._queued:
+            self._queued.discard(rev)
+            self.cancelled.append(rev)
+            self._ended.append(HostDone(rev, cancelled=True))
 
     def ready(self, rev: str) -> bool:
         return rev in self.sizes and rev not in self.reading
@@ -97,13 +110,17 @@ class FakeHost:
         self.sizes.pop(rev, None)
 
     def poll(self) -> list[HostDone]:
+        told, self._ended = self._ended, []
+        for done in told:
+            del self.reading[done.rev], self.sizes[done.rev]
+        self._queued.clear()
         self.reading = {rev: left - 1 for rev, left in self.reading.items()}
         ended = [rev for rev, left in self.reading.items() if left <= 0]
         for rev in ended:
             del self.reading[rev]
             if self.errors.get(rev):
                 del self.sizes[rev]
-        return [HostDone(rev, self.errors.get(rev, "")) for rev in ended]
+        return told + [HostDone(rev, self.errors.get(rev, "")) for rev in ended]
 
 
 class FakeCopier:

@@ -203,6 +203,51 @@ def test_cancelled_requests_give_up_their_claim_on_host_memory(make):
     assert h.state("a") == "registered", "read, wanted by nobody, gave way"
 
 
+def test_a_read_that_has_not_begun_is_not_made_for_requests_that_were_cancelled(make):
+    h = make(blocks_in_flight=2, ram_blocks=4)
+    h.add("a")
+    h.add("b")
+    h.submit("r", [1], "a")
+    h.launch()
+    h.submit("s", [1], "b")
+    h.scheduler.abort("r")
+    h.settle()
+    assert h.host.cancelled == ["a"]
+    h.step()
+    assert h.state("a") == "registered" and "a" not in h.host.sizes and not h.host.protected - {"b"}
+    assert [e.cause for e in h.events if e.rev == "a"] == ["request", "cancel"]
+    h.run()
+    assert h.end("s").finish_reason == "length" and h.end("r").finish_reason == "abort"
+
+
+def test_whoever_asks_again_for_what_was_just_cancelled_is_served(make):
+    h = make()
+    h.add("a")
+    h.submit("r", [1], "a")
+    h.launch()
+    h.scheduler.abort("r")
+    h.submit("s", [1], "a")
+    h.settle()
+    assert h.host.cancelled == ["a"]
+    h.run()
+    assert h.tokens("s") == h.alone([1], "a", 4) and h.host.num_reads == 2
+
+
+def test_of_several_requests_for_one_read_the_last_to_be_cancelled_cancels_it(make):
+    h = make()
+    h.add("a")
+    command = h.load("a")
+    for name in ("r", "s"):
+        h.submit(name, [1], "a")
+    h.launch()
+    h.scheduler.abort("r")
+    h.scheduler.abort("s")
+    h.settle()
+    assert h.host.cancelled == [], "an operator waits for it too"
+    h.run()
+    assert h.code(command) == ""
+
+
 def test_a_load_whose_requests_were_cancelled_ends_idle_and_evictable(make):
     h = make()
     h.add("a")
