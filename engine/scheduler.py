@@ -76,7 +76,7 @@ class Scheduler:
         if seq.rev is not None:
             self.residency.lease(seq.rev, seq.priority)
         if seq.deadline is not None:
-            heapq.heappush(self._deadlines, (seq.deadline, seq.order, seq.request_id))
+            self._note_deadline(seq, seq.deadline)
         self._waiting.push(seq)
 
     def abort(self, request_id: str, code: str = "", message: str = "") -> None:
@@ -354,6 +354,14 @@ class Scheduler:
         self._counters.charge(
             seq.tenant, seq.rev, prompt=prompt, generated=generated, weight=seq.weight
         )
+
+    def _note_deadline(self, seq: Sequence, deadline: float) -> None:
+        """Those of requests that have ended go when they are most: they are minutes ahead."""
+        heapq.heappush(self._deadlines, (deadline, seq.order, seq.request_id))
+        if len(self._deadlines) > 2 * len(self._live) + 64:
+            orders = {request_id: live.order for request_id, live in self._live.items()}
+            self._deadlines = [d for d in self._deadlines if orders.get(d[2]) == d[1]]
+            heapq.heapify(self._deadlines)
 
     def _launch(self, step: StepBuilder) -> StepWork | None:
         work = step.build()

@@ -55,7 +55,7 @@ def test_twice_as_many_adapters_as_there_is_room_for_are_held_against_just_enoug
 
 
 def test_newcomers_find_their_adapter_where_the_line_says(churn):
-    lines = churn("idle,bystanders")
+    lines = churn("idle,bystanders", seconds="4")
     kinds = {(line["case"], line["streams"], line["newcomers"]): line for line in lines}
     assert len(kinds) == len(lines) == 3 + 4 + 4 + 4
     for (_, streams, kind), line in kinds.items():

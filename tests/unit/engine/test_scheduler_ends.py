@@ -146,6 +146,22 @@ def test_past_its_deadline_a_request_ends_with_an_error(make, running):
     assert bool(h.tokens("r")) == running
 
 
+def test_deadlines_of_requests_that_have_ended_are_not_kept_until_then(make):
+    """A soak of minutes grew by each request; ten minutes of traffic were kept."""
+    h = make()
+    h.add("cold")
+    h.host.delay["cold"] = 100_000
+    h.submit("stays", [1], "cold", deadline=30.0)
+    for n in range(300):
+        h.submit(f"r{n}", [1, n], max_tokens=1, deadline=600.0)
+        h.run(until=lambda n=n: h.end(f"r{n}") is not None)
+    assert len(h.scheduler._deadlines) <= 2 * 2 + 64 + 1
+    assert h.end("stays") is None
+    h.clock.now += 30.0
+    h.step(2)
+    assert h.end("stays").code == "deadline_exceeded"
+
+
 def test_a_deadline_that_was_met_does_nothing_later(make):
     h = make()
     h.submit("r", [1], max_tokens=1, deadline=0.5)
