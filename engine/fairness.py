@@ -83,7 +83,11 @@ class TokenCounters:
         weight: float = 1.0,
     ) -> None:
         """Tokens served; who weighs more is charged less for them."""
-        tokens = (prompt * PROMPT_WEIGHT + generated * GENERATED_WEIGHT) / weight
+        tokens = prompt * PROMPT_WEIGHT + generated * GENERATED_WEIGHT
+        self.note(tenant, rev, tokens / weight)
+
+    def note(self, tenant: str, rev: str | None, tokens: float) -> None:
+        """The same, weighted already: once a sequence in each step, so it is kept short."""
         self._tenants.served[tenant] += tokens
         self._within[tenant].served[rev] += tokens
 

@@ -16,7 +16,7 @@ from engine.adapters.residency import Residency
 from engine.admission import Refusal, SchedulerLimits, StepBuilder, invoke, never_fits, refusal
 from engine.backlog import Backlog
 from engine.drainer import Drainer
-from engine.fairness import TokenCounters, WaitingQueue
+from engine.fairness import GENERATED_WEIGHT, TokenCounters, WaitingQueue
 from engine.memory.reclaim import Reclaimer
 from engine.messages import FinishReason, SequenceDelta, Submit
 from engine.sequence import Chunk, Doom, Sampled, Sequence, Status, StepWork
@@ -157,7 +157,8 @@ class Scheduler:
                 deltas.append(self._end(seq, seq.doom))
             elif chunk.samples:
                 delta = append(seq, sampled[seq.request_id], self.limits)
-                self._charge(seq, generated=len(delta.tokens))
+                tokens = len(delta.tokens) * GENERATED_WEIGHT
+                self._counters.note(seq.tenant, seq.rev, tokens / seq.weight)
                 if delta.finish_reason is not None:
                     self._retire(seq)
                 deltas.append(delta)
@@ -315,7 +316,8 @@ class Scheduler:
     def _note_first_admission(self, seq: Sequence, found: list[int]) -> None:
         """A sequence that was preempted finds its own blocks again: that saves nobody anything."""
         seq.cached_tokens = len(found) * self.limits.block_size
-        self._charge(seq, prompt=seq.num_prompt - seq.cached_tokens)
+        prompt = seq.num_prompt - seq.cached_tokens
+        self._counters.charge(seq.tenant, seq.rev, prompt=prompt, weight=seq.weight)
         if seq.sampling.prompt_logprobs is None:
             seconds = self.memory.costs.token_seconds
             self._prefix.note(seq.rev or "", seq.num_prompt, found, seq.chain, seconds)
@@ -348,11 +350,6 @@ class Scheduler:
             weight=submit.weight,
             longest=self.limits.longest(submit),
             deadline=None if seconds is None else self._clock() + seconds,
-        )
-
-    def _charge(self, seq: Sequence, *, prompt: int = 0, generated: int = 0) -> None:
-        self._counters.charge(
-            seq.tenant, seq.rev, prompt=prompt, generated=generated, weight=seq.weight
         )
 
     def _note_deadline(self, seq: Sequence, deadline: float) -> None:
