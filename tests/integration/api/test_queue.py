@@ -106,7 +106,7 @@ def test_a_request_that_could_not_begin_in_time_is_told_when_to_come_back(make_a
     gate = api.hold_engine()
     waiting = post(connect(api.inference), ASK | {"n": 100})
     api.until(lambda: len(api.engine.submits) == 100)
-    api.engine.starts_per_second = 10.0  # so it takes 5 s if the engine is twice as fast
+    api.engine.starts_per_second = 11.0  # so it takes 4.5 s if the engine is twice as fast
     answer = ask(api, call, headers="x-request-timeout: 2\r\n")
     assert (answer.status, answer.code, answer.headers["retry-after"]) == (429, "queue_full", "3")
     assert len(api.engine.submits) == 100
