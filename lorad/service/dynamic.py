@@ -83,7 +83,7 @@ class Dynamic:
 
     def known(self, model: str) -> str:
         """The name that serves `model` now, or `model` itself if there is none."""
-        if not is_reference(model) or self._catalog.get(model) is not None:
+        if not is_reference(model) or self._serves(model):
             return model
         reference = self._allowed(model)
         return (reference is not None and self._served(reference)) or model
@@ -94,7 +94,7 @@ class Dynamic:
         What is not allowed comes back as it is, and is unknown like any other name.  Raises
         model_not_found, adapter_invalid, a source's code, queue_full, deadline_exceeded.
         """
-        if not is_reference(model) or self._catalog.get(model) is not None:
+        if not is_reference(model) or self._serves(model):
             return model
         reference = self._allowed(model)
         if reference is None:
@@ -125,6 +125,10 @@ class Dynamic:
         bare = reference.text.partition(_pin_of(reference))[0]
         allowed = any(fnmatchcase(bare, glob) for glob in self._allow)
         return reference if allowed and reference.scheme in ("hf", "s3") else None
+
+    def _serves(self, name: str) -> bool:
+        entry = self._catalog.get(name)
+        return entry is not None and entry.rev is not None
 
     def _served(self, reference: Reference) -> str:
         """A name that serves what it means, or meant last."""
@@ -180,7 +184,6 @@ class Dynamic:
             raise LoradError("queue_full", message, retry_after=AWAY_SECONDS)
         flight = self._tasks.spawn(self._fly(reference))
         self._flights[reference.text] = flight
-        flight.add_done_callback(lambda _: self._flights.pop(reference.text, None))
         return flight
 
     async def _landing(
@@ -211,6 +214,8 @@ class Dynamic:
             name = self._catalog.named_by(resolved.reference) or await self._pull(resolved)
         except LoradError as error:
             return self._failed(reference, error)
+        finally:
+            self._flights.pop(reference.text, None)
         self._failures.pop(reference.text, None)
         if not reference.pinned:
             self._meanings[reference.text] = _Meaning(resolved.reference, self._clock())

@@ -9,6 +9,7 @@ starts again what had not ended.  Knows nothing of what the work does.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -80,6 +81,7 @@ class Operations:
         self.stopping = False
         self._rows, self._events, self._tasks = registry.operations, events, tasks
         self._live: dict[str, Running] = {}
+        self._unwritten: dict[str, dict[str, Any]] = {}  # ends that a full disk did not take
 
     # ------------------------------------------------------------- for whoever asks
     def get(self, id: str) -> OperationRecord:
@@ -187,6 +189,10 @@ class Operations:
             await self.flush()
 
     async def flush(self) -> None:
+        for id, columns in list(self._unwritten.items()):
+            with suppress(LoradError):
+                await asyncio.wrap_future(self._rows.change(id, **columns))
+                self._unwritten.pop(id, None)
         changed = [running for running in self._live.values() if running.dirty]
         if not changed:
             return
@@ -244,9 +250,10 @@ class Operations:
         running.ending = True
         try:
             await self.write(running, state=state, **columns)
-        except LoradError as error:  # a full disk: its row says `running`, and the next start asks
+        except LoradError as error:  # a full disk: `flush` tries again
             log.warning("the end of operation %s is not written: %s", running.record.id, error)
-            running.record = replace(running.record, state=state, **columns)
+            self._unwritten[running.record.id] = {"state": state, **columns}
+            running.record = self._fresh(running.record)
         running.over.set()
         record = running.record
         level: Level = "warn" if state == "failed" else "info"
@@ -259,7 +266,8 @@ class Operations:
 
     def _fresh(self, record: OperationRecord) -> OperationRecord:
         running = self._live.get(record.id)
-        return running.record if running is not None else record
+        record = running.record if running is not None else record
+        return replace(record, **self._unwritten.get(record.id, {}))
 
     def _tell(self, record: OperationRecord, type: str, **words: Any) -> None:
         details = {"operation": record.id, "kind": record.kind, "target": record.target}

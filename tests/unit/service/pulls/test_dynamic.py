@@ -236,3 +236,37 @@ def test_a_pull_that_an_operator_cancels_ends_the_waiting(scene):
         assert "cancelled" in error.message
 
     scene(scenario)
+
+
+def test_a_replacement_that_failed_does_not_lend_its_reference_to_what_serves(scene):
+    async def scenario(s):
+        old = s.put("acme/sql", 1)
+        await s.pull("hf:acme/sql")
+        new = s.put("acme/sql", 2, commit="2")
+        s.world.bad_packs[s.world.rev(2)] = "E_RANK_LIMIT"
+        assert (await s.pull("hf:acme/sql", replace=True)).reason == "E_RANK_LIMIT"
+        assert s.world.adapters.resolve("sql").rev == s.world.rev(1)
+        dynamic = s.dynamic("hf:acme/*")
+        error = await refused(dynamic.find(f"hf:acme/sql@{new}", 5.0))
+        assert error.code == "adapter_invalid"
+        s.world.bad_packs.clear()
+        name = await s.dynamic("hf:acme/*").find(f"hf:acme/sql@{new}", 5.0)
+        assert s.world.adapters.resolve(name).rev == s.world.rev(2)
+        assert old != new
+
+    scene(scenario)
+
+
+def test_what_was_quarantined_later_is_pulled_anew(scene):
+    async def scenario(s):
+        name = f"hf:acme/sql@{s.put('acme/sql', 1)}"
+        dynamic = s.dynamic("hf:acme/*")
+        assert await dynamic.find(name, 5.0) == name
+        await s.world.adapters.mark_damaged(s.world.rev(1), "block 0 is wrong")
+        with pytest.raises(LoradError):
+            s.world.adapters.resolve(name)
+        assert await dynamic.find(name, 5.0) == name
+        assert s.world.adapters.resolve(name).rev == s.world.rev(1)
+        assert len(s.fetched) == 2
+
+    scene(scenario)
