@@ -35,7 +35,8 @@ ADAPTER_PATIENCE = 300.0
 class DaemonRig:
     """A daemon from start to `close`.  `parent` None: the system's folder for temporary files.
 
-    `program` is what the interpreter runs, and `environment` what it runs in, if not this one's.
+    `program` is what the interpreter runs, and `environment` what it runs in, if not this one's;
+    `prepare` is called with the rig when its folders are there, before it starts.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class DaemonRig:
         parent: Path | None = None,
         program: tuple[str, ...] = ("-m", "lorad.cli.serve"),
         environment: Mapping[str, str] | None = None,
+        prepare: Callable[["DaemonRig"], None] = lambda rig: None,
     ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="lorad-bench-", dir=parent))
         self.model = model
@@ -59,6 +61,8 @@ class DaemonRig:
         self._noise = _Noise(model)
         self._registered = 0
         command = [sys.executable, *program, "--config", str(config)]
+        prepare(self)
+        self.started_at = time.perf_counter()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,

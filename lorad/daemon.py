@@ -198,6 +198,8 @@ class Daemon:
             on_delete=settings.watch.on_delete,
         )
         self.adapters.on_removed = self.inbox.reconsider
+        self.adapters.on_lost = self.inbox.recover
+        self.housekeeping.on_lost = self.adapters.lose_files
         self.pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="lorad-text")
         self.requests = RequestService(
             self.adapters,

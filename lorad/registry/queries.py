@@ -172,6 +172,12 @@ def live_revs(connection: Connection) -> set[str]:
     return {r for c in both for r in connection.execute(select(c)).scalars() if r is not None}
 
 
+def served_revs(connection: Connection) -> set[str]:
+    """Revisions that a registered name serves."""
+    served = select(adapters.c.serving_rev).where(adapters.c.state == State.REGISTERED)
+    return {rev for rev in connection.execute(served).scalars() if rev is not None}
+
+
 # ----------------------------------------------------------------- revisions
 def revisions_by_rev(
     connection: Connection, store: Store, revs: Iterable[str]

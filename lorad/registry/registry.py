@@ -171,6 +171,11 @@ class Registry:
         with self._read() as connection:
             return queries.known_revs(connection)
 
+    def served_revs(self) -> set[str]:
+        """Every revision that a registered name serves."""
+        with self._read() as connection:
+            return queries.served_revs(connection)
+
     def unused_revs(self, leased: Collection[str] = ()) -> set[str]:
         """What `collect` would take."""
         with self._read() as connection:

@@ -77,6 +77,7 @@ class AdapterService:
         self.draining = False
         self.on_removed: Callable[[str], None] = lambda name: None
         self.on_left: OnLeft = _nobody
+        self.on_lost: Callable[[str], None] = lambda name: None  # its source may have it still
         self.revisions = revisions
         self.refresh = refresh
         self._names, self._link, self._intake = names, link, intake
@@ -186,6 +187,13 @@ class AdapterService:
         async with self._names.lock(name):
             await self._registration.quarantine(name, source, error, display_name)
 
+    async def lose_files(self, rev: str) -> None:
+        """The store lost `rev`.  A copy in memory serves on; without one its names are missing."""
+        if self.revisions.tiers.get(rev, State.REGISTERED) is State.REGISTERED:
+            return await self.mark_missing(rev)
+        for name in self._names.catalog.names_of(rev):
+            self.on_lost(name)
+
     async def mark_missing(self, rev: str) -> None:
         """The store lost `rev`: its names cannot be asked for until the content returns."""
         for name in self._names.catalog.names_of(rev):
@@ -197,6 +205,7 @@ class AdapterService:
                     rev=rev,
                     message="its files are gone from the store; add it again",
                 )
+                self.on_lost(name)
         self.revisions.consider_retiring(rev)  # the engine need not keep what nobody can ask for
 
     async def mark_damaged(self, rev: str, message: str) -> None:

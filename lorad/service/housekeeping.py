@@ -46,6 +46,8 @@ class Housekeeping:
         self, registry: Registry, link: EngineLink, revisions: Revisions, events: EventRing
     ) -> None:
         self.make_room: Callable[[int], Awaitable[None]] = _as_it_is
+        #: Told of a revision that a name serves, and whose files are not in the store any more.
+        self.on_lost: Callable[[str], Awaitable[None]] = _as_it_is
         self._registry, self._link, self._events = registry, link, events
         self._revisions, self._shelf = revisions, revisions.shelf
         self._store: Store = registry.store
@@ -91,6 +93,8 @@ class Housekeeping:
             if done.items:
                 message = f"{len(done.items)} pieces, {done.num_bytes} bytes"
                 self._events.publish("store.collected", message=message)
+            for rev in await asyncio.to_thread(self._lost):
+                await self.on_lost(rev)
             await self.make_room(0)  # the budget may have been lowered
         except (LoradError, RegistryUnusable, OSError) as error:
             log.warning("the store is not tidied now: %s", error)
@@ -120,6 +124,10 @@ class Housekeeping:
                 found += _stale(holding, streams)
         found += [_item("leftover", path.name, _bytes(path)) for path in leftovers(self._store)]
         return found
+
+    def _lost(self) -> list[str]:
+        """In a thread."""
+        return sorted(self._registry.served_revs() - self._store.revs())
 
     # ------------------------------------------------------------- removing
     async def _remove(self, found: list[wire.GarbageItem]) -> list[wire.GarbageItem]:
@@ -175,5 +183,5 @@ def _bytes(path: Path) -> int:
     return tree_bytes(path) if path.is_dir() else size_of(path)
 
 
-async def _as_it_is(num_bytes: int) -> None:
+async def _as_it_is(what: object) -> None:
     return None

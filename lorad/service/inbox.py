@@ -126,7 +126,7 @@ class Inbox:
 
     def on_gone(self, folder: InboxFolder) -> None:
         """A folder that was reported is there no more."""
-        self._from_thread(lambda: self.lose(folder.path))
+        self._from_thread(lambda: self.lose(folder.path, with_inbox=folder.with_inbox))
 
     # ------------------------------------------------------------- on the loop
     def known(self) -> dict[Path, str]:
@@ -220,8 +220,11 @@ class Inbox:
                 )
         return ""
 
-    async def lose(self, path: Path) -> None:
-        """Its folder is gone.  What serves goes on, unless `on_delete` says otherwise."""
+    async def lose(self, path: Path, *, with_inbox: bool = False) -> None:
+        """Its folder is gone.  What serves goes on, unless `on_delete` says otherwise.
+
+        `with_inbox`: the inbox went, which nobody means who unmounts or moves it: all goes on.
+        """
         async with self._lock(path):
             seen = self._memory.get(path)
             self._memory.drop(path)
@@ -234,15 +237,23 @@ class Inbox:
             record = self._names.registry.get(seen.name)
             if record is None or record.source != SOURCE:
                 return
-            if self._on_delete == "remove" or record.stored_state == State.QUARANTINED:
+            removes = self._on_delete == "remove" and not with_inbox
+            if removes or record.stored_state == State.QUARANTINED:
                 await self._adapters.remove(seen.name, forget=True)
             else:
-                self._events.publish("adapter.source_gone", name=seen.name)
+                cause = "inbox" if with_inbox else "deleted"
+                self._events.publish("adapter.source_gone", name=seen.name, cause=cause)
 
     def reconsider(self, name: str) -> None:
         """`name` is free now: a folder that wanted it may be taken at the next rescan."""
         for path, seen in self._memory.folders.items():
             if seen.name == name and seen.filed_as:
+                self._retry(Path(path))
+
+    def recover(self, name: str) -> None:
+        """The store lost what `name` serves: its folder, if it is here, is taken anew."""
+        for path, seen in self._memory.folders.items():
+            if seen.name == name and not seen.filed_as:
                 self._retry(Path(path))
 
     # ------------------------------------------------------------- inside

@@ -74,6 +74,7 @@ class Registration:
         old = before.serving_rev if before is not None and serves else None
         waits = before.candidate_rev if before is not None else None
         unchanged = old == found.rev and waits in (None, found.rev)  # else: it is to stay after all
+        unchanged &= self._intake.store.has(found.rev)
         if old not in (None, found.rev) and not terms.replace:
             raise LoradError(
                 "name_taken", f"{name!r} serves other content ({old[:12]})", hint="use --replace"

@@ -8,9 +8,9 @@ names only to label events.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from engine.adapters.checksums import path_of
 from engine.adapters.states import RESIDENT, State
@@ -55,7 +55,7 @@ class Revisions:
         tasks: Tasks,
     ) -> None:
         self.tiers: dict[str, State] = {}  # as the engine's last transition left it
-        self.on_missing: Callable[[str], Awaitable[None]] = _nobody
+        self.on_missing: Callable[[str], Coroutine[Any, Any, None]] = _nobody
         #: Fetches a name's content anew from its source, into a staging folder; None: nobody can,
         #: and no revision's own files leave while a name means it.
         self.refetch: Callable[[str], Awaitable[StagingDir]] | None = None
@@ -437,6 +437,8 @@ class Revisions:
         lost = event.cause == "error" and self._has_lost_its_file(event.rev)
         if lost or event.cause == "damaged":
             self.mending.hear(event.rev, event.message)
+        elif event.cause == "error" and not self._intake.store.has(event.rev):
+            self._tasks.spawn(self.on_missing(event.rev))
         elif (before, after) == (State.LOADING, State.RAM):
             self.mending.whole(event.rev)
         kind = _kind(before, after, bool(event.message))

@@ -48,6 +48,7 @@ class InboxFolder:
     options: InboxOptions = field(default_factory=InboxOptions)
     problem: str = ""
     signature: str = ""  # of names, sizes, times and inodes: equal means unchanged
+    with_inbox: bool = False  # it is gone because the inbox itself is, or is another one
 
 
 def describe(inbox: Path, folder: Path, toml: bytes | None, signature: str = "") -> InboxFolder:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -75,7 +76,9 @@ class InboxWatcher:
         self._next_scan = clock()
         self._scan_seconds = 0.0
         self._warned: set[str] = set()
+        self._orphans: set[Path] = set()  # reported, and not seen since the inbox was another one
         self._retries: deque[Path] = deque()
+        self._next_retry = clock()
         self._stopping = threading.Event()
         self._scan_wanted = threading.Event()
         self._woken = threading.Event()
@@ -151,8 +154,11 @@ class InboxWatcher:
         root = (status.st_dev, status.st_ino)
         if self._observation is not None and not self._observation.alive:
             log.warning("the observation of the inbox ended, and is begun anew")
+            self._orphan_all()
             self._root = None
         if root != self._root:
+            if self._root is not None:
+                self._orphan_all()
             self._detach()
             self._root = root
             self._attach()
@@ -166,8 +172,13 @@ class InboxWatcher:
         self._root = None
         self._warn("inbox", f"the inbox {self.inbox} cannot be read ({error.strerror}); waiting")
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            self._orphan_all()
             for folder in self._settler.reported():
                 self._settler.look(folder, "", now)
+
+    def _orphan_all(self) -> None:
+        """Whatever is not seen again went with the inbox: nobody has deleted it there."""
+        self._orphans.update(self._settler.reported())
 
     def _attach(self) -> None:
         """Hints, if they are wanted, trusted and to be had."""
@@ -248,12 +259,13 @@ class InboxWatcher:
 
     def _scan_all(self, now: float) -> None:
         began = time.perf_counter()
-        while self._retries:
-            self._settler.forget(self._retries.popleft())
+        self._take_retries(now)
         try:
             result = scan(self.inbox)
         except OSError as error:
             return self._lose(error, now)
+        if not self.scanned.is_set() and not result.found:
+            self._orphan_all()  # of an earlier run; more likely not mounted yet than all deleted
         self._see(result, now)
         for folder in self._settler.reported():
             if folder not in result.found and result.covers(folder):
@@ -262,12 +274,20 @@ class InboxWatcher:
         self._next_scan = now + self._interval()
         self.scanned.set()
 
+    def _take_retries(self, now: float) -> None:
+        """Each costs a copy of the folder: once in `rescan` at most, however often it scans."""
+        if now >= self._next_retry:
+            self._next_retry = now + self._rescan
+            while self._retries:
+                self._settler.forget(self._retries.popleft())
+
     def _interval(self) -> float:
         if self.mode == "inotify":
             return self._rescan
         return min(self._rescan, max(self._settle, _SCAN_SHARE * self._scan_seconds))
 
     def _see(self, result: Scan, now: float) -> None:
+        self._orphans.difference_update(result.found)
         for folder, signature in result.found.items():
             self._settler.look(folder, signature, now)
         for path in result.unreadable:
@@ -302,7 +322,10 @@ class InboxWatcher:
                     describe(self.inbox, folder, seen.toml, seen.view.signature),
                 )
             elif verdict is Verdict.GONE:
-                self._call(self._on_gone, describe(self.inbox, folder, None))
+                gone = describe(self.inbox, folder, None)
+                gone = replace(gone, with_inbox=folder in self._orphans)
+                self._orphans.discard(folder)
+                self._call(self._on_gone, gone)
 
     def _call(self, callback: Callable[[InboxFolder], None], folder: InboxFolder) -> None:
         try:

@@ -3,10 +3,12 @@
 import asyncio
 import errno
 import os
+import shutil
 
 import pytest
 
 from engine.errors import AdapterInvalid
+from engine.messages import AdapterEvent
 from lorad.errors import LoradError
 from lorad.service.inbox import Memory, Seen
 from lorad.watch.inbox import InboxFolder, InboxOptions
@@ -341,5 +343,110 @@ def test_a_folder_that_a_failing_disk_keeps_out_is_taken_at_the_next_rescan(worl
 
     def failing(folder):
         raise OSError(errno.EIO, "input/output error")
+
+    world(scenario)
+
+
+# ----------------------------------------------------------------- losses
+def lost_files(w, n):
+    """Somebody removes a revision's folder from the store."""
+    shutil.rmtree(w.store.path(w.rev(n)))
+
+
+def remember(w, n, signature="s1"):
+    """What the watcher would report again."""
+    w.inbox.watcher = watcher = Watcher()
+    return watcher, report(w, n, signature=signature)
+
+
+def test_an_inbox_that_is_gone_removes_nothing_and_a_deleted_folder_does(world):
+    async def scenario(w):
+        w.inbox._on_delete = "remove"
+        for n in (1, 2):
+            w.folder(n)
+            await w.inbox.take(report(w, n))
+        await w.inbox.lose(report(w, 1).path, with_inbox=True)
+        await w.inbox.lose(report(w, 2).path)
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+        assert w.registry.get("a2") is None
+        gone = [e for e in w.events.newest(100) if e.type == "adapter.source_gone"]
+        assert [(e.name, e.cause) for e in gone] == [("a1", "inbox")]
+        await w.inbox.take(report(w, 1))  # it is mounted again
+        assert w.types("a1").count("adapter.added") == 1
+
+    world(scenario)
+
+
+def test_what_the_store_lost_is_missing_and_its_folder_brings_it_back(world):
+    async def scenario(w):
+        w.folder(1)
+        watcher, again = remember(w, 1)
+        await w.inbox.take(again)
+        lost_files(w, 1)
+        await w.housekeeping._round()
+        assert w.registry.get("a1").stored_state == "missing"
+        assert w.types("a1").count("adapter.missing") == 1
+        with pytest.raises(LoradError) as caught:
+            w.adapters.resolve("a1")
+        assert caught.value.code == "model_not_found"
+        assert watcher.retried == [again.path]
+        await w.inbox.take(again)
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+        await w.revisions.load(w.rev(1))
+
+    world(scenario)
+
+
+def test_a_resident_copy_serves_on_while_the_store_gets_its_files_back(world):
+    async def scenario(w):
+        w.folder(1)
+        watcher, again = remember(w, 1)
+        await w.inbox.take(again)
+        await w.revisions.load(w.rev(1))
+        await asyncio.sleep(0)
+        lost_files(w, 1)
+        await w.housekeeping._round()
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+        assert watcher.retried == [again.path]
+        await w.inbox.take(again)
+        assert w.store.has(w.rev(1)) and w.types("a1").count("adapter.replaced") == 0
+        await w.housekeeping._round()
+        assert len(watcher.retried) == 1
+
+    world(scenario)
+
+
+def test_a_cold_adapter_whose_files_are_gone_is_missing_from_its_first_request_on(
+    world, eventually
+):
+    async def scenario(w):
+        w.folder(1)
+        watcher, again = remember(w, 1)
+        await w.inbox.take(again)
+        lost_files(w, 1)
+        event = AdapterEvent(rev=w.rev(1), before="loading", after="registered", cause="error")
+        w.engine.frame(adapters=(event,))  # as the engine says that it could not read it
+        await eventually(lambda: w.registry.get("a1").stored_state == "missing")
+        await eventually(lambda: watcher.retried == [again.path])
+
+    world(scenario)
+
+
+def test_a_folder_without_room_is_told_once_and_again_after_it_went_well(world):
+    async def scenario(w):
+        w.folder(1)
+        watcher, folder = remember(w, 1)
+        w.store.room.budget_bytes = 1
+        for _ in range(3):
+            await w.inbox.take(folder)
+        assert w.types("a1") == ["adapter.not_loaded"] and len(watcher.retried) == 3
+        w.store.room.budget_bytes = 0
+        await w.inbox.take(folder)
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+        w.folder(1, more=1)
+        (w.dir / "folders/f1/adapter_config.json").write_text('{"n": 2}')
+        w.store.room.budget_bytes = 1
+        await w.inbox.take(report(w, 1, signature="s2"))
+        assert w.types("a1").count("adapter.not_loaded") == 2
 
     world(scenario)
