@@ -248,8 +248,7 @@ def _bar(value: float, limit: float) -> dict[str, object]:
 def run(count: int, parent: Path | None) -> None:
     root = Path(tempfile.mkdtemp(prefix="lorad-model-", dir=parent))
     model = root / "tiny"
-    shape = SHAPES["tiny"] | {"num_hidden_layers": 8}
-    write(model, shape)
+    write(model, SHAPES["tiny"])
     began = time.perf_counter()
 
     def prepare(rig: DaemonRig) -> None:

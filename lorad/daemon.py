@@ -139,7 +139,7 @@ class Daemon:
             replace_after=settings.model.replace_after,
         )
         self.link.on_progress = self._on_progress
-        catalog = Catalog(entry_of(s.adapter) for s in registry.all_serving())
+        catalog = Catalog(map(entry_of, registry.pointing()))
         self.names = Names(registry, catalog, model=settings.model.name)
         self.picture = Picture(self.link)
         files = AdapterFiles(settings, spec_of(settings), self.link)
@@ -200,6 +200,7 @@ class Daemon:
         self.adapters.on_removed = self.inbox.reconsider
         self.adapters.on_lost = self.inbox.recover
         self.housekeeping.on_lost = self.adapters.lose_files
+        self.text.on_missing = self._on_missing
         self.pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="lorad-text")
         self.requests = RequestService(
             self.adapters,
@@ -419,6 +420,11 @@ class Daemon:
         text = f"loading the base model: {phase} {fraction:.0%}"
         self.notifier.status(text, extend_seconds=EXTEND_SECONDS)
         log.info("%s", text)
+
+    def _on_missing(self, rev: str) -> None:
+        """From a thread that wanted to read its chat template."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: self.tasks.spawn(self.adapters.lose_files(rev)))
 
     def _on_watch_warning(self, message: str) -> None:
         """From the watcher's thread."""

@@ -41,7 +41,8 @@ async def slots(request: Request) -> Response:
 async def list_adapters(request: Request) -> Response:
     query = request.query_params
     await deps_of(request).listing.look()
-    page = deps_of(request).listing.page(
+    page = await asyncio.to_thread(  # one by size reads every row: streams do not wait for it
+        deps_of(request).listing.page,
         state=query.get("state"),
         tenant=query.get("tenant"),
         q=query.get("q"),

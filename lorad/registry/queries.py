@@ -139,6 +139,22 @@ def names_of(connection: Connection, rev: str) -> tuple[str, ...]:
     return tuple(connection.execute(select(adapters.c.name).where(points)).scalars())
 
 
+def pointing(connection: Connection) -> tuple[AdapterRecord, ...]:
+    """Every name that points to a revision, by name."""
+    points = adapters.c.serving_rev.is_not(None) | adapters.c.candidate_rev.is_not(None)
+    rows = connection.execute(_adapters().where(points).order_by(adapters.c.name))
+    return tuple(_adapter(row) for row in rows)
+
+
+def packed_files(
+    connection: Connection, layouts: Collection[str]
+) -> tuple[tuple[str, str, int], ...]:
+    """(rev, layout, blocks) of every packed file of these layouts."""
+    columns = (packed.c.rev, packed.c.layout, packed.c.num_blocks)
+    rows = connection.execute(select(*columns).where(packed.c.layout.in_(tuple(layouts))))
+    return tuple((row.rev, row.layout, row.num_blocks) for row in rows)
+
+
 def serving(connection: Connection, store: Store) -> tuple[Serving, ...]:
     """Every name that points to a revision, by name."""
     points = adapters.c.serving_rev.is_not(None) | adapters.c.candidate_rev.is_not(None)

@@ -191,6 +191,16 @@ class Registry:
         with self._read() as connection:
             return queries.serving(connection, self.store)
 
+    def pointing(self) -> tuple[AdapterRecord, ...]:
+        """The same names alone: a tenth of the work."""
+        with self._read() as connection:
+            return queries.pointing(connection)
+
+    def packed_files(self, layouts: Collection[str]) -> tuple[tuple[str, str, int], ...]:
+        """(rev, layout, blocks) of every packed file of these layouts."""
+        with self._read() as connection:
+            return queries.packed_files(connection, layouts)
+
     def tombstone(self, name: str) -> Tombstone | None:
         """The removed content that stays away from `name`."""
         with self._read() as connection:

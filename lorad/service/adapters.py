@@ -321,9 +321,11 @@ class AdapterService:
         self._tasks.spawn(self._finish_the_rest())
 
     async def _finish_the_rest(self) -> None:
+        whole = await self.revisions.packed_already()
         for entry in self._names.catalog:
-            await self._finish(entry)
-            await asyncio.sleep(0)  # ten thousand looks at the registry, a request between any two
+            if entry.candidate is not None or entry.rev not in whole:
+                await self._finish(entry)
+                await asyncio.sleep(0)  # thousands of looks at the registry, a request between two
 
     async def _finish(self, entry: Entry) -> None:
         """A candidate that was cut short takes its name; a revision gets its packed file."""

@@ -54,7 +54,7 @@ class Listing:
         cursor: str | None = None,
     ) -> wire.AdapterPage:
         """One page; `state` may be a derived one.  invalid_value for what is unknown."""
-        filters = _state_filter(state, self._picture.by_rev, self._registry.store.remote)
+        filters = _state_filter(state, self._picture.by_rev, set(self._registry.store.remote))
         page: Page = self._registry.list(
             tenant=tenant,
             q=q,

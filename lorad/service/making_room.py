@@ -83,8 +83,7 @@ class RoomMaker:
         that were not used for longest.  None that bring text files of their own: those are read
         before the engine is asked."""
         sources, used = defaultdict[str, list[str]](list), dict[str, float]()
-        for serving in self._registry.all_serving():
-            name = serving.adapter
+        for name in self._registry.pointing():
             for rev in {name.serving_rev, name.candidate_rev} - {None}:
                 assert rev is not None
                 sources[rev].append(name.source)

@@ -108,6 +108,7 @@ class Registration:
         pin = self._granted(found, name, terms)
         async with self._revisions.shelf.hold(found.rev):
             revision = await self._intake.keep(found, self._packed_bytes(found))
+            self._revisions.renew(found.rev)
             try:
                 done = await self._names.write(
                     name,

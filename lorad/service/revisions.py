@@ -25,7 +25,7 @@ from engine.messages import (
     SetRevision,
 )
 from lorad.errors import LoradError
-from lorad.registry.records import RevisionRecord
+from lorad.registry.records import Packing, RevisionRecord
 from lorad.registry.registry import Registry
 from lorad.registry.store import StagingDir
 from lorad.service.catalog import Catalog
@@ -149,6 +149,20 @@ class Revisions:
             raise LoradError("internal_error", message) from error
         return manifest
 
+    async def packed_already(self) -> set[str]:
+        """Revisions that need no packing: thousands are looked at, on a thread."""
+        info = self._link.info
+        return await asyncio.to_thread(self._whole, info) if info is not None else set()
+
+    def _whole(self, info: EngineInfo) -> set[str]:
+        streams, store = Packing.of(info, info.block_bytes).streams, self._intake.store
+        files = self._registry.packed_files(streams)
+        return {
+            rev
+            for rev, layout, blocks in files
+            if is_whole(store.packed(rev, layout), blocks * info.block_bytes)
+        }
+
     async def pack_ahead(self, rev: str) -> None:
         """Pack it before anybody asks for it, if that takes no room from others."""
         info, record = self._link.info, self._registry.revision(rev)
@@ -181,6 +195,13 @@ class Revisions:
         kind = "adapter.remote" if remote else "adapter.unpacked"
         self.publish(kind, rev, "info", "budget", words, details)
         return gained
+
+    def renew(self, rev: str) -> None:
+        """Its own files were put back: if the packed one is gone too, it is packed and announced
+        anew before the next request; a copy in memory serves on."""
+        if rev in self._link.known and self._has_lost_its_file(rev):
+            self._link.known.discard(rev)
+            self._dormant.add(rev)
 
     def may_leave(self, rev: str) -> bool:
         """Nobody uses it, has pinned it, or is at it: it is on the disk alone."""
@@ -478,10 +499,13 @@ class Revisions:
 
 def _is_whole(manifest: PackedManifest, info: EngineInfo) -> bool:
     """A packed file that is gone or was cut short is packed anew: its source is beside it."""
-    path = Path(manifest.path)
+    return is_whole(Path(manifest.path), manifest.num_blocks * info.block_bytes)
+
+
+def is_whole(path: Path, num_bytes: int) -> bool:
+    """Whether a packed file of so many bytes is there, and its checksums."""
     try:
-        size = path.stat().st_size
-        return size == manifest.num_blocks * info.block_bytes and path_of(path).is_file()
+        return path.stat().st_size == num_bytes and path_of(path).is_file()
     except OSError:
         return False
 

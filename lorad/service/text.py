@@ -70,6 +70,8 @@ class TextService:
             self.base = RevisionText(Tokenizer.load(base), ChatTemplate.load(base))
         except TextError as error:
             raise BadConfig(f"models.base: {error}") from error
+        #: Told, on any thread, of a revision whose files are not where they should be.
+        self.on_missing: Callable[[str], None] = lambda rev: None
         self._folder_of = folder_of
         self._texts: OrderedDict[str, RevisionText] = OrderedDict()
         self._lock = threading.Lock()
@@ -96,6 +98,7 @@ class TextService:
         """A template that cannot be used is an error, never the base's in silence."""
         folder = self._folder_of(rev)
         if not folder.is_dir():
+            self.on_missing(rev)
             message = f"the files of {rev[:12]} are gone from the store"
             raise LoradError("model_not_found", message, param="model", hint="add it again")
         try:
