@@ -388,6 +388,13 @@ def check(settings: Settings) -> Settings:
     return settings
 
 
+def doubts(settings: Settings) -> tuple[str, ...]:
+    """What is allowed and probably not meant; said at the start."""
+    if settings.lora.resolve and not settings.lora.resolve_allow:
+        return ("lora.resolve is on, but lora.resolve_allow is empty: no reference is allowed",)
+    return ()
+
+
 def resolved(settings: Settings, paths: Paths) -> Settings:
     """Fill in the directories.  Without a runtime directory the sockets stay "" until `placed`."""
     replace = msgspec.structs.replace

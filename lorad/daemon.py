@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from engine.client import EngineClient
-from lorad import __version__, descriptors, logs, paths
+from lorad import __version__, config, descriptors, logs, paths
 from lorad.api.app import admin_app, inference_app
 from lorad.api.deps import Deps
 from lorad.api.server import HttpServer
@@ -299,9 +299,8 @@ class Daemon:
         self.events.publish("daemon.start", message=f"lorad {__version__}, pid {os.getpid()}")
         for level, text in self.ground.registry.report.messages():
             self.events.publish("registry.recovered", level=level, message=text)
-        if self.settings.lora.resolve and not self.settings.lora.resolve_allow:
-            message = "lora.resolve is on, but lora.resolve_allow is empty: no reference is allowed"
-            self.events.publish("config.warning", level="warn", message=message)
+        for text in config.doubts(self.settings):
+            self.events.publish("config.warning", level="warn", message=text)
         await self.operations.resume()
         if await self._first_of(self.link.ready.wait()):
             _spare_the_collector()

@@ -6,7 +6,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from lorad.config import parse_duration, parse_size
+from lorad.config import doubts, parse_duration, parse_size
 from lorad.config_sources import dump, load
 from lorad.errors import BadConfig
 from lorad.paths import find
@@ -181,3 +181,23 @@ def test_a_context_without_room_for_an_answer_is_refused_before_the_engine_start
 ) -> None:
     with pytest.raises(ConfigError, match="max_model_len"):
         EngineConfig(model="m", max_model_len=length)
+
+
+def test_references_in_requests_are_allowed_by_patterns_and_none_of_them_is_said(write, env):
+    write('[lora]\nresolve = true\nresolve_allow = ["hf:acme/*", "s3://models/lora/*"]\n')
+    settings, _ = load(None, env)
+    assert settings.lora.resolve_allow == ("hf:acme/*", "s3://models/lora/*")
+    assert doubts(settings) == ()
+    write("[lora]\nresolve = true\n")
+    (doubt,) = doubts(load(None, env)[0])
+    assert "no reference is allowed" in doubt
+    write("")
+    assert doubts(load(None, env)[0]) == ()
+
+
+@pytest.mark.parametrize("pattern", ["acme/*", "https://example.org/*", "hf:acme/x@main", "*"])
+def test_a_pattern_that_is_none_of_references_is_refused(write, env, pattern):
+    write(f'[lora]\nresolve_allow = ["{pattern}"]\n')
+    with pytest.raises(BadConfig, match=r"lora\.resolve_allow") as caught:
+        load(None, env)
+    assert "hf:ORG/*" in caught.value.hint
