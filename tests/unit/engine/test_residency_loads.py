@@ -3,6 +3,7 @@
 import pytest
 
 from engine.adapters.loader import LATE_SECONDS, MOST_LATE
+from engine.adapters.tiers import HostDone
 
 
 def moves(h, rev) -> list[str]:
@@ -331,3 +332,33 @@ def test_a_copy_for_which_the_device_has_no_memory_fails_alone(make):
     h.submit("later", [1, 2], "a", max_tokens=3)
     h.run()
     assert h.tokens("later") == h.alone([1, 2], "a", 3)
+
+
+# ------------------------------------------------------------------- what loads are seen to cost
+def test_reads_and_copies_correct_what_it_costs_to_bring_one_back(make, monkeypatch):
+    h = make()
+    costs = h.memory.costs
+    before = costs.to_load(2, in_ram=False), costs.to_load(2, in_ram=True)
+    poll = h.host.poll
+    slow = lambda: [HostDone(done.rev, done.error, seconds=3.0) for done in poll()]  # noqa: E731
+    monkeypatch.setattr(h.host, "poll", slow)
+    h.add("a")
+    h.resident("a")
+    whole, copied = costs.to_load(2, in_ram=False), costs.to_load(2, in_ram=True)
+    assert copied > before[1], "a step of 10 ms, and not 82 microseconds"
+    assert whole - copied > 0.1, "a tenth of the way to three seconds"
+
+
+def test_host_copies_that_are_gone_when_they_are_needed_are_noticed(make):
+    h = make(num_blocks=40, slots=8, ram_blocks=2)
+    for rev in "ab":
+        h.add(rev)
+    h.resident("a")
+    h.evict("a")
+    h.resident("a")
+    assert h.memory.costs.kept == 1.0, "it was there"
+    h.evict("a")
+    h.resident("b")  # and takes the place of the copy of a
+    assert not h.host.ready("a")
+    h.resident("a")
+    assert h.memory.costs.kept < 1.0
