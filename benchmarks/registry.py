@@ -40,6 +40,8 @@ START_BAR_SECONDS, PAGE_BAR_MS = 10.0, 200.0
 PAGES = 60
 PROBE_SECONDS = 0.003
 SETTLE_SECONDS = 1.0
+#: How long a quiet daemon is looked at; a quiet watcher twice as long.
+PAUSE_SECONDS = 10.0
 SETTINGS = """
 [[models]]
 base = {base}
@@ -195,8 +197,8 @@ def changes(rig: DaemonRig, count: int) -> None:
 
 
 # ----------------------------------------------------------------- the inbox alone
-def watcher(inbox: Path, mode: str) -> None:
-    """In this process, without a daemon: the first look, its memory, and a quiet half minute."""
+def watcher(inbox: Path, mode: str, pause: float) -> None:
+    """In this process, without a daemon: the first look, its memory, and a quiet time."""
     process = psutil.Process()
     before, found = process.memory_info().rss, 0
 
@@ -225,7 +227,7 @@ def watcher(inbox: Path, mode: str) -> None:
         settled = time.perf_counter() - began
         busy = _cpu(process) - cpu
         cpu = _cpu(process)
-        time.sleep(20)
+        time.sleep(2 * pause)
         say(
             "watcher",
             mode=watched.mode,
@@ -234,7 +236,7 @@ def watcher(inbox: Path, mode: str) -> None:
             scanned_seconds=round(looked, 2),
             reported_seconds=round(settled, 2),
             cpu_seconds=round(busy, 2),
-            idle_cpu_share=round((_cpu(process) - cpu) / 20, 4),
+            idle_cpu_share=round((_cpu(process) - cpu) / (2 * pause), 4),
             grown_mib=round((process.memory_info().rss - before) / 2**20),
         )
         watched.stop()
@@ -245,7 +247,7 @@ def _bar(value: float, limit: float) -> dict[str, object]:
     return {"value": round(value, 2), "limit": limit, "met": value < limit}
 
 
-def run(count: int, parent: Path | None) -> None:
+def run(count: int, parent: Path | None, pause: float = PAUSE_SECONDS) -> None:
     root = Path(tempfile.mkdtemp(prefix="lorad-model-", dir=parent))
     model = root / "tiny"
     write(model, SHAPES["tiny"])
@@ -262,33 +264,33 @@ def run(count: int, parent: Path | None) -> None:
             progress=lambda done: note(f"{done} made, {time.perf_counter() - began:.0f} s"),
         )
 
-    rig = DaemonRig(model, SETTINGS.format(base=json.dumps(str(model))), parent, prepare)
+    rig = DaemonRig(model, SETTINGS.format(base=json.dumps(str(model))), parent, prepare=prepare)
     try:
-        _cases(rig, count)
+        _cases(rig, count, pause)
         watched = rig.root / "inbox"
         rig.process.send_signal(signal.SIGTERM)
         rig.process.wait()
         for mode in ("inotify", "polling"):
-            watcher(watched, mode)
+            watcher(watched, mode, pause)
     finally:
         rig.close()
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _cases(rig: DaemonRig, count: int) -> None:
+def _cases(rig: DaemonRig, count: int, pause: float) -> None:
     start(rig, count)
     daemon, probe = psutil.Process(rig.process.pid), Probe(rig.admin)
     try:
         with measured("first seconds after ready", probe, daemon):
-            time.sleep(10)
+            time.sleep(pause)
         with measured("idle", probe, daemon):
-            time.sleep(10)
+            time.sleep(pause)
         with measured("all pages", probe, daemon):
             pages(rig)
         command_line(rig)
         with measured("rescan of the inbox", probe, daemon):
             rig.process.send_signal(signal.SIGHUP)
-            time.sleep(3)
+            time.sleep(pause / 3)
         with measured("collection", probe, daemon) as figures:
             figures["pieces"] = len(rig.client.gc(dry_run=True).items)
         with measured("changes", probe, daemon):
@@ -304,8 +306,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--dir", type=Path, help="where it puts its files; a disk in memory is fast"
     )
+    parser.add_argument("--pause", type=float, default=PAUSE_SECONDS, help="of quiet, seconds")
     options = parser.parse_args(arguments)
-    run(options.adapters, options.dir)
+    run(options.adapters, options.dir, options.pause)
 
 
 if __name__ == "__main__":
