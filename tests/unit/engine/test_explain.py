@@ -97,6 +97,8 @@ def test_a_starving_one_names_who_drains_for_it_and_that_one_says_for_whom(make)
     victim = explain(h, "a")
     assert (victim.drain_cause, victim.drain_for) == ("starvation", "b")
     assert victim.drain_seconds is None and victim.tokens_left == told.victim_tokens
+    assert not victim.starving and victim.victim == "" and victim.room.reserved_for == "b"
+    assert victim.room.holders == (), "it is not in its own way"
 
 
 def test_one_that_an_operator_drains_says_until_when(make):
