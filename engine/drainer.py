@@ -76,13 +76,15 @@ class Drainer:
         return since <= self._clock() - self._turn
 
     def _due_of(self, starving: Starving) -> float:
-        """Its own load is nobody else's fault: victims have their time from when it was done."""
+        """Its own load is nobody else's fault: victims have their time from when it was done.
+
+        Once said it stays, or one that loses its slot while it waits for a seat would begin anew.
+        """
         patience = self._starve_after
         due = max(starving.since + 2 * patience, starving.blocked_since + patience)
         if not starving.asked:
             return float("inf")
-        self._due[starving.rev] = due
-        return due
+        return self._due.setdefault(starving.rev, due)
 
     def _drain_somebody(self, rev: str) -> SlotRow | None:
         """The victim that drains for `rev`; one at a time."""

@@ -5,14 +5,18 @@ nothing of blocks, steps or clocks; who would wait too long so is `engine/draine
 """
 
 import heapq
+import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from engine.sequence import Sequence
 
 #: A generated token costs a decode row each; prompt rows are computed many at a time (VTC's 1 : 2).
 PROMPT_WEIGHT, GENERATED_WEIGHT = 1.0, 2.0
+
+NOBODY: Mapping[str | None, float] = MappingProxyType({})
 
 #: Sequences of one priority, tenant and revision (None = base); served in order of arrival.
 Group = tuple[int, str, str | None]
@@ -155,13 +159,14 @@ class WaitingQueue:
         """Everybody who waits for `rev`."""
         return [s for group, m in self._groups.items() if group[2] == rev for s in m.values()]
 
-    def walk(self, first: Collection[str | None] = ()) -> "QueueWalk":
-        """One pass over the queue, best first; whoever waits for one of `first` is best."""
+    def walk(self, first: Mapping[str | None, float] = NOBODY) -> "QueueWalk":
+        """One pass over the queue, best first; whoever waits for one of `first` is best, and of
+        these the one with the smallest number."""
         return QueueWalk(self._groups, self._counters, first)
 
 
 #: Smaller is better; no two have the same order of arrival.
-_Entry = tuple[bool, int, tuple[float, float], int, Group]
+_Entry = tuple[float, int, tuple[float, float], int, Group]
 
 
 class QueueWalk:
@@ -171,7 +176,7 @@ class QueueWalk:
         self,
         groups: dict[Group, OrderedDict[str, Sequence]],
         counters: TokenCounters,
-        first: Collection[str | None],
+        first: Mapping[str | None, float],
     ) -> None:
         self._groups = groups
         self._counters = counters
@@ -210,7 +215,7 @@ class QueueWalk:
         priority, tenant, rev = group
         head = next(iter(self._groups[group].values()))
         served = self._counters.served(tenant, rev)
-        return rev not in self._first, -priority, served, head.order, group
+        return self._first.get(rev, math.inf), -priority, served, head.order, group
 
 
 def _group(seq: Sequence) -> Group:

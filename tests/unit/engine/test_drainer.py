@@ -401,7 +401,9 @@ def test_every_cold_adapter_starts_within_its_bound_whoever_runs(
     turn, load = max(starve_after, TURN), (copies_take + 10) * h.step_seconds
     # Busy ones that are queued, or were made to give way, have their turns in between.
     others = 0 if alone else colds - 1 + len(town.busy)
-    bound = starve_after + turn + load + others * (turn + load)
+    # At priority 90 they go first until a cold one has waited 4 starve_after more than they have.
+    urgent = 0.0 if alone else 4 * starve_after + turn
+    bound = starve_after + turn + load + others * (turn + load) + urgent
     blocked: dict[str, float] = {}
     for step in range(int(bound / h.step_seconds) + 60):
         for revision in h.residency.revisions():

@@ -115,6 +115,14 @@ def test_generated_tokens_that_were_served_count_against_the_next_turn(make):
     assert admitted(h) == ["wordy0", "terse0", "terse1", "terse2", "wordy1"]
 
 
+def test_who_was_promised_the_next_seat_goes_first_and_the_oldest_promise_before_priority():
+    queue, _ = queue_of(
+        sequence(0, "a", 90), sequence(1, "b", 10), sequence(2, "c", 90), sequence(3, "d", 50)
+    )
+    walk = queue.walk({"c": 7.0, "b": 5.0})
+    assert [walk.next().request_id for _ in range(4)] == ["b1", "c2", "a0", "d3"]
+
+
 # ------------------------------------------------------------------- tenants
 def test_a_tenant_with_fifty_adapters_gets_no_more_than_one_with_one():
     many = [sequence(i, f"m{i % 50}", tenant="many") for i in range(100)]
