@@ -198,7 +198,7 @@ class Loader:
         revision.row = row
         self._note_return(revision, kept=True)
         self._copies.begin(revision.rev, self.size(revision))
-        revision.copying = True
+        revision.copying, revision.cut_short = True, False
         self.journal.move(revision, State.LOADING, revision.load_cause)
         return ""
 
@@ -208,7 +208,8 @@ class Loader:
         assert row is not None, f"a copy of {revision.rev} ended without a slot"
         revision.copying = False
         self._copies.end(revision.rev)
-        if revision.evicts or (revision.removing and not revision.leases):
+        # Removed and added again meanwhile, it is wanted after all, and is copied once more.
+        if revision.cut_short or revision.evicts or (revision.removing and not revision.leases):
             self.leave_gpu(revision, "cancel")
             return
         self.host.protect(revision.rev, False)

@@ -139,6 +139,7 @@ class Orders:
     def _cancel_copy(self, revision: Revision) -> None:
         """The blocks stay claimed until the copy engine says that it has ended."""
         if revision.copying:
+            revision.cut_short = True
             self._moves.loader.copier.cancel(revision.rev)
 
     def _drain(self, revision: Revision, deadline: float) -> None:

@@ -47,6 +47,7 @@ class Revision:
     removing: bool = False
     reading: bool = False
     copying: bool = False
+    cut_short: bool = False  # its copy was cancelled: whatever ends, the blocks are not whole
     wanted_since: float | None = None
     blocked_since: float | None = None  # no attempt since then to claim its blocks found room
     hungry_since: float | None = None  # requests are queued since then, and none runs

@@ -8,11 +8,11 @@ and that nothing is told of a request after its end.
 
 import asyncio
 import importlib.util
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 from engine.adapters.states import TRANSITIONS, State
-from engine.adapters.tiers import HostDone
 from engine.errors import EngineDied
 from engine.messages import (
     Abort,
@@ -76,13 +76,16 @@ class Host(engine_parts.FakeHost):
     def poll(self):
         done = []
         for read in super().poll():
+            if read.cancelled:
+                done.append(read)
+                continue
             path, size = Path(self.paths[read.rev]), self.sizes.get(read.rev, 0)
             data = path.read_bytes() if path.exists() else b""
             error = "" if len(data) == size else f"expected {size} bytes, found {len(data)}"
             damaged = not error and data.startswith(b"spoilt")
             if error or damaged:
                 self.sizes.pop(read.rev, None)
-            done.append(HostDone(read.rev, error or "spoilt" * damaged, damaged=damaged))
+            done.append(replace(read, error=error or "spoilt" * damaged, damaged=damaged))
         return done
 
 

@@ -26,7 +26,9 @@ from engine.messages import (
     Submit,
 )
 
-POISON = 0x7F  # 3.4e38 in bfloat16 and in float32: finite, so that masked places stay masked
+#: 1.3e7 in bfloat16 and in float32: seen by whoever reads it, and so small that masked scores
+#: of a half-filled block do not overflow (3.4e38 made NaN of them, which no mask takes away).
+POISON = 0x4B
 LENGTHS = (3, 16, 33, 60, 90)
 ENDS = {"length", "abort", "draining", "load_failed", "no_room", "model_not_found"}
 

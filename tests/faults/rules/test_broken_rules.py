@@ -154,11 +154,11 @@ BREAKS = (
         "tests/unit/engine/schedules/test_random_schedules.py",
     ),
     Break(
-        "L7 an evicted load's blocks stay claimed until its copy has ended",
-        "engine/adapters/orders.py",
-        "if revision.state is State.LOADING:",
-        "if revision.state is State.LOADING and not revision.copying:",
-        LIVES,
+        "L7 a copy that was cut short is never served",
+        "engine/adapters/loader.py",
+        "if revision.cut_short or revision.evicts",
+        "if revision.evicts",
+        "tests/unit/engine/test_residency_leaving.py",
     ),
 )
 

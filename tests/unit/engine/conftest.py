@@ -139,12 +139,14 @@ class FakeCopier:
         self.fences: dict[str, tuple[object, ...]] = {}
         self.cancelled: list[str] = []
         self.no_memory: set[str] = set()
+        self.cut_short: set[str] = set()  # cancelled in time: their blocks stay half copied
 
     def start(self, rev: str, blocks: list[int]) -> None:
         assert rev not in self.copying and self.host.ready(rev)
         if rev in self.no_memory:
             raise NoRoom("the device has no memory left")
         self.copying[rev] = self.copies_take
+        self.cut_short.discard(rev)
         self.targets[rev] = list(blocks)
         self.fences[rev] = self.pool.take_fences(blocks)
         self.pool.fence(blocks, f"copy of {rev}")
@@ -156,7 +158,7 @@ class FakeCopier:
         ended = [rev for rev, left in self.copying.items() if left <= 0]
         for rev in ended:
             del self.copying[rev]
-            for block in self.targets[rev]:
+            for block in self.targets[rev] if rev not in self.cut_short else ():
                 self.arena[block] = rev
         return ended
 
@@ -165,6 +167,8 @@ class FakeCopier:
 
     def cancel(self, rev: str) -> None:
         self.cancelled.append(rev)
+        if self.copying[rev] > 1:
+            self.cut_short.add(rev)
 
 
 class Harness:

@@ -248,6 +248,20 @@ def test_removing_in_mid_copy_waits_for_the_copy(make):
     assert h.code(command) == "" and h.pool.num_free == h.pool.num_blocks
 
 
+def test_one_that_is_removed_in_mid_copy_and_added_again_is_copied_once_more(make):
+    """Its copy was cut short when nobody wanted it; its blocks are not whole when that ends."""
+    h = make()
+    h.add("a", 3)
+    h.copier.copies_take = 5
+    h.load("a")
+    h.run(until=lambda: bool(h.copier.copying))
+    h.remove("a")
+    h.add("a", 3)
+    h.submit("r", [1, 2], "a", max_tokens=3)
+    h.run()
+    assert h.tokens("r") == h.alone([1, 2], "a", 3)
+
+
 def test_adding_a_revision_again_revives_it(make):
     h = make()
     h.add("a")
