@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-#: Where the wall clock may be read: to be shown or written down, or against what a server said.
+#: Where the wall clock may be read: to be shown or written down, or against what a server said or
+#: what was written down by an earlier process (pulls.py: how long downloads given up are kept).
 SHOWN = {
     "lorad/demo.py",
     "lorad/daemon.py",
@@ -15,6 +16,7 @@ SHOWN = {
     "lorad/service/generation.py",
     "lorad/service/adapters.py",
     "lorad/service/events.py",
+    "lorad/service/pulls.py",
     "lorad/sources/patience.py",
     "lorad/text/template.py",
     "lorad/cli/output.py",
