@@ -26,6 +26,7 @@ from lorad.cli import (
     gc,
     listing,
     operations,
+    plan,
     pull,
     run,
     verify,
@@ -49,7 +50,7 @@ app = typer.Typer(
 )
 for part in (
     *(daemon, listing, adapters, pull, explain, verify, gc),
-    *(operations, events, run),
+    *(operations, events, run, plan),
 ):
     part.register(app)
 
