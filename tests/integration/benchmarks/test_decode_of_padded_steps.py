@@ -15,8 +15,10 @@ def test_the_forward_pass_of_one_step_is_timed_by_itself(tiny, capsys, monkeypat
     import decode
 
     monkeypatch.setattr(assembly, "is_card", lambda device: True)
-    # Plain torch reads the blocks of rows of nobody, which the kernels do not: NaN may lie there.
+    # Plain torch computes the rows of nobody and reads their blocks, which the kernels do not: in
+    # memory that was somebody else's there may be NaN.
     monkeypatch.setattr(torch, "empty", torch.zeros)
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
     monkeypatch.setattr(decode, "REPLAYS", 3)
     seen, plain = [], StepGraphs.run
 
