@@ -28,6 +28,9 @@ from lorad.sources.patience import Meter
 MAX_ENTRIES = 10_000
 #: Of one header: tar's long names and attributes, zip's list of all entries.
 MAX_HEADER_BYTES = 8 << 20
+#: Of all headers of a tar.  They count as nobody's content, and the libraries keep them in memory:
+#: 60 empty files with attributes of 7 MB each are an archive of 2 MB that took 440 MB to list.
+MAX_HEADERS_BYTES = 32 << 20
 MAX_NAME_CHARS = 1000
 
 _BROKEN = (
@@ -50,7 +53,8 @@ def unpack(archive: BinaryIO, folder: Path, max_bytes: int, meter: Meter) -> Non
     archive would unpack to, wanted or not."""
     try:
         with _opened(archive) as entries:
-            for entry in _choose(_stripped(_counted(entries, max_bytes)), max_bytes):
+            found = _counted(entries, max_bytes, meter)
+            for entry in _choose(_stripped(found), max_bytes):
                 _extract(entry, folder, meter)
     except _BROKEN as error:
         raise _bad(f"cannot be unpacked: {_line(error)}") from None
@@ -68,10 +72,18 @@ def _opened(archive: BinaryIO) -> Iterator[Iterator[_Entry]]:
             yield map(lambda info: _of_zip(zipped, info), zipped.infolist())
     elif magic[:2] == b"\x1f\x8b" or magic[257:262] == b"ustar":
         plain = gzip.GzipFile(fileobj=archive) if magic[:2] == b"\x1f\x8b" else archive
-        with tarfile.open(fileobj=cast(BinaryIO, _Bounded(plain)), mode="r:") as tar:
-            yield map(lambda member: _of_tar(tar, member), tar)
+        bounded = _Bounded(plain, MAX_HEADERS_BYTES)
+        with tarfile.open(fileobj=cast(BinaryIO, bounded), mode="r:") as tar:
+            yield _members(tar, bounded)
     else:
         raise _bad("is neither a tar (plain or gzip) nor a zip archive")
+
+
+def _members(tar: tarfile.TarFile, file: "_Bounded") -> Iterator[_Entry]:
+    for member in tar:
+        yield _of_tar(tar, member)
+        member.pax_headers = {}  # the library keeps each member until the end
+    file.listed()
 
 
 def _of_tar(tar: tarfile.TarFile, member: tarfile.TarInfo) -> _Entry:
@@ -94,19 +106,27 @@ def _of_zip(zipped: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Entry:
 
 
 class _Bounded(io.RawIOBase):
-    """A file that refuses reads which only a header of absurd size asks for: the libraries would
-    take it into memory."""
+    """A file that refuses reads which only headers of absurd size ask for: the libraries would take
+    them into memory.  `headers`: bytes that may be read until all is `listed`; 0 for any."""
 
-    def __init__(self, file: "BinaryIO | gzip.GzipFile") -> None:
+    def __init__(self, file: "BinaryIO | gzip.GzipFile", headers: int = 0) -> None:
         self._file = file
+        self._headers, self._read = headers, 0
+
+    def listed(self) -> None:
+        """What is read from here on is content."""
+        self._headers = 0
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:
             here = self._file.tell()
             size = self._file.seek(0, 2) - here
             self._file.seek(here)
+        self._read += size
         if size > MAX_HEADER_BYTES:
             raise _bad(f"has a header of {size} bytes, allowed are {MAX_HEADER_BYTES}")
+        if self._headers and self._read > self._headers:
+            raise _bad(f"has more than {self._headers} bytes of headers")
         return self._file.read(size)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
@@ -123,11 +143,12 @@ class _Bounded(io.RawIOBase):
 
 
 # ----------------------------------------------------------------- choosing
-def _counted(entries: Iterator[_Entry], max_bytes: int) -> list[_Entry]:
+def _counted(entries: Iterator[_Entry], max_bytes: int, meter: Meter) -> list[_Entry]:
     """All files, as long as they are not too many or too large together.  Lazily: the next header
     of a gzip'ed tar is reached by unpacking what lies before it."""
     found, total = [], 0
     for number, entry in enumerate(entries, 1):
+        meter.check()
         total += entry.size
         if number > MAX_ENTRIES:
             raise _bad(f"holds more than {MAX_ENTRIES} entries")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lorad.sources import archive
-from lorad.sources.fetch import FetchError
-from lorad.sources.patience import silent_meter
+from lorad.sources.fetch import Cancelled, FetchError
+from lorad.sources.patience import Meter, silent_meter
 
 ADAPTER = {
     "adapter_config.json": b'{"peft_type": "LORA"}',
@@ -183,6 +183,22 @@ def test_long_names_one_upon_the_other_end_in_a_refusal(tmp_path: Path) -> None:
     link = entry("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=1).tobuf(tarfile.GNU_FORMAT)
     packed = gzip.compress((link + b"a" + bytes(511)) * 5000)
     assert refusal(packed, tmp_path).code == "source_corrupt"
+
+
+def test_headers_that_are_absurd_together_are_not_read_into_memory(tmp_path: Path) -> None:
+    said = entry("x", pax_headers={"comment": "x" * (6 << 20)}).tobuf(tarfile.PAX_FORMAT)
+    spread = gzip.compress(said * 8, 1)
+    assert len(spread) < 1 << 20
+    assert "bytes of headers" in refusal(spread, tmp_path).message
+    piled = entry("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=6 << 20).tobuf(tarfile.GNU_FORMAT)
+    stack = gzip.compress((piled + bytes(6 << 20)) * 8, 1)
+    assert "bytes of headers" in refusal(stack, tmp_path).message
+
+
+def test_looking_through_an_archive_can_be_cancelled(tmp_path: Path) -> None:
+    meter = Meter(lambda done, total: None, lambda: True, None)
+    with pytest.raises(Cancelled):
+        archive.unpack(io.BytesIO(tar({f"f{n}": b"" for n in range(9)})), tmp_path, LIMIT, meter)
 
 
 def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
