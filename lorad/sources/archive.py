@@ -52,29 +52,31 @@ def unpack(archive: BinaryIO, folder: Path, max_bytes: int, meter: Meter) -> Non
     """Put the adapter's files of `archive` into `folder`.  `max_bytes` bounds everything that the
     archive would unpack to, wanted or not."""
     try:
-        with _opened(archive) as entries:
+        with _opened(archive) as (entries, plain):
             found = _counted(entries, max_bytes, meter)
             for entry in _choose(_stripped(found), max_bytes):
                 _extract(entry, folder, meter)
+        _read_out(plain, max_bytes, meter)
     except _BROKEN as error:
         raise _bad(f"cannot be unpacked: {_line(error)}") from None
 
 
 # ----------------------------------------------------------------- formats
 @contextmanager
-def _opened(archive: BinaryIO) -> Iterator[Iterator[_Entry]]:
-    """The entries, by what the archive is and not by what it is called."""
+def _opened(archive: BinaryIO) -> Iterator[tuple[Iterator[_Entry], gzip.GzipFile | None]]:
+    """The entries, by what the archive is and not by what it is called; with the stream that they
+    are unpacked from, if that has a checksum of the whole."""
     archive.seek(0)
     magic = archive.read(262)
     archive.seek(0)
     if magic[:4] in (b"PK\3\4", b"PK\5\6"):
         with zipfile.ZipFile(cast(BinaryIO, _Bounded(archive))) as zipped:
-            yield map(lambda info: _of_zip(zipped, info), zipped.infolist())
+            yield map(lambda info: _of_zip(zipped, info), zipped.infolist()), None
     elif magic[:2] == b"\x1f\x8b" or magic[257:262] == b"ustar":
-        plain = gzip.GzipFile(fileobj=archive) if magic[:2] == b"\x1f\x8b" else archive
-        bounded = _Bounded(plain, MAX_HEADERS_BYTES)
+        plain = gzip.GzipFile(fileobj=archive) if magic[:2] == b"\x1f\x8b" else None
+        bounded = _Bounded(plain or archive, MAX_HEADERS_BYTES)
         with tarfile.open(fileobj=cast(BinaryIO, bounded), mode="r:") as tar:
-            yield _members(tar, bounded)
+            yield _members(tar, bounded), plain
     else:
         raise _bad("is neither a tar (plain or gzip) nor a zip archive")
 
@@ -127,7 +129,10 @@ class _Bounded(io.RawIOBase):
             raise _bad(f"has a header of {size} bytes, allowed are {MAX_HEADER_BYTES}")
         if self._headers and self._read > self._headers:
             raise _bad(f"has more than {self._headers} bytes of headers")
-        return self._file.read(size)
+        try:
+            return self._file.read(size)
+        except gzip.BadGzipFile as error:  # an OSError, which whoever writes takes for the disk's
+            raise _bad(f"cannot be unpacked: {_line(error)}") from None
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         return self._file.seek(offset, whence)
@@ -182,6 +187,16 @@ def _extract(entry: _Entry, folder: Path, meter: Meter) -> None:
         exact = RemoteFile(entry.path[0], entry.size)
         if not disk.copy_checked(source, target, exact, meter):
             raise _bad(f"holds {entry.path[0]} with another size than it says")
+
+
+def _read_out(plain: gzip.GzipFile | None, max_bytes: int, meter: Meter) -> None:
+    """To the end, behind the entries, where gzip holds what it unpacked against its checksum."""
+    rest = max_bytes
+    while plain is not None and (chunk := plain.read(disk.CHUNK_BYTES)):
+        meter.check()
+        rest -= len(chunk)
+        if rest < 0:
+            raise _bad(f"goes on for more than {max_bytes} bytes behind its last entry")
 
 
 def _parts(name: str) -> tuple[str, ...]:
