@@ -14,8 +14,7 @@ import msgspec
 import typer
 
 from engine.adapters import reasons
-from engine.config import GIB, KIB, MIB
-from lorad import config, errors
+from lorad import config, config_sources, errors
 from lorad.cli import app as loractl
 from lorad.cli import serve as lorad
 
@@ -69,7 +68,7 @@ def configuration() -> str:
             (
                 f"`{f.name}`",
                 type_name(hints[f.name]),
-                f"`{default(hints[f.name], f.default)}`",
+                f"`{config_sources.spelled(hints[f.name], f.default)}`",
                 words[f.name],
                 f"`LORAD_{name.upper()}__{f.name.upper()}`",
             )
@@ -90,20 +89,6 @@ def type_name(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"list of {type_name(get_args(hint)[0])}"
     return {str: "text", bool: "true or false", int: "number", float: "number"}[hint]
-
-
-def default(hint: Any, value: Any) -> str:
-    """As it would stand in lorad.toml."""
-    marks = get_args(hint)[1:] if hasattr(hint, "__metadata__") else ()
-    if "auto" in marks and value == 0:
-        return '"auto"'
-    if "size" in marks:
-        for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-            if value and value % size == 0:
-                return f'"{value // size}{unit}"'
-    if "duration" in marks:
-        return f'"{value:g}s"'
-    return msgspec.json.encode(value).decode().replace(",", ", ")
 
 
 _CONFIGURATION = """# Configuration

@@ -9,13 +9,14 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
+from engine.config import GIB, KIB, MIB
 from lorad.config import SECTIONS, Model, Settings, check, convert, convert_text, hints, resolved
 from lorad.errors import BadConfig
 from lorad.paths import Paths, find
@@ -85,14 +86,70 @@ def _rows(section: str, values: msgspec.Struct, origins: Mapping[str, str]) -> l
     return rows
 
 
+# ----------------------------------------------------------------- told
+def each(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """(section, key, value as lorad.toml would have it), in the order of the documentation."""
+    for model in settings.models:
+        yield from _spelled("models", model)
+    for name in SECTIONS:
+        yield from _spelled(name, getattr(settings, name))
+
+
+def _spelled(section: str, values: msgspec.Struct) -> Iterator[tuple[str, str, str]]:
+    known = hints(type(values))
+    for key, value in msgspec.structs.asdict(values).items():
+        yield section, key, spelled(known[key], value)
+
+
+def spelled(hint: object, value: object) -> str:
+    """A value as it would stand in lorad.toml: `"16GiB"`, `"2s"`, `"auto"`."""
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    if "auto" in marks and value == 0:
+        return '"auto"'
+    if "size" in marks and isinstance(value, int):
+        for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+            if value and value % size == 0:
+                return f'"{value // size}{unit}"'
+    if "duration" in marks:
+        return f'"{value:g}s"'
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def load_defaults() -> Settings:
+    """What nobody has to write.  No base is one of it, so it would not start."""
+    return Settings(models=(Model(),))
+
+
+def defaults() -> str:
+    """A lorad.toml of every key with its default, each behind a #; only the base is asked for."""
+    lines: list[str] = []
+    section = ""
+    for name, key, value in each(load_defaults()):
+        if name != section:
+            section = name
+            lines += ["", "[[models]]" if name == "models" else f"[{name}]"]
+        if (name, key) == ("models", "base"):
+            lines.append('base = "/path/to/model"')
+        else:
+            lines.append(f"# {key} = {value}")
+    return "\n".join(lines[1:]) + "\n"
+
+
 # ----------------------------------------------------------------- layers
-def _files(config: Path | None, env: Mapping[str, str], paths: Paths) -> list[Layer]:
-    """The main file and its conf.d, then the explicit file.  A file that was named must exist."""
-    main = paths.config / "lorad.toml"
-    found = [main] if main.is_file() else []
-    found += sorted((paths.config / "conf.d").glob("*.toml"))
+def places(
+    config: Path | None, env: Mapping[str, str], paths: Paths | None = None
+) -> tuple[Path, ...]:
+    """The main file and its conf.d, then the explicit file, whether they exist or not."""
+    paths = paths or find(env)
     named = config or (Path(env["LORAD_CONFIG"]) if env.get("LORAD_CONFIG") else None)
-    return [_file(path) for path in [*found, *([named] if named else [])]]
+    parts = sorted((paths.config / "conf.d").glob("*.toml"))
+    return (paths.config / "lorad.toml", *parts, *([named] if named else []))
+
+
+def _files(config: Path | None, env: Mapping[str, str], paths: Paths) -> list[Layer]:
+    """A file that was named must exist, the main one need not."""
+    main, *others = places(config, env, paths)
+    return [_file(path) for path in [*([main] if main.is_file() else []), *others]]
 
 
 def _file(path: Path) -> Layer:

@@ -20,6 +20,7 @@ from lorad import __version__
 from lorad.caller import ApiError, Unreachable
 from lorad.cli import (
     adapters,
+    config,
     daemon,
     events,
     explain,
@@ -50,7 +51,7 @@ app = typer.Typer(
 )
 for part in (
     *(daemon, listing, adapters, pull, explain, verify, gc),
-    *(operations, events, run, plan),
+    *(operations, events, run, plan, config),
 ):
     part.register(app)
 

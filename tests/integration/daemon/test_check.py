@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -22,6 +24,7 @@ def folder(daemon, base, tmp_path):
 
 def test_a_whole_base_is_valid(daemon, folder):
     assert daemon.refused("--check")[0] == 0
+    assert _loractl(daemon) == (0, "the configuration is valid\n", "")
 
 
 def _edit(folder, **changes):
@@ -45,3 +48,13 @@ def test_a_base_that_would_not_be_served_is_not_called_valid(daemon, folder, har
     status, said = daemon.refused("--check")
     assert status == 2
     assert said.startswith("lorad: error: models.base: ") and words in said
+    status, out, told = _loractl(daemon)
+    assert (status, out) == (2, "")
+    assert told.splitlines()[0] == said.splitlines()[0].removeprefix("lorad: ")
+
+
+def _loractl(daemon):
+    """`loractl config check` where that daemon would start: (status, stdout, stderr)."""
+    command = [sys.executable, "-m", "lorad.cli.app", "config", "check", str(daemon.config)]
+    done = subprocess.run(command, capture_output=True, text=True, env=daemon.env, timeout=60)
+    return done.returncode, done.stdout, done.stderr
