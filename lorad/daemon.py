@@ -33,6 +33,7 @@ from lorad.config import Settings
 from lorad.dump import dump_state
 from lorad.errors import BadConfig, LoradError, RegistryUnusable, StartError
 from lorad.ground import Ground, ground
+from lorad.pulse import Pulse
 from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog
 from lorad.service.dynamic import Dynamic
@@ -69,8 +70,10 @@ TOKENIZER_THREADS = 4
 FLUSH_SECONDS = 10.0
 #: After an abort, streams get this long to send their error event.
 FAREWELL_SECONDS = 2.0
-#: systemd is asked for this much more time at each step of the engine's start.
-EXTEND_SECONDS = 120.0
+#: systemd is asked for this much more time while the engine's start makes progress, so often.
+EXTEND_SECONDS, EXTEND_EVERY = 120.0, 5.0
+#: What a stop takes beside the drain: farewells, the engine's end, the last writes.
+CLOSE_SECONDS = 20.0
 
 
 def run(
@@ -104,6 +107,7 @@ class Daemon:
         self.ground, self.settings = ground, ground.settings
         self.notifier, self.reload = notifier, reload
         self._told: tuple[str, int] | None = None  # progress that was reported last
+        self._extended = 0.0  # when systemd was last asked for more time
 
     async def run(self) -> None:
         """Start, serve, drain, stop.  Raises StartError if the engine cannot be had."""
@@ -138,7 +142,8 @@ class Daemon:
             new_client=partial(EngineClient, stall_seconds=settings.model.stall_after),
             replace_after=settings.model.replace_after,
         )
-        self.link.on_progress = self._on_progress
+        self.link.on_progress, self.link.on_state = self._on_progress, self._on_state
+        self.pulse = Pulse(self.notifier, lambda: self.link.tended)
         catalog = Catalog(map(entry_of, registry.pointing()))
         self.names = Names(registry, catalog, model=settings.model.name)
         self.picture = Picture(self.link)
@@ -291,7 +296,7 @@ class Daemon:
         self.link.start()
         for work in (
             *(self.picture.run(), self.housekeeping.run()),
-            *(self._flush(), self._feed_watchdog(), self.operations.run()),
+            *(self._flush(), self.pulse.run(), self.operations.run()),
         ):
             self.tasks.spawn(work)
         if self.watcher is not None:
@@ -304,8 +309,8 @@ class Daemon:
         await self.operations.resume()
         if await self._first_of(self.link.ready.wait()):
             _spare_the_collector()
-            self.notifier.ready(f"serving {self.settings.model.name}")
-            self._say(f"ready: serving {self.settings.model.name}")
+            self.notifier.ready(self._state())
+            log.info("ready: %s", self._state())
             await self._first_of()
         await self._drain()
 
@@ -327,7 +332,10 @@ class Daemon:
         self.adapters.draining = True
         self.requests.drain()
         self.dynamic.close()
-        self.notifier.stopping("draining")
+        self.notifier.stopping(
+            f"draining, {self.requests.active} requests in flight",
+            extend_seconds=timeout + FAREWELL_SECONDS + CLOSE_SECONDS,
+        )
         self.events.publish("drain.start", message=f"{self.requests.active} requests in flight")
         idle = asyncio.ensure_future(self.requests.wait_idle(timeout))
         second = asyncio.ensure_future(self.aborting.wait())
@@ -340,7 +348,7 @@ class Daemon:
             await self.requests.wait_idle(FAREWELL_SECONDS)
 
     async def _close(self) -> None:
-        self.notifier.stopping("stopping")
+        self.notifier.stopping("stopping", extend_seconds=CLOSE_SECONDS)
         if self.watcher is not None:
             await asyncio.to_thread(self.watcher.stop)
         self.operations.close()
@@ -381,8 +389,7 @@ class Daemon:
             )
         if self.watcher is not None:
             self.watcher.rescan_now()
-        if self.link.ready.is_set():
-            self.notifier.ready(f"serving {self.settings.model.name}")
+        self.notifier.reloaded(self._state())
 
     def _on_dump(self) -> None:
         dump_state(self.snapshot.status())
@@ -404,21 +411,30 @@ class Daemon:
         except OSError as error:
             log.warning("what was seen of the inbox is not written now: %s", error)
 
-    async def _feed_watchdog(self) -> None:
-        """That this runs is the proof that systemd asks for."""
-        while self.notifier.watchdog_seconds:
-            self.notifier.watchdog()
-            await asyncio.sleep(self.notifier.watchdog_seconds)
-
     def _on_progress(self, phase: str, fraction: float) -> None:
-        """Weights report every tensor; people hear of each quarter."""
-        step = (phase, int(fraction * 4))
-        if step == self._told:
+        """Weights report every tensor; systemd hears of it now and then, the log of each quarter.
+
+        A quarter of a large model on a slow disk takes longer than systemd waits.
+        """
+        step, now = (phase, int(fraction * 4)), time.monotonic()
+        if step == self._told and now - self._extended < EXTEND_EVERY:
             return
-        self._told = step
         text = f"loading the base model: {phase} {fraction:.0%}"
         self.notifier.status(text, extend_seconds=EXTEND_SECONDS)
-        log.info("%s", text)
+        self._extended = now
+        if step != self._told:
+            self._told = step
+            log.info("%s", text)
+
+    def _state(self) -> str:
+        """One line for `systemctl status`."""
+        if self.link.state == "ready":
+            return f"serving {self.settings.model.name}"
+        return f"{self.link.state}: {self.link.progress}"
+
+    def _on_state(self) -> None:
+        if not self.stopping.is_set():
+            self.notifier.status(self._state())
 
     def _on_missing(self, rev: str) -> None:
         """From a thread that wanted to read its chat template."""

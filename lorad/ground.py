@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from lorad import paths
 from lorad.api.server import bind_unix, unlink_unix
 from lorad.config import Settings, placed
@@ -49,7 +51,8 @@ def ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> I
             registry.reconcile().result()
         except LoradError as error:
             raise RegistryUnusable(error.message, hint=error.hint) from error
-        passed = activated_sockets(env)
+        passed = activated_sockets(env, ("inference", "admin"))
+        settings = _as_passed(settings, passed)
         if not settings.inference.socket or not settings.admin.socket:
             runtime = paths.fresh_runtime()
             settings = placed(settings, runtime)
@@ -70,6 +73,16 @@ def ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> I
             undo.callback(listener.close)
             listeners.append(listener)
         yield Ground(settings, registry, *listeners)
+
+
+def _as_passed(settings: Settings, passed: Mapping[str, socket.socket]) -> Settings:
+    """A socket that was passed in is where its unit says, whatever is configured."""
+    replace = msgspec.structs.replace
+    for name, listener in passed.items():
+        if isinstance(path := listener.getsockname(), str) and path:
+            section = replace(getattr(settings, name), socket=path)
+            settings = replace(settings, **{name: section})
+    return settings
 
 
 @contextlib.contextmanager
@@ -107,11 +120,14 @@ def _bind(path: Path, mode: int, group: str) -> socket.socket:
 
 
 def _existing(group: str) -> str:
-    """A default group that the machine lacks is none; one that was configured must exist."""
+    """A default group that the machine lacks, or that we may not give a file to, is none; one that
+    was configured must exist."""
     try:
-        return grp.getgrnam(group).gr_name if group else ""
+        found = grp.getgrnam(group) if group else None
     except KeyError:
         return ""
+    ours = os.geteuid() == 0 or (found and found.gr_gid in (os.getegid(), *os.getgroups()))
+    return found.gr_name if found and ours else ""
 
 
 def _remove_empty(folder: Path) -> None:

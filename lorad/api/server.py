@@ -12,8 +12,9 @@ import grp
 import os
 import socket
 import stat
+import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from starlette.types import ASGIApp
 from uvicorn.config import Config
@@ -28,6 +29,8 @@ BACKLOG = 1024
 #: Connections that are taken in at once, before others get their turn and a full house sheds some:
 #: each holds a descriptor until then.
 ACCEPTS = 8
+#: Python 3.13 would remove the socket's file when it closes, also one that systemd passed in.
+_KEEP_FILE: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
 # ----------------------------------------------------------------- binding
@@ -152,7 +155,11 @@ class HttpServer:
         """Accept from now on."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(
-            self._connection, sock=self._listener, backlog=ACCEPTS, start_serving=True
+            self._connection,
+            sock=self._listener,
+            backlog=ACCEPTS,
+            start_serving=True,
+            **_KEEP_FILE,
         )
         self._listener.listen(BACKLOG)  # asyncio takes one number for both
 

@@ -47,6 +47,9 @@ OnDelta = Callable[[SequenceDelta], None]
 MAX_CRASHES, CRASH_WINDOW = 5, 600.0
 #: A step that has not ended for this long never will: the process is replaced.
 REPLACE_AFTER = 60.0
+#: And this much later it is replaced, or nobody looks after it; a start is silent no longer than
+#: START_SILENCE: reading and warming up a large model report as they go.
+REPLACE_GRACE, START_SILENCE = 30.0, 600.0
 WARM_UP_ID = "warm-up"
 
 #: Last words of an engine that never became ready -> how the daemon ends.
@@ -106,6 +109,7 @@ class EngineLink:
         self.on_adapter: Callable[[AdapterEvent], None] = lambda event: None
         self.on_death: Callable[[], None] = lambda: None  # before the next process hears anything
         self.on_progress: Callable[[str, float], None] = lambda phase, fraction: None
+        self.on_state: Callable[[], None] = lambda: None  # `state` or `progress` has changed
         self.ready = asyncio.Event()  # set while the state is `ready`
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._new_client = new_client
@@ -116,6 +120,7 @@ class EngineLink:
         self._sinks: dict[str, OnDelta] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._crashes: deque[float] = deque()
+        self._moved = clock()  # when the state changed, or a start reported progress
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -182,6 +187,15 @@ class EngineLink:
     def abort_all(self) -> None:
         for request_id in list(self._sinks):
             self.abort(request_id)
+
+    @property
+    def tended(self) -> bool:
+        """It is ready, or will be: a start reports progress, what stalls is replaced in time."""
+        if self.state in ("ready", "stopped"):
+            return True
+        stalled = self.state == "engine_stalled"
+        patience = self._replace_after + REPLACE_GRACE if stalled else START_SILENCE
+        return self._clock() - self._moved <= patience
 
     # ------------------------------------------------------------- for the daemon
     def start(self) -> None:
@@ -250,6 +264,7 @@ class EngineLink:
         match event:
             case Starting(phase, fraction):
                 self.progress, self.fraction = f"{phase} {fraction:.0%}", fraction
+                self._moved = self._clock()
                 self.on_progress(phase, fraction)
             case Heartbeat():
                 self.starts_per_second = event.starts_per_second
@@ -330,10 +345,12 @@ class EngineLink:
     # ------------------------------------------------------------- inside
     def _set(self, state: LinkState, progress: str) -> None:
         self.state, self.progress = state, progress
+        self._moved = self._clock()
         if state == "ready":
             self.ready.set()
         else:
             self.ready.clear()
+        self.on_state()
 
     def _kill(self) -> None:
         client = self._client

@@ -197,6 +197,7 @@ drain_timeout = "20s"
         moved = (inference.fileno(), admin.fileno())
         script = f'export LISTEN_PID=$$; exec "$@" 3<&{moved[0]} 4<&{moved[1]}'
         env = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "inference:admin", "NOTIFY_SOCKET": notify}
+        env |= {"WATCHDOG_USEC": "400000"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 ["bash", "-c", script, "lorad", *self.command()],

@@ -210,10 +210,17 @@ def test_systemd_hears_of_it_and_keeps_the_sockets_that_it_passed(daemon):
         while not any(words.startswith("READY=1") for words in heard):
             heard.append(notify.recv(4096).decode())
         assert any("EXTEND_TIMEOUT_USEC=" in words for words in heard)
+        assert any(words == "WATCHDOG=1" for words in heard)
         assert daemon.text("bible")
+        daemon.process.send_signal(signal.SIGHUP)
+        while not heard[-1].startswith("RELOADING=1\nMONOTONIC_USEC="):
+            heard.append(notify.recv(4096).decode())
+        while not heard[-1].startswith("READY=1"):
+            heard.append(notify.recv(4096).decode())
         assert daemon.stop() == 0
         while not heard[-1].startswith("STOPPING=1"):
             heard.append(notify.recv(4096).decode())
+        assert "EXTEND_TIMEOUT_USEC=" in heard[-1]
     assert daemon.inference.exists()
     assert daemon.admin.exists()
 

@@ -6,9 +6,14 @@ import subprocess
 import pytest
 
 from engine.config import EngineConfig
-from engine.messages import Fatal, GetSnapshot, SamplingParams, SequenceDelta, Submit
+from engine.messages import Fatal, GetSnapshot, SamplingParams, SequenceDelta, Starting, Submit
 from lorad.errors import BadConfig, LoradError, NoUsableDevice, StartError
-from lorad.service.engine_link import EngineLink
+from lorad.service.engine_link import (
+    REPLACE_AFTER,
+    REPLACE_GRACE,
+    START_SILENCE,
+    EngineLink,
+)
 from lorad.service.events import EventRing
 
 
@@ -214,6 +219,52 @@ def victim():
     yield process
     process.kill()
     process.wait()
+
+
+def test_a_stalled_engine_is_tended_until_it_should_have_been_replaced(scene, eventually):
+    now = 0.0
+
+    async def scenario(link, clients):
+        nonlocal now
+        now = 1e6
+        assert link.tended, "one that is ready has all the time"
+        clients[0].state, clients[0].pid = "stalled", None  # and cannot be killed
+        await eventually(lambda: link.state == "engine_stalled")
+        now += REPLACE_AFTER
+        assert link.tended
+        now += REPLACE_GRACE + 1
+        assert not link.tended
+        clients[0].state = "ready"
+        await eventually(lambda: link.state == "ready")
+        assert link.tended
+
+    scene(scenario, clock=lambda: now)
+
+
+def test_a_start_is_tended_while_it_reports_progress(fake, eventually):
+    now = 0.0
+
+    class Slow(fake.Client):
+        async def start(self, config):
+            """Never done."""
+
+    async def scenario():
+        nonlocal now
+        client = Slow()
+        link = EngineLink(
+            EngineConfig(model="m"), EventRing(), new_client=lambda: client, clock=lambda: now
+        )
+        link.start()
+        for fraction in (0.1, 0.2):
+            now += START_SILENCE - 1
+            assert link.tended
+            client.events.put_nowait(Starting("weights", fraction))
+            await eventually(lambda fraction=fraction: link.fraction == fraction)
+        now += START_SILENCE + 1
+        assert not link.tended
+        await link.stop()
+
+    asyncio.run(scenario())
 
 
 def test_an_engine_that_stays_stalled_is_killed(scene, eventually, victim):
