@@ -13,10 +13,12 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 import typer
 
+from engine import histogram
 from engine.adapters import reasons
 from lorad import config, config_sources, errors
 from lorad.cli import app as loractl
 from lorad.cli import serve as lorad
+from lorad.metrics import table as metric_table
 
 HERE = Path(__file__).resolve().parent
 WORDS = tomllib.loads((HERE / "words.toml").read_text(encoding="utf-8"))
@@ -27,6 +29,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": lambda: commands(),
     "errors.md": lambda: codes(),
     "reason-codes.md": reasons.as_markdown,
+    "metrics.md": lambda: metrics(),
 }
 
 
@@ -221,6 +224,65 @@ object on stderr: `{{"error": {{"code", "message", "why", "hint", "details"}}}}`
 
 {starts}
 """
+
+
+# ----------------------------------------------------------------- metrics.md
+def metrics() -> str:
+    groups = dict.fromkeys(metric.group for metric in metric_table.METRICS)
+    parts = [_METRICS]
+    for group in groups:
+        rows = (
+            (
+                f"`{m.name}`",
+                m.type,
+                ", ".join(f"`{label}`" for label in m.labels),
+                m.help + (f" Bounds: {bounds(m.bounds)}." if m.bounds else ""),
+            )
+            for m in metric_table.METRICS
+            if m.group == group
+        )
+        parts.append(f"## {group}\n\n{table(('name', 'type', 'labels', 'meaning'), rows)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def bounds(values: tuple[float, ...]) -> str:
+    """As few words as they allow: those of one scale are named by it."""
+    known = {
+        histogram.SECONDS: "seconds",
+        histogram.LOAD_SECONDS: "load seconds",
+        histogram.TOKENS: "tokens",
+        histogram.ADAPTERS: "adapters",
+        histogram.BYTES: "bytes",
+    }
+    return known[values]
+
+
+def spelled(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" if value < 1e6 else str(int(value)) for value in values)
+
+
+_METRICS = f"""# Metrics
+
+Made by `python docs/generate.py` from `lorad/metrics/table.py`. How to scrape them is in
+[how to](../howto.md#metrics).
+
+`GET /metrics` on the admin socket, and on `metrics.tcp` if that is set, answers in Prometheus' text
+format, or in OpenMetrics where the `Accept` header asks for it. `loractl metrics` prints the same.
+Beside these there are `process_*` of the daemon's own process.
+
+- **`adapter`** is the name that requests use. At most `metrics.adapter_labels` adapters have one of
+  their own: pinned ones first, then resident ones, then the most used. All others are summed up as
+  `{metric_table.OTHER}`, and the base model is `__base__`. What an adapter counted while it had no
+  label stays with `{metric_table.OTHER}`, so that every series only grows and sums of rates are
+  right. The series of a removed adapter go away.
+- **Histograms** have no adapter, but `kind`: `base` or `lora`.
+- **Counters** start at 0 with the daemon, and go on when the engine is restarted.
+- No label comes from the text of a request. There is no tenant label unless `metrics.tenant_label`
+  is set.
+
+Bounds of histograms: seconds {spelled(histogram.SECONDS)}; load seconds
+{spelled(histogram.LOAD_SECONDS)}; tokens {spelled(histogram.TOKENS)}; adapters
+{spelled(histogram.ADAPTERS)}; bytes {spelled(histogram.BYTES)}."""
 
 
 if __name__ == "__main__":

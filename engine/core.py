@@ -117,7 +117,7 @@ class EngineCore:
             wake=self.bell.set,
         )
         warm_up(self.runner, self.verifier, config, machine.layout, progress)
-        self.stats = Stats()
+        self.stats = Stats(self._lora_bytes)
         self._painter = Painter(
             pool=self.pool,
             prefix=self.prefix,
@@ -281,8 +281,9 @@ class EngineCore:
     def _settle(self, flight: Flight) -> list[SequenceDelta]:
         waited = flight.drawn is not None or self.machine.device.type == "cpu"
         sampled = self.runner.collect(flight)
-        self._prefill.settled(flight.work, flight.launched, time.monotonic(), waited=waited)
-        self.stats.note(flight.work)
+        now = time.monotonic()
+        self._prefill.settled(flight.work, flight.launched, now, waited=waited)
+        self.stats.note(flight.work, flight.launched, now, waited=waited)
         return self.scheduler.settle(flight.work, sampled)
 
     def _publish(self, deltas: list[SequenceDelta]) -> StepFrame:
@@ -302,6 +303,10 @@ class EngineCore:
 
     def _manifest(self, rev: str) -> PackedManifest:
         return self.residency.manifest(rev)
+
+    def _lora_bytes(self, rev: str) -> int:
+        revision = self.residency.find(rev)
+        return revision.manifest.true_bytes if revision else 0
 
 
 def _limits(machine: Machine) -> SchedulerLimits:

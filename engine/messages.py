@@ -267,6 +267,27 @@ class PrefixStatus(Struct, frozen=True, kw_only=True):
     saved_seconds: float = 0.0  # of prefill
     found_blocks: tuple[int, ...] = ()  # by distance
     lost_blocks: tuple[int, ...] = ()  # by distance
+    reuse_distances: int = 0  # the sum of all these distances
+    evicted_blocks: int = 0  # that made way
+
+
+class HistogramStatus(Struct, frozen=True):
+    """Of an `engine.histogram.Histogram`."""
+
+    counts: tuple[int, ...] = ()
+    total: float = 0.0
+
+
+class StepsStatus(Struct, frozen=True, kw_only=True):
+    """Steps since the start, of those with an adapter in them or of those without.
+
+    Bounds are SECONDS, TOKENS, ADAPTERS and BYTES of `engine.histogram`.
+    """
+
+    seconds: HistogramStatus = HistogramStatus()
+    batch_tokens: HistogramStatus = HistogramStatus()
+    adapters: HistogramStatus = HistogramStatus()
+    lora_bytes: HistogramStatus = HistogramStatus()  # of the adapters' weights, each once
 
 
 class EngineSnapshot(Struct, frozen=True, kw_only=True):
@@ -288,6 +309,9 @@ class EngineSnapshot(Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     forward_passes: int = 0
     thrashes: int = 0
+    pid: int = 0  # whose counters these are
+    base_steps: StepsStatus = StepsStatus()
+    lora_steps: StepsStatus = StepsStatus()
 
 
 # ----------------------------------------------------------------- explanation
@@ -428,6 +452,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     arena_bytes: int
     ram_cache_bytes: int
     pid: int
+    device_uuid: str = ""  # as NVML calls it; "" on a CPU
 
 
 class Starting(Struct, frozen=True, tag="starting"):
@@ -476,6 +501,7 @@ class SequenceDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # first entry None: nothing precedes it
     cached_tokens: int | None = None
+    queued_seconds: float | None = None  # with the first delta: until its first rows were chosen
     finish_reason: FinishReason | None = None
     code: str = ""  # with "error" (and "abort" by the engine): an EngineError code
     message: str = ""
@@ -493,6 +519,10 @@ class AdapterEvent(Struct, frozen=True, kw_only=True, tag="adapter"):
     num_bytes: int = 0
     message: str = ""
     away_seconds: float | None = None  # thrash: it is back on the GPU so soon after it made way
+    #: With the transition that ends a load to the GPU: where it was when it was asked for, and how
+    #: long it took from there.
+    source: Literal["", "disk", "ram"] = ""
+    load_seconds: float = 0.0
 
 
 class StepFrame(Struct, frozen=True, kw_only=True, tag="frame"):

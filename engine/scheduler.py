@@ -316,6 +316,7 @@ class Scheduler:
     def _note_first_admission(self, seq: Sequence, found: list[int]) -> None:
         """A sequence that was preempted finds its own blocks again: that saves nobody anything."""
         seq.cached_tokens = len(found) * self.limits.block_size
+        seq.queued_seconds = seq.admitted_at - seq.arrived_at
         prompt = seq.num_prompt - seq.cached_tokens
         self._counters.charge(seq.tenant, seq.rev, prompt=prompt, weight=seq.weight)
         if seq.sampling.prompt_logprobs is None:
@@ -334,7 +335,7 @@ class Scheduler:
 
     def _sequence(self, submit: Submit, activation: int) -> Sequence:
         self._arrivals += 1
-        seconds = submit.deadline_seconds
+        seconds, now = submit.deadline_seconds, self._clock()
         return Sequence(
             request_id=submit.request_id,
             tokens=list(submit.prompt),
@@ -349,7 +350,8 @@ class Scheduler:
             tenant=submit.tenant,
             weight=submit.weight,
             longest=self.limits.longest(submit),
-            deadline=None if seconds is None else self._clock() + seconds,
+            deadline=None if seconds is None else now + seconds,
+            arrived_at=now,
         )
 
     def _note_deadline(self, seq: Sequence, deadline: float) -> None:

@@ -56,6 +56,8 @@ class Sequence:
     chain: list[bytes] = field(default_factory=list)  # keys of its full blocks
     num_entered: int = 0  # full blocks that the prefix index has seen
     cached_tokens: int | None = None  # found at the first admission
+    arrived_at: float = 0.0  # of the injected clock
+    queued_seconds: float | None = None  # until the first admission
     flying: int = 0  # rows of it that are being computed into its blocks, in all launched steps
     owed: int = 0  # tokens of it that launched steps are drawing
     stay: int = 0  # differs whenever it has lost its blocks

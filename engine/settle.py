@@ -52,6 +52,7 @@ def tell(
         logprobs=(drawn.logprobs,) if tokens and drawn and drawn.logprobs else (),
         prompt_logprobs=drawn.prompt_logprobs if first and drawn else (),
         cached_tokens=(seq.cached_tokens or 0) if first else None,
+        queued_seconds=seq.queued_seconds if first else None,
         finish_reason=reason,
         code=code,
         message=message,

@@ -4,6 +4,7 @@ Goes in: the owners of everything and the counters, between two steps.  Comes ou
 Changes nothing, and knows nothing of how it is shown.
 """
 
+import os
 from dataclasses import dataclass
 
 from engine.adapters.host import HostCache
@@ -59,6 +60,9 @@ class Painter:
             preemptions=preemptions,
             forward_passes=passes,
             thrashes=self.residency.num_thrashes,
+            pid=os.getpid(),
+            base_steps=self.stats.base_steps.status(),
+            lora_steps=self.stats.lora_steps.status(),
         )
 
     def _pool(self) -> PoolStatus:
@@ -86,6 +90,8 @@ class Painter:
             saved_seconds=total.saved_seconds,
             found_blocks=reuse.found.trimmed(),
             lost_blocks=reuse.lost.trimmed(),
+            reuse_distances=reuse.found.total + reuse.lost.total,
+            evicted_blocks=reuse.num_evicted,
         )
 
     def _revision(self, r: Revision, now: float) -> RevisionStatus:

@@ -231,4 +231,5 @@ def _describe(
         arena_bytes=config.num_blocks * layout.block_bytes,
         ram_cache_bytes=host.limit_bytes,
         pid=os.getpid(),
+        device_uuid=f"GPU-{torch.cuda.get_device_properties(device).uuid}" if cuda else "",
     )

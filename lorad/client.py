@@ -90,6 +90,10 @@ class LoradClient:
         return self.get("/version", wire.Version)
 
     # ----------------------------------------------------------------- pictures (admin.sock)
+    def metrics(self) -> str:
+        """All metrics, in Prometheus' text format."""
+        return self.request("GET", "/metrics").decode()
+
     def status(self) -> wire.Status:
         return self.get(f"{_ADMIN}/status", wire.Status)
 

@@ -15,6 +15,8 @@ what depends on the machine's directories.
 """
 
 import re
+from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
@@ -148,7 +150,8 @@ class Shutdown(_Section, frozen=True, kw_only=True):
 
 
 class Metrics(_Section, frozen=True, kw_only=True):
-    tcp: str = ""
+    tcp: str = ""  # besides the admin socket
+    beyond_loopback: bool = False
     adapter_labels: int = 200
     tenant_label: bool = False
 
@@ -366,7 +369,7 @@ def check(settings: Settings) -> Settings:
     need(model.tasks == ("generate",), "models.tasks", 'only ["generate"] is served so far')
     need(not settings.tcp.enabled, "tcp.enabled", "TCP is not available yet; use the sockets")
     need(settings.inference.auth == "peer", "inference.auth", 'only "peer" is available so far')
-    need(not settings.metrics.tcp, "metrics.tcp", "metrics over TCP are not available yet")
+    _check_metrics(settings.metrics, need)
     for key, mode in (("inference.mode", settings.inference.mode), ("admin.mode", admin.mode)):
         need(bool(re.fullmatch(r"0?[0-7]{3}", mode)), key, 'an octal mode such as "0660"')
         need(not int(mode, 8) & 0o002, key, "a socket that everybody may write to is refused")
@@ -393,6 +396,38 @@ def doubts(settings: Settings) -> tuple[str, ...]:
     if settings.lora.resolve and not settings.lora.resolve_allow:
         return ("lora.resolve is on, but lora.resolve_allow is empty: no reference is allowed",)
     return ()
+
+
+def _check_metrics(metrics: Metrics, need: Callable[..., None]) -> None:
+    need(metrics.adapter_labels >= 0, "metrics.adapter_labels", "0 or more")
+    if not metrics.tcp:
+        return
+    try:
+        host, _ = split_address(metrics.tcp)
+    except ValueError as error:
+        need(False, "metrics.tcp", f'{error}, such as "127.0.0.1:9411"')
+        return
+    need(
+        metrics.beyond_loopback or ip_address(host).is_loopback,
+        "metrics.tcp",
+        f"{host} can be reached from other machines, and nobody there is asked who they are",
+        "metrics.beyond_loopback = true, if they may all read the names of your adapters",
+    )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`127.0.0.1:9411` or `[::1]:9411` as host and port; ValueError otherwise."""
+    host, _, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not port.isascii() or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ValueError("an IP address and a port")
+    try:
+        parsed = ip_address(bare)
+    except ValueError:
+        raise ValueError("an IP address and a port") from None
+    if (parsed.version == 6) != (bare != host):
+        raise ValueError("an IP address and a port, with brackets around IPv6")
+    return bare, int(port)
 
 
 def resolved(settings: Settings, paths: Paths) -> Settings:

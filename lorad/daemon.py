@@ -23,8 +23,9 @@ from functools import partial
 from pathlib import Path
 
 from engine.client import EngineClient
+from engine.messages import AdapterEvent
 from lorad import __version__, config, descriptors, logs, paths
-from lorad.api.app import admin_app, inference_app
+from lorad.api.app import admin_app, inference_app, metrics_app
 from lorad.api.deps import Deps
 from lorad.api.server import HttpServer
 from lorad.api.uploads import Uploads
@@ -33,6 +34,9 @@ from lorad.config import Settings
 from lorad.dump import dump_state
 from lorad.errors import BadConfig, LoradError, RegistryUnusable, StartError
 from lorad.ground import Ground, ground
+from lorad.metrics.http import HttpCounts
+from lorad.metrics.metrics import Metrics
+from lorad.metrics.sources import Sources
 from lorad.pulse import Pulse
 from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog
@@ -231,6 +235,35 @@ class Daemon:
         self.watcher = self._watcher()
         self.inbox.watcher = self.watcher
         self._loop = loop
+        self.metrics = self._metrics(catalog, revisions)
+
+    def _metrics(self, catalog: Catalog, revisions: Revisions) -> Metrics:
+        """And let it hear of what happens."""
+        sources = Sources(
+            settings=self.settings,
+            version=__version__,
+            link=self.link,
+            picture=self.picture,
+            catalog=catalog,
+            registry=self.ground.registry,
+            meter=self.requests.meter,
+            aborted=self.requests.aborted,
+            http=HttpCounts(),
+            ready=self.snapshot.ready,
+            counts=self.snapshot.counts,
+            draining=lambda: self.adapters.draining,
+            watcher=lambda: self.watcher,
+        )
+        metrics = Metrics(sources, started=time.time())
+
+        def on_adapter(event: AdapterEvent) -> None:
+            metrics.take_transition(event)  # first: it may be the last that bears its name
+            revisions.take_transition(event)
+
+        self.link.on_adapter = on_adapter
+        self.picture.on_snapshot = metrics.take_snapshot
+        self.operations.on_end = metrics.pulled.take
+        return metrics
 
     def _servers(self) -> list[HttpServer]:
         limits = self.settings.limits
@@ -251,24 +284,33 @@ class Daemon:
                 max_bytes=self.settings.watch.max_adapter_bytes,
                 vet=self.names.check_free,
             ),
+            metrics=self.metrics,
+            http=self.metrics.sources.http,
             version=__version__,
             started=time.time(),
         )
-        connections = descriptors.share(limits.connections, listeners=2)
-        return [
-            HttpServer(
+        faces = {
+            "inference": (inference_app(deps), self.ground.inference),
+            "admin": (admin_app(deps), self.ground.admin),
+        }
+        if self.ground.metrics is not None:
+            faces["metrics"] = (metrics_app(deps), self.ground.metrics)
+        connections = descriptors.share(limits.connections, listeners=len(faces))
+        servers = {
+            name: HttpServer(
                 app,
                 listener,
                 receipt_seconds=limits.request_receipt,
                 idle_seconds=limits.idle,
                 connections=connections,
                 header_bytes=limits.headers,
+                on_refused=deps.note_refused,
             )
-            for app, listener in (
-                (inference_app(deps), self.ground.inference),
-                (admin_app(deps), self.ground.admin),
-            )
-        ]
+            for name, (app, listener) in faces.items()
+        }
+        for name, server in servers.items():
+            self.metrics.sources.connections[name] = partial(getattr, server, "num_connections")
+        return list(servers.values())
 
     def _watcher(self) -> InboxWatcher | None:
         watch = self.settings.watch
@@ -296,7 +338,7 @@ class Daemon:
         self.link.start()
         for work in (
             *(self.picture.run(), self.housekeeping.run()),
-            *(self._flush(), self.pulse.run(), self.operations.run()),
+            *(self._flush(), self.pulse.run(), self.operations.run(), self.metrics.run()),
         ):
             self.tasks.spawn(work)
         if self.watcher is not None:
@@ -356,6 +398,7 @@ class Daemon:
         await self.tasks.cancel()
         await self._save()
         self.pool.shutdown(wait=False, cancel_futures=True)
+        self.metrics.close()
         self._say("stopped")
 
     # ------------------------------------------------------------- signals
@@ -377,10 +420,12 @@ class Daemon:
         try:
             fresh = self.reload()
         except StartError as error:
+            self.metrics.note_reload(error)
             self.events.publish(
                 "config.rejected", level="error", message=f"{error.message} {error.hint}".strip()
             )
         else:
+            self.metrics.note_reload(None)
             logs.set_level(fresh.log.level)
             stale = ", ".join(_needs_restart(self.settings, fresh))
             message = f"needs a restart: {stale}" if stale else ""

@@ -1,7 +1,7 @@
 """Ground: what a daemon stands on before its event loop runs.
 
 Goes in: settings, the machine's directories, the environment.  Comes out: the state lock, an open
-and reconciled registry, two listening sockets, taken in that order and given back in reverse.  No
+and reconciled registry, the listening sockets, taken in that order and given back in reverse.  No
 thread of ours runs yet but the registry's idle writer, so the umask around a bind disturbs nobody.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from lorad import paths
-from lorad.api.server import bind_unix, unlink_unix
+from lorad.api.server import bind_tcp, bind_unix, unlink_unix
 from lorad.config import Settings, placed
 from lorad.errors import CannotBind, LockHeld, LoradError, RegistryUnusable
 from lorad.registry.registry import Registry
@@ -33,6 +33,7 @@ class Ground:
     registry: Registry
     inference: socket.socket
     admin: socket.socket
+    metrics: socket.socket | None  # on TCP, where that is wanted
 
 
 @contextlib.contextmanager
@@ -72,7 +73,10 @@ def ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> I
                 undo.callback(unlink_unix, Path(path))
             undo.callback(listener.close)
             listeners.append(listener)
-        yield Ground(settings, registry, *listeners)
+        metrics = None
+        if settings.metrics.tcp:
+            metrics = undo.enter_context(bind_tcp(settings.metrics.tcp))
+        yield Ground(settings, registry, listeners[0], listeners[1], metrics)
 
 
 def _as_passed(settings: Settings, passed: Mapping[str, socket.socket]) -> Settings:

@@ -146,6 +146,8 @@ class Loader:
         self._note_return(revision, kept=False)
         self._reads.begin(revision.rev, size)
         revision.reading = True
+        if revision.goal == "gpu":
+            revision.load_began, revision.load_source = self._clock(), "disk"
         self.journal.move(revision, State.LOADING, revision.load_cause)
 
     def end_read(self, revision: Revision, done: HostDone) -> None:
@@ -153,6 +155,7 @@ class Loader:
         revision.reading = False
         self._reads.end(revision.rev)
         if done.error:
+            revision.load_began = None
             cause = "damaged" if done.damaged else "error"
             self.journal.move(revision, State.REGISTERED, cause, done.error)
         elif done.cancelled:
@@ -199,6 +202,8 @@ class Loader:
         self._note_return(revision, kept=True)
         self._copies.begin(revision.rev, self.size(revision))
         revision.copying, revision.cut_short = True, False
+        if revision.load_began is None:
+            revision.load_began, revision.load_source = self._clock(), "ram"
         self.journal.move(revision, State.LOADING, revision.load_cause)
         return ""
 
@@ -210,6 +215,7 @@ class Loader:
         self._copies.end(revision.rev)
         # Removed and added again meanwhile, it is wanted after all, and is copied once more.
         if revision.cut_short or revision.evicts or (revision.removing and not revision.leases):
+            revision.load_began = None
             self.leave_gpu(revision, "cancel")
             return
         self.host.protect(revision.rev, False)
@@ -219,7 +225,9 @@ class Loader:
         revision.num_loads += 1
         away = self.thrash.returned(revision, row, now)
         self.appraise(revision)
-        self.journal.move(revision, State.IDLE, revision.load_cause, away=away)
+        source = revision.load_source
+        self.journal.move(revision, State.IDLE, revision.load_cause, away=away, source=source)
+        revision.load_began = None
 
     # ------------------------------------------------------------- down
     def leave_gpu(self, revision: Revision, cause: str) -> None:

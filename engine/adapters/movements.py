@@ -153,6 +153,8 @@ class Movements:
     def _forget_want(self, revision: Revision) -> None:
         if self.wanted.pop(revision.rev, None) is not None:
             revision.wanted_since = revision.blocked_since = None
+            if revision.row is None:
+                revision.load_began = None
             if revision.reading:
                 if not revision.evicts:  # these say in which tier it is to end
                     self.loader.host.cancel(revision.rev)

@@ -56,6 +56,9 @@ class Revision:
     evicts: list[int] = field(default_factory=list)
     removes: list[int] = field(default_factory=list)
     evict_to_disk: bool = False
+    #: The load to the GPU that is under way: since when, and where from.
+    load_began: float | None = None
+    load_source: Literal["disk", "ram"] = "ram"
     num_loads: int = 0
     num_evictions: int = 0
     num_thrashes: int = 0
@@ -133,9 +136,14 @@ class Journal:
         message: str = "",
         *,
         away: float | None = None,
+        source: Literal["", "disk", "ram"] = "",
     ) -> None:
-        """Take a revision through one transition of `states.TRANSITIONS`; `away`: see the event."""
+        """Take a revision through one transition of `states.TRANSITIONS`.
+
+        `away` and `source`: see the event.
+        """
         before, now = revision.state, self._clock()
+        began = revision.load_began if source else None
         check(before, after)
         self._events.append(
             AdapterEvent(
@@ -148,6 +156,8 @@ class Journal:
                 num_bytes=revision.num_blocks * self._block_bytes,
                 message=message,
                 away_seconds=away,
+                source=source,
+                load_seconds=0.0 if began is None else now - began,
             )
         )
         revision.state, revision.since = after, now

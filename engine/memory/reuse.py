@@ -41,9 +41,11 @@ class Distances:
     """Blocks by the distance at which they were asked for again."""
 
     buckets: list[int] = field(default_factory=lambda: [0] * NUM_BUCKETS)
+    total: int = 0  # of all distances
 
     def add(self, distance: int) -> None:
         """One block."""
+        self.total += distance
         self.buckets[min(distance.bit_length(), NUM_BUCKETS - 1)] += 1
 
     def trimmed(self) -> tuple[int, ...]:
@@ -58,6 +60,7 @@ class ReuseLog:
     def __init__(self, most: int) -> None:
         self.now = 0  # blocks filed so far: the clock of distances
         self.total = HitCount()
+        self.num_evicted = 0
         self.found = Distances()
         self.lost = Distances()
         self._by_who: dict[str, HitCount] = {}
@@ -75,6 +78,7 @@ class ReuseLog:
 
     def evicted(self, key: bytes, last_use: int) -> None:
         """A block has left the index for want of room."""
+        self.num_evicted += 1
         self._evicted[key] = last_use
         if len(self._evicted) > self._most:
             del self._evicted[next(iter(self._evicted))]

@@ -9,13 +9,22 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Scope
+from starlette.routing import Route as PlainRoute
+from starlette.types import Receive, Scope, Send
 
-from lorad.api import admin, generate, health, models, operations
+from lorad.api import admin, generate, health, metrics, models, operations
 from lorad.api.deps import Deps
 from lorad.api.guard import Bounds, Guard, admin_uids
 from lorad.api.respond import failure
+
+
+class Route(PlainRoute):
+    """Its pattern is what a request of it is counted under."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["lorad_route"] = self.path
+        await super().handle(scope, receive, send)
+
 
 HEALTH = [
     Route("/livez", health.livez),
@@ -41,6 +50,7 @@ _FILES = "/uploads/{upload_id}/files/{file}"
 
 ADMIN = [
     *HEALTH,
+    Route("/metrics", metrics.scrape),
     Route(f"{_V1}/status", admin.status),
     Route(f"{_V1}/snapshot", admin.status),
     Route(f"{_V1}/slots", admin.slots),
@@ -64,6 +74,12 @@ ADMIN = [
 ]
 
 
+METRICS = [
+    Route("/livez", health.livez),
+    Route("/metrics", metrics.scrape),
+]
+
+
 def inference_app(deps: Deps) -> Starlette:
     """For `inference.sock`: anybody whom the socket's mode lets in."""
     limits = deps.limits
@@ -80,14 +96,24 @@ def admin_app(deps: Deps) -> Starlette:
         uids=admin_uids(deps.settings.admin.allow_uids),
         open_paths=frozenset(route.path for route in HEALTH),
         streamed=_is_upload,
+        listener="admin",
     )
     return _app(deps, ADMIN, bounds)
 
 
-def _app(deps: Deps, routes: list[Route], bounds: Bounds) -> Starlette:
+def metrics_app(deps: Deps) -> Starlette:
+    """For `metrics.tcp`: whoever reaches it may read, and there is nothing else."""
+    limits = deps.limits
+    bounds = Bounds(limits.body, limits.headers, limits.request_receipt, listener="metrics")
+    own = Middleware(metrics.OwnHost, anywhere=deps.settings.metrics.beyond_loopback)
+    return _app(deps, METRICS, bounds, own)
+
+
+def _app(deps: Deps, routes: list[Route], bounds: Bounds, *more: Middleware) -> Starlette:
+    guard = Middleware(Guard, bounds=bounds, counts=deps.http, on_gone=deps.note_aborted)
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, bounds=bounds, on_gone=deps.note_aborted)],
+        middleware=[guard, *more],
         exception_handlers={HTTPException: _no_route},
     )
     app.router.redirect_slashes = False

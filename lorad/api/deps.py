@@ -15,6 +15,8 @@ from lorad import wire
 from lorad.api.sse import PING_SECONDS
 from lorad.api.uploads import Stage, Staging, Uploads
 from lorad.config import Limits, Settings
+from lorad.errors import LoradError
+from lorad.metrics.http import UNMATCHED, HttpCounts
 from lorad.registry.records import OperationRecord
 from lorad.service.events import Level
 from lorad.service.requests import RequestService
@@ -55,6 +57,12 @@ class Keeping(Protocol):
     """Of Housekeeping."""
 
     async def gc(self, ask: wire.GcAsk) -> wire.Garbage: ...
+
+
+class Exposing(Protocol):
+    """Of Metrics."""
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]: ...
 
 
 class Explaining(Protocol):
@@ -134,6 +142,8 @@ class Deps:
     events: Events
     link: Engine
     uploads: Uploads
+    metrics: Exposing
+    http: HttpCounts
     version: str
     started: float
     ping_seconds: float = field(default=PING_SECONDS)
@@ -141,6 +151,12 @@ class Deps:
     @property
     def limits(self) -> Limits:
         return self.settings.limits
+
+    def note_refused(self, error: LoradError) -> None:
+        """Count a connection that ended before it was a request."""
+        self.http.refuse(UNMATCHED, "", error.status)
+        if error.code == "request_timeout":
+            self.note_aborted("receipt_timeout")
 
     def note_aborted(self, reason: str) -> None:
         """Count a request that ended because of its client."""

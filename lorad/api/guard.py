@@ -20,6 +20,7 @@ from lorad.api.protocol import Peer
 from lorad.api.respond import failure, log, new_request_id
 from lorad.api.sse import ClientGone
 from lorad.errors import LoradError
+from lorad.metrics.http import CLIENT_GONE, UNMATCHED, HttpCounts
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _JSON = re.compile(r"application/(json|[a-z0-9.+-]+\+json)\s*(;|$)", re.IGNORECASE)
@@ -35,6 +36,7 @@ class Bounds:
     uids: frozenset[int] | None = None
     open_paths: frozenset[str] = frozenset()
     streamed: Callable[[Scope], bool] = field(default=lambda scope: False)
+    listener: str = "inference"
 
 
 def admin_uids(allowed: tuple[int, ...]) -> frozenset[int]:
@@ -46,9 +48,15 @@ class Guard:
     """`on_gone` hears why a request ended without an answer."""
 
     def __init__(
-        self, app: ASGIApp, *, bounds: Bounds, on_gone: Callable[[str], None] = lambda reason: None
+        self,
+        app: ASGIApp,
+        *,
+        bounds: Bounds,
+        counts: HttpCounts,
+        on_gone: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._app, self._bounds, self._on_gone = app, bounds, on_gone
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,13 +66,13 @@ class Guard:
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = new_request_id()
         scope["lorad_request_id"] = request_id
-        begun = False
+        began, status = asyncio.get_running_loop().time(), 0
         body = _Body(receive, headers, self._bounds, streamed=self._bounds.streamed(scope))
 
         async def tagged(message: Message) -> None:
-            nonlocal begun
+            nonlocal status
             if message["type"] == "http.response.start":
-                begun = True
+                status = message["status"]
                 added = [(b"x-request-id", request_id.encode())]
                 if not body.whole:  # what is left of it must not be read as the next request
                     added.append((b"connection", b"close"))
@@ -78,11 +86,23 @@ class Guard:
         except ClientGone as gone:
             self._on_gone(gone.reason)
         except Exception as error:
-            if begun:
+            self._note_refusal(error)
+            if status:
                 log.error("response %s broke off", request_id, exc_info=error)
                 _cut(scope)
                 return
             await failure(error)(scope, receive, tagged)
+        finally:
+            seconds = asyncio.get_running_loop().time() - began
+            route = scope.get("lorad_route", UNMATCHED)
+            self._counts.note(route, scope["method"], status or CLIENT_GONE, seconds)
+
+    def _note_refusal(self, error: Exception) -> None:
+        code = error.code if isinstance(error, LoradError) else ""
+        if code == "permission_denied":
+            self._counts.denied[self._bounds.listener] += 1
+        elif code == "request_timeout":
+            self._on_gone("receipt_timeout")
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         uids, peer = self._bounds.uids, scope.get("lorad_peer")

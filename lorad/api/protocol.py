@@ -42,6 +42,8 @@ class ConnectionLimits:
 
     receipt_seconds: float
     connections: int
+    #: Hears of every connection that was refused before it was a request.
+    on_refused: Callable[[LoradError], None] = lambda error: None
 
 
 def peer_of(connection: socket.socket | None) -> Peer | None:
@@ -160,6 +162,7 @@ class GuardedProtocol(H11Protocol):
     def refuse(self, error: LoradError) -> None:
         """Answer `error` unless an answer has begun, and hang up."""
         self._disown()
+        self.limits.on_refused(error)
         if self.conn.our_state is h11.IDLE or self.conn.our_state is h11.SEND_RESPONSE:
             self._answer(error)
             self.transport.close()

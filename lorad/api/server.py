@@ -13,6 +13,8 @@ import os
 import socket
 import stat
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +23,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from lorad.api.protocol import ConnectionLimits, GuardedProtocol
-from lorad.errors import CannotBind, LockHeld
+from lorad.config import split_address
+from lorad.errors import CannotBind, LockHeld, LoradError
 
 #: sockaddr_un.sun_path less its NUL.
 MAX_PATH_BYTES = 107
@@ -69,6 +72,22 @@ def bind_unix(path: Path, mode: int, group: str = "") -> socket.socket:
             f"cannot give {path} to group {group}: {os.strerror(error.errno or 0)}",
             hint=f'add the daemon\'s user to {group}, or set group = ""',
         ) from None
+    return listener
+
+
+def bind_tcp(address: str) -> socket.socket:
+    """A listening socket at `host:port`; the host is an IP address.  Raises CannotBind."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise CannotBind(f"cannot bind {address}: {os.strerror(error.errno or 0)}") from None
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
     return listener
 
 
@@ -126,8 +145,9 @@ class HttpServer:
         idle_seconds: float = 75.0,
         connections: int = 1024,
         header_bytes: int = 16 << 10,
+        on_refused: Callable[[LoradError], None] = lambda error: None,
     ) -> None:
-        limits = ConnectionLimits(receipt_seconds, connections)
+        limits = ConnectionLimits(receipt_seconds, connections, on_refused)
         self._protocol = type("Connection", (GuardedProtocol,), {"limits": limits})
         self._config = Config(
             app,
@@ -154,12 +174,12 @@ class HttpServer:
     async def start(self) -> None:
         """Accept from now on."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(
-            self._connection,
-            sock=self._listener,
-            backlog=ACCEPTS,
-            start_serving=True,
-            **_KEEP_FILE,
+        if self._listener.family == socket.AF_UNIX:
+            serve: Any = partial(loop.create_unix_server, **_KEEP_FILE)
+        else:
+            serve = loop.create_server
+        self._server = await serve(
+            self._connection, sock=self._listener, backlog=ACCEPTS, start_serving=True
         )
         self._listener.listen(BACKLOG)  # asyncio takes one number for both
 

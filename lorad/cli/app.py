@@ -26,6 +26,7 @@ from lorad.cli import (
     explain,
     gc,
     listing,
+    metrics,
     operations,
     plan,
     pull,
@@ -50,7 +51,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for part in (
-    *(daemon, listing, adapters, pull, explain, verify, gc),
+    *(daemon, listing, adapters, pull, explain, verify, gc, metrics),
     *(operations, events, run, plan, config),
 ):
     part.register(app)

@@ -35,6 +35,11 @@ class Backups:
         newest = self.newest_first()
         return newest[-1].stat().st_mtime if newest else 0.0
 
+    def newest_time(self) -> float:
+        """When the newest backup was made; 0 without one."""
+        newest = self.newest_first()
+        return newest[0].stat().st_mtime if newest else 0.0
+
     def take(self, database: Path, generation: int, now: float) -> Path:
         """Copy `database` as it is, with everything committed; the oldest copies go."""
         self.directory.mkdir(mode=0o750, exist_ok=True)

@@ -48,7 +48,7 @@ class Mirror:
     ) -> None:
         self._database = database
         self._cards = cards
-        self._backups = backups
+        self.backups = backups
         self._clock = clock
         self._behind: dict[str, Card] = {}
         self._changes = 0
@@ -67,7 +67,7 @@ class Mirror:
         """At start: fill `passed` with what the cards have not seen; False if they saw all."""
         reached = self._cards.generation()
         generation = queries.generation(connection)
-        if max(self._backups.newest_generation(), 0) < generation:
+        if max(self.backups.newest_generation(), 0) < generation:
             self._changes = BACKUP_CHANGES  # the last run's changes are in no backup yet
         if reached == generation:
             return False
@@ -87,8 +87,8 @@ class Mirror:
             return False
         self._changes, self._backed_up_at = 0, self._clock()
         generation = queries.generation(connection)
-        self._backups.take(self._database, generation, self._backed_up_at)
-        self._cards.forget_removed(_names(connection), self._backups.oldest_time())
+        self.backups.take(self._database, generation, self._backed_up_at)
+        self._cards.forget_removed(_names(connection), self.backups.oldest_time())
         return True
 
 

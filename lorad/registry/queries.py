@@ -182,6 +182,15 @@ def counts(connection: Connection) -> dict[State, int]:
     return {State(state): count for state, count in rows}
 
 
+def quarantined(connection: Connection) -> dict[str, int]:
+    """How many names are quarantined, by reason code."""
+    where = adapters.c.state == State.QUARANTINED.value
+    rows = connection.execute(
+        select(adapters.c.reason, func.count()).where(where).group_by(adapters.c.reason)
+    )
+    return {reason or "": count for reason, count in rows}
+
+
 def live_revs(connection: Connection) -> set[str]:
     """Revisions that some name serves or waits for."""
     both = (adapters.c.serving_rev, adapters.c.candidate_rev)

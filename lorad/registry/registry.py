@@ -21,6 +21,7 @@ from lorad.errors import LoradError
 from lorad.registry import commands, journal, migrate, queries, recover, sqlite
 from lorad.registry.backups import Backups
 from lorad.registry.cards import Cards
+from lorad.registry.counts import Counts
 from lorad.registry.journal import Stamp
 from lorad.registry.mirror import Mirror, Passed
 from lorad.registry.operations import Operations, stagings_in_use
@@ -66,8 +67,9 @@ class Registry:
         self.report = report
         self._clock = clock
         self._mirror = mirror
+        self.transactions = Counts()
         self._readers = sqlite.reader_engine(path)
-        self._writer = Writer(path, busy_timeout=busy_timeout)
+        self._writer = Writer(path, busy_timeout=busy_timeout, counts=self.transactions)
         self.operations = Operations(self._read, self._writer, clock)
 
     @classmethod
@@ -148,6 +150,20 @@ class Registry:
         with self._read() as connection:
             return queries.counts(connection)
 
+    def quarantined(self) -> dict[str, int]:
+        """Names that are quarantined, by reason code."""
+        with self._read() as connection:
+            return queries.quarantined(connection)
+
+    def file_bytes(self) -> int:
+        """Of the database and its log on the disk."""
+        files = (self.path, *sqlite.companions(self.path))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def backed_up_at(self) -> float:
+        """When the newest backup was made, in seconds since the epoch; 0.0 without one."""
+        return self._mirror.backups.newest_time()
+
     def revision(self, rev: str) -> RevisionRecord | None:
         return self.revisions((rev,)).get(rev)
 
@@ -221,7 +237,7 @@ class Registry:
     @contextmanager
     def _read(self) -> Iterator[Connection]:
         try:
-            with self._readers.begin() as connection:
+            with self.transactions.transaction("read"), self._readers.begin() as connection:
                 yield connection
         except Exception as error:
             translated = sqlite.translate(error, self.path)

@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from lorad.errors import RegistryUnusable
 from lorad.registry import failpoints, sqlite
+from lorad.registry.counts import Counts
 
 T = TypeVar("T")
 
@@ -34,8 +35,15 @@ class _Job(Generic[T]):
 class Writer:
     """Give it jobs from any thread; no call here waits for the disk but `close`."""
 
-    def __init__(self, path: Path, *, busy_timeout: float = sqlite.BUSY_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        busy_timeout: float = sqlite.BUSY_TIMEOUT_SECONDS,
+        counts: Counts | None = None,
+    ) -> None:
         self._path = path
+        self._counts = counts or Counts()
         self._engine = sqlite.writer_engine(path, busy_timeout=busy_timeout)
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._closing = threading.Lock()
@@ -80,7 +88,8 @@ class Writer:
                     continue
                 try:
                     connection = connection or self._engine.connect()
-                    result = _transact(connection, job.work)
+                    with self._counts.transaction("write"):
+                        result = _transact(connection, job.work)
                 except BaseException as error:
                     job.future.set_exception(sqlite.translate(error, self._path))
                 else:

@@ -77,6 +77,11 @@ class Catalog:
         """Names that serve `rev`, sorted."""
         return tuple(sorted(self._names.get(rev, ())))
 
+    def name_of(self, rev: str) -> str | None:
+        """The first of its names, or for a replaced one the name that it had."""
+        names = self.names_of(rev)
+        return names[0] if names else self._last_name.get(rev)
+
     def label(self, rev: str) -> str:
         """Its names, or for a replaced one `name@digest`, or the digest."""
         if names := self.names_of(rev):

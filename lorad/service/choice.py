@@ -33,6 +33,7 @@ class Choice:
         self.started = False  # the engine has answered, or need not any more
         self.settled = False  # nothing is left to abort: the last delta came, or the abort is sent
         self.ended = False  # nothing more will be added to the last piece
+        self.finish = ""  # stop | length, as its client is told
         self._decoder = decoder
         self._silent = silent
         self._echoed = False
@@ -88,7 +89,7 @@ class Choice:
         self.num_tokens += counted
         if finish is not None:
             self.ended = True
-            finish = finish if self._keep else "length"
+            self.finish = finish = finish if self._keep else "length"
             if not stopped:
                 self._text += self._decoder.finish()
         scored = delta.logprobs[: min(counted, len(visible))] if delta.logprobs else ()

@@ -102,6 +102,8 @@ class EngineLink:
         self.info: EngineInfo | None = None
         self.restarts = 0
         self.starts_per_second = 0.0  # as the last heartbeat said
+        self.last_step_at = 0.0  # seconds since the epoch; 0.0 = none yet
+        self._step = 0
         #: Revisions that the present engine process knows; kept by whoever sends AddRevision.
         self.known: set[str] = set()
         self.bring_up: Callable[[EngineInfo], Awaitable[None]] = _nothing
@@ -268,6 +270,8 @@ class EngineLink:
                 self.on_progress(phase, fraction)
             case Heartbeat():
                 self.starts_per_second = event.starts_per_second
+                if event.step != self._step:
+                    self._step, self.last_step_at = event.step, time.time()
             case StepFrame():
                 for transition in event.adapters:
                     self.on_adapter(transition)

@@ -79,6 +79,7 @@ class Operations:
     def __init__(self, registry: Registry, events: EventRing, tasks: Tasks) -> None:
         self.works: dict[str, Work] = {}
         self.stopping = False
+        self.on_end: Callable[[OperationRecord], None] = lambda record: None
         self._rows, self._events, self._tasks = registry.operations, events, tasks
         self._live: dict[str, Running] = {}
         self._unwritten: dict[str, dict[str, Any]] = {}  # ends that a full disk did not take
@@ -256,6 +257,7 @@ class Operations:
             running.record = self._fresh(running.record)
         running.over.set()
         record = running.record
+        self.on_end(record)
         level: Level = "warn" if state == "failed" else "info"
         message = f"{record.kind} {record.target}"
         if record.message:

@@ -6,7 +6,7 @@ question at a time is asked of the engine, however many look.  Knows no names.
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from engine.messages import Answer, EngineSnapshot, GetSnapshot, RevisionStatus
@@ -34,6 +34,7 @@ class Picture:
     def __init__(self, link: Link) -> None:
         self.snapshot: EngineSnapshot | None = None
         self.by_rev: Mapping[str, RevisionStatus] = {}
+        self.on_snapshot: Callable[[EngineSnapshot], None] = lambda snapshot: None
         self._link = link
         self._changed = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
@@ -75,4 +76,5 @@ class Picture:
             return
         if answer.snapshot is not None:
             self.snapshot = answer.snapshot
+            self.on_snapshot(answer.snapshot)
             self.by_rev = {status.rev: status for status in answer.snapshot.revisions}

@@ -23,6 +23,7 @@ from lorad.service.ask import Ask, Message
 from lorad.service.choice import Choice
 from lorad.service.door import Door, Place
 from lorad.service.generation import Generation, Owner
+from lorad.service.meter import Meter
 from lorad.service.plan import plan
 from lorad.service.seams import Adapters, AsNamed, Finder, Limits, Link, Text
 from lorad.service.tenants import Account, account_of
@@ -51,6 +52,7 @@ class RequestService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.aborted: Counter[str] = Counter()  # reason -> requests that ended before their end
+        self.meter = Meter(clock)
         self._adapters, self._link, self._text = adapters, link, text
         self._limits, self._pool, self._clock = limits, pool, clock
         self._finder: Finder = finder or AsNamed()
@@ -75,7 +77,15 @@ class RequestService:
     # ----------------------------------------------------------------- one request
     async def start(self, ask: Ask) -> Generation:
         """Everything up to the engine; raises LoradError.  Cancelling it frees what it took."""
-        deadline = self._clock() + min(self._limits.deadline, ask.timeout or math.inf)
+        try:
+            return await self._start(ask)
+        except LoradError as error:
+            self.meter.refused[error.code] += 1
+            raise
+
+    async def _start(self, ask: Ask) -> Generation:
+        received = self._clock()
+        deadline = received + min(self._limits.deadline, ask.timeout or math.inf)
         if self._draining:
             raise LoradError("draining", "the daemon is shutting down and takes no new requests")
         name = await self._find(ask.model, deadline)
@@ -101,7 +111,7 @@ class RequestService:
             undo.pop_all()  # from here on the generation gives back
         self._starting -= 1
         try:
-            self._submit(generation, account, sampling, deadline)
+            self._submit(generation, resolved.name, account, sampling, received, deadline)
         except BaseException:
             generation.close()
             raise
@@ -154,6 +164,7 @@ class RequestService:
     def abort_all(self, code: str, message: str) -> None:
         """End every running request with an error that its client gets to see."""
         for generation in list(self._live):
+            self.meter.aborted_by_drain += code == "draining"
             generation.fail(LoradError(code, message))
 
     # ----------------------------------------------------------------- accounts
@@ -255,8 +266,10 @@ class RequestService:
     def _submit(
         self,
         generation: Generation,
+        name: str | None,
         account: Account,
         sampling: Sequence[SamplingParams],
+        received: float,
         deadline: float,
     ) -> None:
         ask = generation.ask
@@ -273,7 +286,16 @@ class RequestService:
                 alora_fallback=ask.alora_fallback,
                 deadline_seconds=max(deadline - self._clock(), 0.001),
             )
-            self._link.submit(submit, partial(generation.deliver, choice))
+            span = self.meter.span(
+                choice,
+                generation.deliver,
+                name=name,
+                rev=generation.rev,
+                chat=ask.chat,
+                num_prompt=len(submit.prompt),
+                received=received,
+            )
+            self._link.submit(submit, span)
 
 
 def _ends(ask: Ask, text: Text, info: EngineInfo) -> frozenset[int]:

@@ -39,6 +39,7 @@ class Snapshot:
         self.page = listing.page
         self.detail = listing.detail
         self.slots = listing.slots
+        self.counts = listing.counts
         self.look = picture.look
 
     def ready(self) -> tuple[bool, str]:

@@ -12,12 +12,13 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from engine.histogram import LOAD_SECONDS, Histogram
 from lorad.watch.hints import Observation
 from lorad.watch.inbox import MAX_DEPTH, InboxFolder, describe, printable
 from lorad.watch.look import Scan, is_temporary, look, scan
@@ -71,6 +72,9 @@ class InboxWatcher:
         for folder, signature in (known or {}).items():
             self._settler.remember(folder, signature or UNKNOWN)
         self.num_overflows = 0
+        #: touched, moved: folders with hints; whole, gone: folders that were reported.
+        self.num_events: Counter[str] = Counter()
+        self.scans = Histogram(LOAD_SECONDS)  # seconds of each look at everything
         self._observation: Observation | None = None
         self._root: tuple[int, int] | None = None  # device and inode of the inbox that is watched
         self._next_scan = clock()
@@ -224,6 +228,8 @@ class InboxWatcher:
         if hints.overflow:
             self.num_overflows += 1
             self._next_scan = now
+        self.num_events["touched"] += len(hints.touched)
+        self.num_events["moved"] += len(hints.moved)
         for folder in hints.touched:
             self._touch(folder, now)
         self._follow_moves(hints.moved, now)
@@ -271,6 +277,7 @@ class InboxWatcher:
             if folder not in result.found and result.covers(folder):
                 self._settler.look(folder, "", now)
         self._scan_seconds = time.perf_counter() - began
+        self.scans.observe(self._scan_seconds)
         self._next_scan = now + self._interval()
         self.scanned.set()
 
@@ -317,11 +324,13 @@ class InboxWatcher:
                 continue
             verdict = self._settler.judge(folder, seen.view, now)
             if verdict is Verdict.REPORT:
+                self.num_events["whole"] += 1
                 self._call(
                     self._on_folder,
                     describe(self.inbox, folder, seen.toml, seen.view.signature),
                 )
             elif verdict is Verdict.GONE:
+                self.num_events["gone"] += 1
                 gone = describe(self.inbox, folder, None)
                 gone = replace(gone, with_inbox=folder in self._orphans)
                 self._orphans.discard(folder)

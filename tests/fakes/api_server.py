@@ -27,6 +27,7 @@ from lorad.api.server import HttpServer, bind_unix
 from lorad.api.uploads import Uploads
 from lorad.config import Admin, Limits, Model, Settings
 from lorad.errors import LoradError
+from lorad.metrics.http import HttpCounts
 from lorad.registry.records import OperationRecord
 from lorad.service.events import EventRing
 from lorad.service.requests import RequestService
@@ -139,6 +140,7 @@ class FakeEngine:
                     logprobs=self._logprobs(submit, piece, sampling.logprobs),
                     prompt_logprobs=self._prompt_logprobs(submit) if first else (),
                     cached_tokens=self.cached_tokens if first else None,
+                    queued_seconds=0.0 if first else None,
                     finish_reason=finish,  # type: ignore[arg-type]
                 )
             )
@@ -421,6 +423,16 @@ class FakeListing:
         )
 
 
+class FakeMetrics:
+    """Answers scrapes with `text`, in the type that was asked for."""
+
+    def __init__(self) -> None:
+        self.text = "# TYPE lorad_ready gauge\nlorad_ready 1.0\n"
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        return self.text.encode(), accept or "text/plain; version=0.0.4; charset=utf-8"
+
+
 class ApiServer:
     """Both sockets in `folder`; `limits` and `admin` replace the settings' defaults."""
 
@@ -463,6 +475,7 @@ class ApiServer:
             base_digest="ba5eba5eba5e",
         )
         self.uploads = Uploads(self.adapters, max_bytes=self._max_upload)
+        self.metrics, self.http = FakeMetrics(), HttpCounts()
         self.deps = Deps(
             settings=self.settings,
             requests=self.requests,
@@ -476,6 +489,8 @@ class ApiServer:
             events=self.events,
             link=self.engine,
             uploads=self.uploads,
+            metrics=self.metrics,
+            http=self.http,
             version="0.1.0",
             started=1_740_000_000.0,
             ping_seconds=self._ping_seconds,
@@ -489,6 +504,7 @@ class ApiServer:
                 idle_seconds=self.limits.idle,
                 connections=self.limits.connections,
                 header_bytes=self.limits.headers,
+                on_refused=self.deps.note_refused,
             )
             for app, listener in zip(apps, listeners, strict=True)
         ]

@@ -362,3 +362,46 @@ def test_host_copies_that_are_gone_when_they_are_needed_are_noticed(make):
     assert not h.host.ready("a")
     h.resident("a")
     assert h.memory.costs.kept < 1.0
+
+
+def loads(h, rev) -> list[tuple[str, float]]:
+    return [(e.source, e.load_seconds) for e in h.events if e.rev == rev and e.source]
+
+
+def test_a_load_to_the_gpu_says_where_from_and_how_long_in_all(make):
+    h = make()
+    h.add("a", 3)
+    h.copier.copies_take = 3
+    h.load("a")
+    h.run()
+    (source, seconds), *more = loads(h, "a")
+    assert (source, more) == ("disk", [])
+    assert seconds > sum(e.seconds for e in h.events if e.after == "idle"), "the read counts too"
+    h.evict("a")
+    h.load("a")
+    h.run()
+    assert [source for source, _ in loads(h, "a")] == ["disk", "ram"]
+
+
+def test_what_was_only_wanted_in_host_memory_comes_from_there_later(make):
+    h = make()
+    h.add("a")
+    h.load("a", "ram")
+    h.run()
+    assert loads(h, "a") == []
+    h.load("a")
+    h.run()
+    assert [source for source, _ in loads(h, "a")] == ["ram"]
+
+
+def test_the_first_delta_says_how_long_a_request_was_queued(make):
+    h = make()
+    h.add("a")
+    h.submit("warm", [1], max_tokens=1)
+    h.submit("r", [1, 2], "a", max_tokens=3)
+    h.host.delay["a"] = 50
+    h.run()
+    first, *rest = h.deltas["r"]
+    assert first.queued_seconds >= 0.4, "it waited for the read"
+    assert all(d.queued_seconds is None for d in rest)
+    assert h.deltas["warm"][0].queued_seconds == pytest.approx(0.01)

@@ -1,0 +1,165 @@
+"""The adapters' part of a sheet: who has a label, and what is shown under it.
+
+Goes in: the sources, and counters by name.  Comes out: values on a sheet.  Keeps the series of
+counters from one scrape to the next, so that each only grows; one scrape at a time.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.adapters.states import RESIDENT, State
+from engine.messages import EngineSnapshot, RevisionStatus
+from lorad.metrics.churn import Churn
+from lorad.metrics.engine_counts import EngineCounts
+from lorad.metrics.labels import Key, Labelled, Series, summed
+from lorad.metrics.sheet import Sheet
+from lorad.metrics.sources import Sources
+from lorad.metrics.table import GATEWAY
+from lorad.service.meter import BASE, Meter
+
+#: Counters with an adapter label.
+SERIES = (
+    *("requests_total", "prompt_tokens_total", "generation_tokens_total"),
+    *("adapter_loads_total", "adapter_evictions_total", "adapter_thrash_total"),
+    *("prefix_cache_query_tokens_total", "prefix_cache_hit_tokens_total"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Every name at this moment, with what the engine says of its revision."""
+
+    revs: Mapping[str, str]  # name -> revision; names that serve nothing are left out
+    pinned: frozenset[str]
+    status: Mapping[str, RevisionStatus]  # name -> status, of those that the engine knows
+    known: frozenset[str]
+
+    @property
+    def resident(self) -> frozenset[str]:
+        return frozenset(name for name, s in self.status.items() if s.state in RESIDENT)
+
+
+def named(sources: Sources) -> Named:
+    """As it is now."""
+    entries = list(sources.catalog)
+    by_rev = sources.picture.by_rev
+    revs = {e.name: e.rev for e in entries if e.rev is not None}
+    return Named(
+        revs=revs,
+        pinned=frozenset(e.name for e in entries if e.pinned and e.rev is not None),
+        status={name: by_rev[rev] for name, rev in revs.items() if rev in by_rev},
+        known=frozenset(e.name for e in entries),
+    )
+
+
+class AdapterMetrics:
+    """One a daemon."""
+
+    def __init__(self, limit: int) -> None:
+        self._labelled = Labelled(limit)
+        self._series = {name: Series() for name in SERIES}
+
+    def write(
+        self, sheet: Sheet, sources: Sources, now: Named, churn: Churn, engine: EngineCounts
+    ) -> None:
+        """All that has an adapter label."""
+        counts = dict(sources.meter.names)
+        uses = {name: float(c.sequences) for name, c in counts.items()}
+        labelled = self._labelled.choose(
+            now.known, now.pinned, now.resident, uses, time.monotonic()
+        )
+        self._counters(sheet, labelled | {BASE}, now, sources.meter, churn, engine)
+        self._gauges(sheet, labelled, now)
+        self._traffic(sheet, labelled | {BASE}, now, sources.picture.snapshot)
+
+    def _counters(
+        self,
+        sheet: Sheet,
+        labelled: frozenset[str],
+        now: Named,
+        meter: Meter,
+        churn: Churn,
+        engine: EngineCounts,
+    ) -> None:
+        known = now.known | {BASE}
+        raw: dict[str, Mapping[Key, float]] = {
+            "adapter_loads_total": dict(churn.loads),
+            "adapter_evictions_total": dict(churn.evictions),
+            "adapter_thrash_total": dict(churn.thrashes),
+            "prefix_cache_query_tokens_total": engine.asked,
+            "prefix_cache_hit_tokens_total": engine.hit,
+            **_by_request(meter),
+        }
+        for name, series in self._series.items():
+            series.fold(raw[name], labelled, known)
+            sheet.puts(name, series)
+
+    def _gauges(self, sheet: Sheet, labelled: frozenset[str], now: Named) -> None:
+        for name in sorted(labelled & now.revs.keys()):
+            status = now.status.get(name)
+            on_gpu = status is not None and status.state in RESIDENT
+            in_ram = status is not None and bool(status.ram_bytes)
+            sheet.put("adapter_resident", float(on_gpu), name, "gpu")
+            sheet.put("adapter_resident", float(in_ram), name, "ram")
+            sheet.put("adapter_pinned", float(name in now.pinned), name)
+            sheet.put("adapter_info", 1.0, name, now.revs[name])
+            if status is not None:
+                sheet.put("adapter_rank", status.max_rank, name)
+
+    def _traffic(
+        self,
+        sheet: Sheet,
+        labelled: frozenset[str],
+        now: Named,
+        snapshot: EngineSnapshot | None,
+    ) -> None:
+        """A revision that has lost its name still runs: it counts with the others."""
+        for gauge in ("running", "waiting"):
+            busy = {name: n for name, s in now.status.items() if (n := getattr(s, gauge))}
+            values = _shared_out(busy, now)
+            if snapshot is not None:
+                values[BASE] = getattr(snapshot.base, gauge)
+                values[""] = max(getattr(snapshot, gauge) - sum(values.values()), 0)
+            shown = dict.fromkeys(labelled & now.status.keys(), 0.0) | summed(values, labelled)
+            sheet.puts(f"requests_{gauge}", (((name,), n) for name, n in sorted(shown.items())))
+
+
+def gateway(sheet: Sheet, now: Named, slots: int) -> None:
+    """vLLM's one series.  A comma stands between names only."""
+    resident = now.resident
+    waiting = {name for name, s in now.status.items() if s.waiting and name not in resident}
+    joined = (
+        ",".join(name.replace(",", "%2C") for name in sorted(names))
+        for names in (resident, waiting)
+    )
+    sheet.put(GATEWAY, time.time(), *joined, str(slots))
+
+
+def _by_request(meter: Meter) -> dict[str, Mapping[Key, float]]:
+    counts = dict(meter.names)
+    return {
+        "requests_total": {
+            (name, reason): number
+            for name, c in counts.items()
+            for reason, number in dict(c.finished).items()
+        },
+        "prompt_tokens_total": {(name,): c.prompt_tokens for name, c in counts.items()},
+        "generation_tokens_total": {(name,): c.generated_tokens for name, c in counts.items()},
+    }
+
+
+def _shared_out(values: Mapping[str, float], now: Named) -> dict[str, float]:
+    """Names of one revision: its sequences count once, for the first of them."""
+    firsts: dict[str, str] = {}
+    for name in sorted(values):
+        firsts.setdefault(now.revs[name], name)
+    return {name: values[name] for name in firsts.values()}
+
+
+def counted_states(counts: Mapping[str, int]) -> Counter[str]:
+    """Every state has a series, though nobody is in it."""
+    shown = Counter({state.value: 0 for state in State})
+    shown.update(counts)
+    return shown

@@ -1,0 +1,87 @@
+"""Sheet: one scrape's families, filled metric by metric and then read once by prometheus-client.
+
+Goes in: values under names of the table, their labels in the table's order.  Comes out: `collect`,
+as prometheus-client's registry calls it.  Every name of the table is there, with or without a
+value.  KeyError for a name that is not, ValueError for other labels: our own faults.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from engine.histogram import Histogram
+from lorad.metrics.table import METRICS, NAMES, PREFIX, Metric
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+#: Adapter label -> tenant label.
+TenantOf = Callable[[str], str]
+
+
+class Sheet(Collector):
+    """`tenant_of`: beside each adapter label there is one of its tenant."""
+
+    def __init__(self, tenant_of: TenantOf | None = None) -> None:
+        self._tenant_of = tenant_of
+        self._families = {m.name: _family(m, self._labels(m)) for m in METRICS}
+
+    def put(self, name: str, value: float, *labels: str) -> None:
+        """A counter's or gauge's value; `name` without the prefix."""
+        metric, family = self._of(name)
+        assert not isinstance(family, HistogramMetricFamily), f"{name} is a histogram"
+        family.add_metric(self._values(metric, labels), value)
+
+    def puts(self, name: str, rows: Iterable[tuple[tuple[str, ...], float]]) -> None:
+        """One value for each (labels, value)."""
+        for labels, value in rows:
+            self.put(name, value, *labels)
+
+    def observe(self, name: str, histogram: Histogram, *labels: str) -> None:
+        """A histogram as it stands."""
+        self.buckets(name, histogram.bounds, histogram.counts, histogram.total, *labels)
+
+    def buckets(
+        self,
+        name: str,
+        bounds: Sequence[float],
+        counts: Sequence[float],
+        total: float,
+        *labels: str,
+    ) -> None:
+        """A histogram of `counts` between `bounds`, missing ones at the end being 0."""
+        metric, family = self._of(name)
+        assert isinstance(family, HistogramMetricFamily), f"{name} is no histogram"
+        counts = [*counts, *[0] * (len(bounds) + 1 - len(counts))]
+        above = [*map(floatToGoString, bounds), "+Inf"]
+        cumulated = list(zip(above, accumulate(counts), strict=True))
+        family.add_metric(self._values(metric, labels), cumulated, total)
+
+    def collect(self) -> Iterator[Family]:
+        yield from self._families.values()
+
+    def _of(self, name: str) -> tuple[Metric, Family]:
+        full = name if ":" in name else PREFIX + name
+        return NAMES[full], self._families[full]
+
+    def _labels(self, metric: Metric) -> tuple[str, ...]:
+        tenant = self._tenant_of is not None and "adapter" in metric.labels
+        return (*metric.labels, "tenant") if tenant else metric.labels
+
+    def _values(self, metric: Metric, labels: tuple[str, ...]) -> tuple[str, ...]:
+        if len(labels) != len(metric.labels):
+            raise ValueError(f"{metric.name} has the labels {metric.labels}")
+        if self._tenant_of is not None and "adapter" in metric.labels:
+            return (*labels, self._tenant_of(labels[metric.labels.index("adapter")]))
+        return labels
+
+
+def _family(metric: Metric, labels: tuple[str, ...]) -> Family:
+    match metric.type:
+        case "counter":
+            return CounterMetricFamily(metric.name, metric.help, labels=labels)
+        case "gauge":
+            return GaugeMetricFamily(metric.name, metric.help, labels=labels)
+        case "histogram":
+            return HistogramMetricFamily(metric.name, metric.help, labels=labels)

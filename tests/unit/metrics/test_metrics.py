@@ -1,0 +1,203 @@
+"""What /metrics shows of names, revisions and engines: bounded, removed, escaped, never falling."""
+
+import asyncio
+import time
+
+import pytest
+
+from engine.messages import HistogramStatus, PrefixStatus, StepsStatus
+from lorad.metrics.table import GATEWAY, METRICS, NAMES, OTHER
+
+
+def test_every_metric_has_a_legal_name_a_sentence_and_a_type():
+    for metric in METRICS:
+        assert metric.help and (metric.help.endswith((".", "1")) or ":" in metric.help)
+        assert (metric.type == "counter") == metric.name.endswith("_total"), metric.name
+        assert metric.name.startswith("lorad_") or metric.name == GATEWAY
+        assert metric.type != "histogram" or "adapter" not in metric.labels
+    assert len(NAMES) == len(METRICS)
+
+
+def test_adapters_beyond_the_limit_are_summed_up(make_world, told):
+    world = make_world(limit=2)
+    world.add("kept", pinned=True)
+    world.add("a", "b", "c", "d")
+    for name in ("a", "b", "b", "c", "d", "d", "d"):
+        world.use(name, tokens=10)
+    world.take(told.snapshot(told.status("a", "ram", waiting=2), told.status("b", "ram")))
+    assert world.adapters("requests_total") == {"d": 3, OTHER: 4}
+    assert world.adapters("generation_tokens_total") == {"__base__": 0, "d": 30, OTHER: 40}
+    assert set(world.adapters("adapter_info")) == {"kept", "d"}
+    assert world.adapters("requests_waiting") == {"__base__": 0, OTHER: 2}
+
+
+def test_a_limit_of_none_leaves_no_name_at_all(make_world):
+    world = make_world(limit=0)
+    world.add("secret", pinned=True)
+    world.use("secret")
+    assert "secret" not in world.text().replace(GATEWAY, "")
+
+
+def test_the_series_of_a_removed_adapter_go_away(world, told):
+    world.add("a", "b")
+    world.use("a")
+    world.take(told.snapshot(told.status("a", prefix_query_tokens=5), told.status("b")))
+    assert "a" in world.adapters("requests_total")
+    assert world.adapters("prefix_cache_query_tokens_total")["a"] == 5
+    world.catalog.drop("a")
+    assert not [key for key in world.scrape() if ("adapter", "a") in key[1]]
+    world.metrics.sweep()
+    assert "a" not in world.meter.names
+
+
+def test_the_counters_of_dead_engines_stay(world, told):
+    world.add("a")
+
+    def engine(pid, count, *more):
+        steps = StepsStatus(seconds=HistogramStatus((count, 1), count / 10))
+        found = PrefixStatus(
+            hit_tokens=count,
+            saved_seconds=count / 2,
+            found_blocks=(count,),
+            reuse_distances=count,
+            evicted_blocks=count,
+        )
+        mine = told.status("a", prefix_query_tokens=10 * count, prefix_hit_tokens=count)
+        return told.snapshot(
+            mine, *more, pid=pid, preemptions=count, prefix=found, lora_steps=steps
+        )
+
+    seen = []
+    for pid, count in ((1, 3), (1, 5), (2, 1), (2, 9), (3, 0), (3, 2)):
+        world.take(engine(pid, count))
+        if (pid, count) not in ((2, 1), (2, 9)):  # nobody looked while the second one lived
+            seen.append(
+                (
+                    world.value("preemptions_total"),
+                    world.value("prefix_cache_hit_tokens_total", adapter="a"),
+                    world.value("prefix_saved_prefill_seconds_total"),
+                    world.value("step_seconds_count", kind="lora"),
+                    world.value("prefix_reuse_distance_tokens_sum"),
+                )
+            )
+    assert [preempted for preempted, *_ in seen] == [3, 5, 14, 16]
+    assert [hit for _, hit, *_ in seen] == [3, 5, 14, 16]
+    assert [saved for _, _, saved, *_ in seen] == [1.5, 2.5, 7.0, 8.0]
+    assert [steps for *_, steps, _ in seen] == [4, 6, 17, 19]  # one each beyond the bounds
+    assert [distance for *_, distance in seen] == [16 * n for n in (3, 5, 14, 16)]
+
+
+def test_names_with_anything_in_them_are_escaped(world, told):
+    hostile = 'hf:org/na"me\\with\nline,and{brace="x"}'
+    world.add(hostile)
+    world.use(hostile)
+    world.take(told.snapshot(told.status(hostile)))
+    assert world.adapters("requests_total") == {hostile: 1}
+    (labels,) = [dict(key) for name, key in world.scrape() if name == GATEWAY]
+    assert labels["running_lora_adapters"] == hostile.replace(",", "%2C")
+    assert all(line.startswith(("#", "lorad_", "process_", "vllm:")) for line in _lines(world))
+
+
+def _lines(world):
+    return world.text().splitlines()
+
+
+def test_two_names_of_one_revision_count_its_requests_once(world, told):
+    world.add("a")
+    world.catalog.put(type(world.catalog.get("a"))("b", told.rev_of("a")))
+    world.take(told.snapshot(told.status("a", "active", running=3)))
+    assert world.adapters("requests_running") == {"__base__": 0, "a": 3, "b": 0, OTHER: 0}
+
+
+def test_a_replaced_revision_that_still_runs_counts_with_the_others(world, told):
+    world.add("a")
+    gone = told.status("gone", "draining", running=2)
+    world.take(told.snapshot(told.status("a", "active", running=1), gone))
+    assert world.adapters("requests_running") == {"__base__": 0, "a": 1, OTHER: 2}
+    assert world.value("adapters_draining") == 1
+
+
+def test_a_tenant_label_stands_beside_each_adapter_only_if_it_is_wanted(make_world):
+    with_label, without = make_world(tenant_label=True), make_world()
+    for world in (with_label, without):
+        world.add("acme/sql", "bible")
+        world.use("acme/sql")
+        world.use("bible")
+    labels = {"finish_reason": "stop"}
+    assert with_label.value("requests_total", adapter="acme/sql", tenant="acme", **labels) == 1
+    assert with_label.value("requests_total", adapter="bible", tenant="", **labels) == 1
+    assert without.value("requests_total", adapter="acme/sql", **labels) == 1
+    assert not [1 for _, key in without.scrape() if "tenant" in dict(key)]
+
+
+def test_the_gateways_series_is_there_without_an_engine(world):
+    series = [(dict(key), v) for (name, key), v in world.scrape().items() if name == GATEWAY]
+    ((labels, at),) = series
+    assert labels == {
+        "running_lora_adapters": "",
+        "waiting_lora_adapters": "",
+        "max_lora": str(world.sources.settings.lora.slots),
+    }
+    assert at == pytest.approx(time.time(), abs=60)
+
+
+def test_waiting_adapters_are_told_apart_from_resident_ones(world, told):
+    world.add("a", "b", "c", "d")
+    world.take(
+        told.snapshot(
+            told.status("a", "active", running=1, waiting=1),
+            told.status("b", "ram", waiting=3),
+            told.status("c", "loading", waiting=1),
+            told.status("d", "ram"),
+        )
+    )
+    (labels,) = [dict(key) for name, key in world.scrape() if name == GATEWAY]
+    assert (labels["running_lora_adapters"], labels["waiting_lora_adapters"]) == ("a", "b,c")
+
+
+def test_a_registry_that_cannot_be_read_costs_no_more_than_its_own_numbers(world):
+    def broken():
+        raise OSError("gone")
+
+    world.sources.registry.quarantined = broken
+    world.sources.registry.file_bytes = broken
+    assert world.value("ready") == 1.0
+    assert world.value("registry_bytes") is None
+
+
+def test_ten_thousand_adapters_are_scraped_in_a_tenth_of_a_second(world, told):
+    names = [f"tenant-{i % 50}/adapter-{i}" for i in range(10_000)]
+    world.add(*names)
+    for i, name in enumerate(names):
+        for _ in range(1 + 2000 // (i + 1)):
+            world.use(name)
+    held = [told.status(n, "idle", gpu_bytes=1, prefix_query_tokens=9) for n in names[:1024]]
+    known = [told.status(n, "ram", prefix_query_tokens=9) for n in names[1024:]]
+    world.take(told.snapshot(*held, *known, slots_used=1024))
+    world.text()  # the first one sees everything for the first time
+    began = time.thread_time()
+    world.metrics._expose("", world.metrics._churn.drains())
+    seconds = time.thread_time() - began
+    text = world.text()
+    assert seconds < 0.1, f"{seconds:.3f} s of processor time"
+    assert len(text) < 1 << 20
+    assert len(world.adapters("adapter_info")) == 200
+
+
+def test_a_scrape_keeps_nobody_else_from_the_loop(world, told):
+    names = [f"adapter-{i}" for i in range(10_000)]
+    world.add(*names)
+    for name in names:
+        world.use(name)
+    world.take(told.snapshot(*(told.status(n, "ram") for n in names)))
+
+    async def longest_pause():
+        scrape = asyncio.ensure_future(world.metrics.scrape())
+        longest = 0.0
+        while not scrape.done():
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - began)
+        return longest
+
+    assert asyncio.run(longest_pause()) < 0.02
