@@ -22,6 +22,7 @@ from lorad.cli import (
     adapters,
     config,
     daemon,
+    doctor,
     events,
     explain,
     gc,
@@ -52,7 +53,8 @@ app = typer.Typer(
 )
 for part in (
     *(daemon, listing, adapters, pull, explain, verify, gc, metrics),
-    *(operations, events, run, plan, config),
+    *(operations, events, run),
+    *(config, doctor, plan),
 ):
     part.register(app)
 

@@ -190,17 +190,24 @@ class Table(Generic[T]):
         self._columns, self._headers, self._cut = columns, options.headers, cut
         self._widths = [0] * len(columns)
 
+    def widen(self, items: Sequence[T]) -> None:
+        """Make room for these rows, which are printed later, some lines between them."""
+        self._fit([[plain(c.cell(item)) or UNKNOWN for c in self._columns] for item in items])
+
     def print(self, items: Sequence[T], *, headings: bool = True) -> None:
         grid = [[plain(c.cell(item)) or UNKNOWN for c in self._columns] for item in items]
         if headings and self._headers:
             grid.insert(0, [c.heading for c in self._columns])
-        for place in range(len(self._columns)):
-            cells = (len(row[place]) for row in grid)
-            self._widths[place] = max(self._widths[place], *cells, 0)
+        self._fit(grid)
         limit = terminal_width() if self._cut else 0
         for row in grid:
             line = "  ".join(map(self._pad, row, self._widths, self._columns)).rstrip()
             print_line(line[: limit - 1] + ">" if limit and len(line) > limit else line)
+
+    def _fit(self, grid: Sequence[Sequence[str]]) -> None:
+        for place in range(len(self._columns)):
+            cells = (len(row[place]) for row in grid)
+            self._widths[place] = max(self._widths[place], *cells, 0)
 
     def _pad(self, text: str, width: int, column: Column[T]) -> str:
         return f"{text:>{width}}" if column.right else f"{text:<{width}}"
