@@ -368,7 +368,6 @@ def check(settings: Settings) -> Settings:
     need(bool(MODEL_NAME.fullmatch(model.name)), "models.name", "letters, digits, dot, dash")
     need(model.tasks == ("generate",), "models.tasks", 'only ["generate"] is served so far')
     need(not settings.tcp.enabled, "tcp.enabled", "TCP is not available yet; use the sockets")
-    need(settings.inference.auth == "peer", "inference.auth", 'only "peer" is available so far')
     _check_metrics(settings.metrics, need)
     for key, mode in (("inference.mode", settings.inference.mode), ("admin.mode", admin.mode)):
         need(bool(re.fullmatch(r"0?[0-7]{3}", mode)), key, 'an octal mode such as "0660"')

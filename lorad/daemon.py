@@ -27,6 +27,7 @@ from engine.messages import AdapterEvent
 from lorad import __version__, config, descriptors, logs, paths
 from lorad.api.app import admin_app, inference_app, metrics_app
 from lorad.api.deps import Deps
+from lorad.api.guard import admin_uids
 from lorad.api.server import HttpServer
 from lorad.api.uploads import Uploads
 from lorad.base import spec_of
@@ -39,6 +40,7 @@ from lorad.metrics.metrics import Metrics
 from lorad.metrics.sources import Sources
 from lorad.pulse import Pulse
 from lorad.service.adapters import AdapterService
+from lorad.service.callers import Callers
 from lorad.service.catalog import Catalog
 from lorad.service.dynamic import Dynamic
 from lorad.service.engine_link import EngineLink
@@ -61,6 +63,7 @@ from lorad.service.requests import RequestService
 from lorad.service.revisions import Revisions
 from lorad.service.snapshot import Snapshot
 from lorad.service.tasks import Tasks
+from lorad.service.tenancy import Tenancy
 from lorad.service.text import TextService
 from lorad.service.verification import Verification
 from lorad.sources import fetch
@@ -221,6 +224,13 @@ class Daemon:
             pool=self.pool,
             finder=self.dynamic,
         )
+        self.callers = Callers(
+            settings.model.name,
+            operators=admin_uids(settings.admin.allow_uids),
+            tenants=registry.tenants.all(),
+        )
+        self.tenancy = Tenancy(registry, self.callers)
+        self.tenancy.on_change = self.requests.rates.forget
         listing = Listing(self.names, self.picture, self.events, info=lambda: self.link.info)
         self.explaining = Explaining(self.names, self.link, info=lambda: self.link.info)
         self.snapshot = Snapshot(
@@ -276,6 +286,8 @@ class Daemon:
             housekeeping=self.housekeeping,
             pulls=self.pulls,
             operations=self.operations,
+            callers=self.callers,
+            tenancy=self.tenancy,
             listing=self.snapshot,
             events=self.events,
             link=self.link,
@@ -449,6 +461,7 @@ class Daemon:
         """What may be lost: times of last use, how the inbox looked.  A full disk stops neither."""
         try:
             await self.adapters.flush()
+            await self.tenancy.flush()
         except (LoradError, RegistryUnusable) as error:
             log.warning("times of last use are not written now: %s", error)
         try:

@@ -4,6 +4,8 @@ Goes in: `Deps`.  Comes out: `inference_app` for applications, `admin_app` for o
 that manages adapters exists on the first.  A route that is in no table is a 404 in our envelope.
 """
 
+from functools import partial
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -12,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route as PlainRoute
 from starlette.types import Receive, Scope, Send
 
-from lorad.api import admin, generate, health, metrics, models, operations
+from lorad.api import admin, generate, health, identity, metrics, models, operations, tenants
 from lorad.api.deps import Deps
 from lorad.api.guard import Bounds, Guard, admin_uids
 from lorad.api.respond import failure
@@ -33,6 +35,9 @@ HEALTH = [
     Route("/startupz", health.startupz),
     Route("/version", health.version),
 ]
+
+#: Of whom nobody asks who they are.
+OPEN = frozenset(route.path for route in HEALTH)
 
 INFERENCE = [
     *HEALTH,
@@ -67,6 +72,9 @@ ADMIN = [
     Route(f"{_V1}/pulls", operations.pull, methods=["POST"]),
     Route(f"{_V1}/operations", operations.list_operations),
     Route(f"{_V1}/operations/{{operation_id}}", operations.operation, methods=["GET", "DELETE"]),
+    Route(f"{_V1}/tenants", tenants.tenants, methods=["GET", "POST"]),
+    Route(f"{_V1}/tenants/{{tenant}}", tenants.tenant, methods=["GET", "PATCH", "DELETE"]),
+    Route(f"{_V1}/tenants/{{tenant}}/key", tenants.rotate_key, methods=["POST"]),
     Route(f"{_V1}/uploads", admin.open_upload, methods=["POST"]),
     Route(f"{_V1}{_FILES}", admin.put_file, methods=["PUT"]),
     Route(f"{_V1}/uploads/{{upload_id}}/commit", admin.commit_upload, methods=["POST"]),
@@ -81,9 +89,16 @@ METRICS = [
 
 
 def inference_app(deps: Deps) -> Starlette:
-    """For `inference.sock`: anybody whom the socket's mode lets in."""
+    """For `inference.sock`: whom the socket's mode lets in, and `inference.auth` knows."""
     limits = deps.limits
-    return _app(deps, INFERENCE, Bounds(limits.body, limits.headers, limits.request_receipt))
+    bounds = Bounds(
+        limits.body,
+        limits.headers,
+        limits.request_receipt,
+        admit=partial(identity.admit, deps, deps.settings.inference.auth),
+        open_paths=OPEN,
+    )
+    return _app(deps, INFERENCE, bounds)
 
 
 def admin_app(deps: Deps) -> Starlette:
@@ -94,7 +109,7 @@ def admin_app(deps: Deps) -> Starlette:
         limits.headers,
         limits.request_receipt,
         uids=admin_uids(deps.settings.admin.allow_uids),
-        open_paths=frozenset(route.path for route in HEALTH),
+        open_paths=OPEN,
         streamed=_is_upload,
         listener="admin",
     )

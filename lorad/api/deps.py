@@ -18,8 +18,10 @@ from lorad.config import Limits, Settings
 from lorad.errors import LoradError
 from lorad.metrics.http import UNMATCHED, HttpCounts
 from lorad.registry.records import OperationRecord
+from lorad.service.callers import Callers
 from lorad.service.events import Level
 from lorad.service.requests import RequestService
+from lorad.service.tenancy import Tenancy
 from lorad.wire_operations import PullPlan, PullStart
 
 
@@ -138,6 +140,8 @@ class Deps:
     housekeeping: Keeping
     pulls: Pulling
     operations: Operating
+    callers: Callers
+    tenancy: Tenancy
     listing: Listing
     events: Events
     link: Engine

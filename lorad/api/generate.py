@@ -13,6 +13,7 @@ from starlette.responses import Response
 from lorad.api import parse, sse
 from lorad.api.deps import deps_of
 from lorad.api.encode import EventEncoder
+from lorad.api.identity import caller_of
 from lorad.api.respond import json
 from lorad.api.shapes import ChatShape, CompletionShape, Gathered
 from lorad.api.stream import TokenStream
@@ -50,7 +51,9 @@ async def _generate(
     ask = replace(ask, timeout=parse.timeout(request.headers.get("x-request-timeout")))
     if not wanted.stream:
         return await sse.unless_gone(request.receive, _whole(request, ask, wanted, shape_class))
-    generation = await sse.unless_gone(request.receive, deps.requests.start(ask))
+    generation = await sse.unless_gone(
+        request.receive, deps.requests.start(ask, caller_of(request))
+    )
     shape = _shape(generation, wanted, shape_class)
     stream = TokenStream(
         generation,
@@ -72,7 +75,7 @@ async def _generate(
 async def _whole(
     request: Request, ask: Ask, wanted: parse.Shape, shape_class: _ShapeClass
 ) -> Response:
-    generation = await deps_of(request).requests.start(ask)
+    generation = await deps_of(request).requests.start(ask, caller_of(request))
     try:
         await generation.wait()
     finally:

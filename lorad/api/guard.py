@@ -28,13 +28,17 @@ _JSON = re.compile(r"application/(json|[a-z0-9.+-]+\+json)\s*(;|$)", re.IGNORECA
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bytes and seconds of one request; `uids` None lets every peer in, `open_paths` too."""
+    """Bytes and seconds of one request; `uids` None lets every peer in, `open_paths` too.
+
+    `admit` raises for who may not use any other path, and notes in the scope who may.
+    """
 
     body_bytes: int
     header_bytes: int
     receipt_seconds: float
     uids: frozenset[int] | None = None
     open_paths: frozenset[str] = frozenset()
+    admit: Callable[[Scope, Headers], None] = field(default=lambda scope, headers: None)
     streamed: Callable[[Scope], bool] = field(default=lambda scope: False)
     listener: str = "inference"
 
@@ -99,15 +103,17 @@ class Guard:
 
     def _note_refusal(self, error: Exception) -> None:
         code = error.code if isinstance(error, LoradError) else ""
-        if code == "permission_denied":
+        if code in ("permission_denied", "invalid_api_key"):
             self._counts.denied[self._bounds.listener] += 1
         elif code == "request_timeout":
             self._on_gone("receipt_timeout")
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         uids, peer = self._bounds.uids, scope.get("lorad_peer")
-        if uids is not None and scope["path"] not in self._bounds.open_paths:
-            _admit_peer(uids, peer)
+        if scope["path"] not in self._bounds.open_paths:
+            if uids is not None:
+                _admit_peer(uids, peer)
+            self._bounds.admit(scope, headers)
         size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         size += len(scope["raw_path"]) + len(scope["query_string"])
         if size > self._bounds.header_bytes:

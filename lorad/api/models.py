@@ -13,6 +13,7 @@ from starlette.responses import Response
 from lorad import wire
 from lorad.api.body import decode
 from lorad.api.deps import Deps, deps_of
+from lorad.api.identity import caller_of
 from lorad.api.parse import messages
 from lorad.api.respond import json
 from lorad.errors import LoradError
@@ -33,9 +34,9 @@ _HIDDEN = ("quarantined", "missing")
 
 
 async def list_models(request: Request) -> Response:
-    deps = deps_of(request)
+    deps, caller = deps_of(request), caller_of(request)
     context = deps.requests.engine().max_model_len
-    cards = [_base_card(deps, context)]
+    cards = [_base_card(deps, context)] if caller.may(deps.settings.model.name) else []
     cursor: str | None = None
     while True:
         page = deps.listing.page(
@@ -44,7 +45,7 @@ async def list_models(request: Request) -> Response:
         cards += [
             _card(deps, context, item, item.name, item.rev)
             for item in page.items
-            if item.rev is not None and item.state not in _HIDDEN
+            if item.rev is not None and item.state not in _HIDDEN and caller.may(item.name)
         ]
         cursor = page.cursor
         if cursor is None:
@@ -55,7 +56,7 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     deps = deps_of(request)
     name = request.path_params["id"]
-    rev = deps.requests.resolve(name)
+    rev = deps.requests.resolve(name, caller_of(request))
     context = deps.requests.engine().max_model_len
     if rev is None:
         return json(_base_card(deps, context))
@@ -73,7 +74,10 @@ async def tokenize(request: Request) -> Response:
     chat = messages(asked.messages) if asked.messages is not None else ()
     context = deps.requests.engine().max_model_len
     ids = await deps.requests.tokenize(
-        asked.model, chat or asked.prompt or "", add_special=add_special
+        asked.model,
+        chat or asked.prompt or "",
+        add_special=add_special,
+        caller=caller_of(request),
     )
     return json(Tokens(count=len(ids), max_model_len=context, tokens=ids))
 
@@ -82,7 +86,8 @@ async def detokenize(request: Request) -> Response:
     deps = deps_of(request)
     body = await request.body()
     asked = decode(body, DetokenizeRequest, max_depth=deps.limits.json_depth)
-    return json(Detokenized(prompt=await deps.requests.detokenize(asked.model, asked.tokens)))
+    text = await deps.requests.detokenize(asked.model, asked.tokens, caller=caller_of(request))
+    return json(Detokenized(prompt=text))
 
 
 def _base_card(deps: Deps, context: int) -> ModelCard:

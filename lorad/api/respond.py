@@ -65,6 +65,8 @@ def envelope(error: LoradError) -> ErrorEnvelope:
 def error_headers(error: LoradError) -> dict[str, str]:
     """Whether, and when, the same request is worth another try."""
     headers = {}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
     if error.status in (429, 503):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or _RETRY_SECONDS)))
     if error.status in (408, 409, 429) or error.status >= 500:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.registry import failpoints
-from lorad.registry.records import AdapterRecord, RevisionRecord
+from lorad.registry.records import AdapterRecord, RevisionRecord, TenantRecord
 
 
 class Card(Struct, frozen=True, kw_only=True):
@@ -27,6 +27,14 @@ class Card(Struct, frozen=True, kw_only=True):
     adapter: AdapterRecord | None
 
 
+class TenantsCard(Struct, frozen=True, kw_only=True):
+    """All tenants after write transaction `generation`.  Without it a lost database would mean
+    that there are none, and that everybody may use everything."""
+
+    generation: int
+    tenants: tuple[TenantRecord, ...]
+
+
 class Cards:
     """The folder of cards.  Written by the registry's writing thread, read before it starts."""
 
@@ -34,6 +42,7 @@ class Cards:
         self._names = directory / "names"
         self._revisions = directory / "revisions"
         self._counter = directory / "generation"
+        self._tenants = directory / "tenants.json"
 
     def prepare(self) -> None:
         """Make the folders."""
@@ -53,6 +62,16 @@ class Cards:
             _replace(self._path(card.name), msgspec.json.encode(card))
         failpoints.hit("cards.written")
         _replace(self._counter, str(generation).encode())
+
+    def write_tenants(self, card: TenantsCard) -> None:
+        """Replace it; it holds digests of keys, and is for the daemon's user alone."""
+        _replace(self._tenants, msgspec.json.encode(card), mode=0o600)
+
+    def read_tenants(self) -> TenantsCard | None:
+        """None if there is none; raises OSError or MsgspecError for one that cannot be read."""
+        if not self._tenants.exists():
+            return None
+        return msgspec.json.decode(self._tenants.read_bytes(), type=TenantsCard)
 
     def read(self) -> tuple[list[Card], list[str]]:
         """Every card that can be read, and the file names of those that cannot."""
@@ -97,8 +116,9 @@ class Cards:
         return self._names / f"{quote(name, safe='')}.json"
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: bytes, mode: int = 0o640) -> None:
     """Readers see the old or the new bytes.  Unsynced: a card may lag behind after a power cut."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(data)
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(data)
     os.replace(temporary, path)

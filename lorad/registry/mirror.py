@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from lorad.registry import queries
+from lorad.registry import queries, tenants
 from lorad.registry.backups import Backups
-from lorad.registry.cards import Card, Cards
+from lorad.registry.cards import Card, Cards, TenantsCard
 from lorad.registry.models import adapters
 from lorad.registry.records import RevisionRecord
 from lorad.registry.store import Store
@@ -29,6 +29,7 @@ class Passed:
         self.generation = 0
         self.cards: list[Card] = []
         self.revisions: list[RevisionRecord] = []
+        self.tenants: TenantsCard | None = None  # if one was changed
 
     def read(self, connection: Connection, store: Store, since: int, gone: Iterable[str]) -> None:
         """Every name that a transaction after `since` changed, and the `gone` ones."""
@@ -38,6 +39,9 @@ class Passed:
         self.cards += [Card(name=n, generation=self.generation, adapter=None) for n in gone]
         revs = {r for a, _ in changed for r in (a.serving_rev, a.candidate_rev) if r is not None}
         self.revisions = list(queries.revisions_by_rev(connection, store, revs).values())
+        if (changed_at := tenants.changed_at(connection)) > since:
+            every = tenants.every(connection)
+            self.tenants = TenantsCard(generation=changed_at, tenants=every)
 
 
 class Mirror:
@@ -51,6 +55,7 @@ class Mirror:
         self.backups = backups
         self._clock = clock
         self._behind: dict[str, Card] = {}
+        self._tenants: TenantsCard | None = None  # likewise
         self._changes = 0
         self._backed_up_at = clock()
 
@@ -58,10 +63,14 @@ class Mirror:
         """Write the cards; OSError leaves them to the next call."""
         self._changes += 1
         self._behind |= {card.name: card for card in passed.cards}
+        self._tenants = passed.tenants or self._tenants
         for revision in passed.revisions:
             self._cards.write_revision(revision)
+        if self._tenants is not None:
+            self._cards.write_tenants(self._tenants)
         self._cards.write(self._behind.values(), passed.generation)
         self._behind.clear()
+        self._tenants = None
 
     def catch_up(self, connection: Connection, store: Store, passed: Passed) -> bool:
         """At start: fill `passed` with what the cards have not seen; False if they saw all."""

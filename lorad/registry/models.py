@@ -21,7 +21,7 @@ from sqlalchemy import (
 #: `PRAGMA application_id`: "lora".
 APPLICATION_ID = 0x6C6F7261
 #: `PRAGMA user_version`: the number of the newest migration.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 metadata = MetaData()
 
@@ -174,4 +174,38 @@ operations = Table(
         name="known_operation_state",
     ),
     Index("operations_by_state", "state", "id"),
+)
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("adapters", Text, CheckConstraint("json_valid(adapters)"), nullable=False),  # globs
+    Column("base", Boolean, nullable=False),
+    Column("uids", Text, CheckConstraint("json_valid(uids)"), nullable=False),
+    Column("rpm", Integer, nullable=False),  # 0 = as many as there are, here and below
+    Column("tokens_per_minute", Integer, nullable=False),
+    Column("queue", Integer, nullable=False),
+    Column(
+        "max_priority",
+        Integer,
+        CheckConstraint("max_priority BETWEEN 0 AND 100"),
+        nullable=False,
+    ),
+    Column("weight", Float, CheckConstraint("weight > 0"), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("last_used_at", Float, nullable=False, server_default="0"),  # 0 = never
+)
+
+tenant_keys = Table(
+    "tenant_keys",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("tenant", String, ForeignKey("tenants.name", ondelete="CASCADE"), nullable=False),
+    # of the whole key, in hex: the key itself is nowhere
+    Column("digest", String, CheckConstraint("length(digest) = 64"), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),  # 0 = never
+    Column("last_used_at", Float, nullable=False, server_default="0"),
+    Index("tenant_keys_by_tenant", "tenant"),
 )

@@ -231,6 +231,38 @@ class OperationRecord:
         return self.state in LIVE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    """One key of a tenant: its public id and the SHA-256 of the whole, in hex.  0 = never."""
+
+    id: str
+    digest: str = field(repr=False)
+    created_at: float = 0.0
+    expires_at: float = 0.0
+    last_used_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRecord:
+    """Who it is (`uids`, `keys`), and what it may.  `adapters` are globs; 0 is no limit of its own.
+
+    `keys`: newest first.
+    """
+
+    name: str
+    adapters: tuple[str, ...]
+    base: bool = True
+    uids: tuple[int, ...] = ()
+    rpm: int = 0
+    tokens_per_minute: int = 0
+    queue: int = 0
+    max_priority: int = 100
+    weight: float = 1.0
+    created_at: float = 0.0
+    last_used_at: float = 0.0
+    keys: tuple[KeyRecord, ...] = ()
+
+
 #: States of an operation that has not ended.
 LIVE = ("queued", "running")
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from sqlalchemy import Engine
+import msgspec
+from sqlalchemy import Connection, Engine
 
 from engine.adapters.states import State
 from lorad.registry import backups as copies
-from lorad.registry import commands, failpoints, migrate, queries, sqlite
+from lorad.registry import commands, failpoints, migrate, queries, sqlite, tenants
 from lorad.registry.backups import Backups
 from lorad.registry.cards import Card, Cards
 from lorad.registry.models import SCHEMA_VERSION
@@ -39,6 +40,7 @@ class OpenReport:
     rebuilt: bool = False  # from the cards alone
     names_restored: list[str] = field(default_factory=list)
     names_removed: list[str] = field(default_factory=list)
+    tenants_restored: bool = False
     lost: list[str] = field(default_factory=list)
     unnamed_revs: list[str] = field(default_factory=list)  # in the store, no name points there
 
@@ -51,6 +53,7 @@ class OpenReport:
             or self.rebuilt
             or self.names_restored
             or self.names_removed
+            or self.tenants_restored
             or self.lost
         )
 
@@ -66,6 +69,8 @@ class OpenReport:
         if self.names_restored:
             text = f"{len(self.names_restored)} adapters were restored beside the database"
             said.append(("warn", text))
+        if self.tenants_restored:
+            said.append(("warn", "the tenants and their keys were restored beside the database"))
         if self.names_removed:
             said.append(("warn", f"{len(self.names_removed)} removed adapters stay removed"))
         said += [("error", text) for text in self.lost]
@@ -191,8 +196,21 @@ def _lay_cards(engine: Engine, report: OpenReport, cards: Cards, store: Store) -
                 continue
             commands.restore(connection, card.generation, record, facts)
             report.names_restored.append(card.name)
+        _lay_tenants(connection, report, cards, reached)
         commands.set_generation(connection, max(reached, cards.generation()) + 1)
         report.unnamed_revs = sorted(here - queries.live_revs(connection))
+
+
+def _lay_tenants(connection: Connection, report: OpenReport, cards: Cards, reached: int) -> None:
+    """Without its tenants a registry would let everybody use everything."""
+    try:
+        card = cards.read_tenants()
+    except (OSError, msgspec.MsgspecError):
+        report.lost.append("the tenants' card cannot be read: look at loractl tenant ls")
+        return
+    if card is not None and card.generation > reached:
+        tenants.restore(connection, card.tenants, card.generation)
+        report.tenants_restored = True
 
 
 def _revs(card: Card) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from lorad.registry.records import (
 )
 from lorad.registry.recover import OpenReport
 from lorad.registry.store import Store, StoreReport
+from lorad.registry.tenants import Tenants, touch_used
 from lorad.registry.writer import Writer
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Registry:
         self._readers = sqlite.reader_engine(path)
         self._writer = Writer(path, busy_timeout=busy_timeout, counts=self.transactions)
         self.operations = Operations(self._read, self._writer, clock)
+        self.tenants = Tenants(self._read, self._change)
 
     @classmethod
     def open(
@@ -391,6 +393,12 @@ class Registry:
     def touch_used(self, used: Mapping[str, float]) -> "Future[None]":
         """Times of last use, by name, batched by the caller; losing a batch is fine."""
         return self._writer.submit(lambda c: commands.touch_used(c, used))
+
+    def touch_tenants(
+        self, names: Mapping[str, float], keys: Mapping[str, float]
+    ) -> "Future[None]":
+        """The same of tenants and key ids."""
+        return self._writer.submit(lambda c: touch_used(c, names, keys))
 
     def audit(
         self,

@@ -29,6 +29,7 @@ from lorad.service.pins import still_pinned
 from lorad.service.registration import LATER, Registration, Terms
 from lorad.service.revisions import Revisions
 from lorad.service.tasks import Tasks
+from lorad.service.tenants import unknown
 from lorad.spelling import split_digest
 
 
@@ -103,8 +104,7 @@ class AdapterService:
             priority = entry.priority if entry is not None else None
             other = name != model and (len(digest) < 8 or not (rev or "").startswith(digest))
             if rev is None or other:
-                message = f"The model {model!r} does not exist"
-                raise LoradError("model_not_found", message, param="model")
+                raise unknown(model)
             resolved = Resolved(name, rev, priority=priority)
             self._used[name] = self._clock()
         if self.draining:

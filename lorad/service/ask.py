@@ -62,3 +62,7 @@ class Count:
     prompt: int
     completion: int
     cached: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.completion

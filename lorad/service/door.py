@@ -85,16 +85,31 @@ class Door:
         self._rate = LeavingRate()
         self._seen = clock()
 
-    def enter(self, line: Line, count: int, *, seconds: float, starts_per_second: float) -> Place:
+    def enter(
+        self,
+        line: Line,
+        count: int,
+        *,
+        seconds: float,
+        starts_per_second: float,
+        most: int = 0,
+    ) -> Place:
         """A place for `count` sequences, of which the first `seconds` from now is too late.
 
         `starts_per_second`: how fast the engine lets queued ones begin, 0.0 if it need not wait.
-        Raises queue_full or tenant_rate_limited.
+        `most`: how many of this tenant may wait, 0 = limits.queue_per_tenant.  Raises queue_full,
+        tenant_rate_limited, or invalid_value for what could not wait even alone.
         """
         self._pass_time()
         tenant = line[0]
-        self._check("queue_full", "queue", self.waiting, count)
-        self._check("tenant_rate_limited", "queue_per_tenant", self._tenants[tenant], count)
+        queued = self._tenants.get(tenant, 0)
+        self._check("queue_full", "limits.queue", self._limits.queue, self.waiting, count)
+        limit = "the tenant's queue" if most else "limits.queue_per_tenant"
+        if most and count > most:
+            message = f"{count} sequences are more than {limit} = {most}"
+            raise LoradError("invalid_value", message, param="n")
+        most = most or self._limits.queue_per_tenant
+        self._check("tenant_rate_limited", limit, most, queued, count)
         self._check_deadline(line, count, seconds, starts_per_second)
         self.waiting += count
         self._tenants[tenant] += count
@@ -109,14 +124,13 @@ class Door:
         _take(self._tenants, line[0], count)
         _take(self._lines, line, count)
 
-    def _check(self, code: str, limit: str, waiting: int, count: int) -> None:
-        most: int = getattr(self._limits, limit)
+    def _check(self, code: str, limit: str, most: int, waiting: int, count: int) -> None:
         if waiting + count <= most:
             return
         whose = "of this tenant wait" if code == "tenant_rate_limited" else "wait"
         raise self._refusal(
             code,
-            f"{waiting} sequences {whose} already; limits.{limit} = {most}",
+            f"{waiting} sequences {whose} already; {limit} = {most}",
             self._rate.seconds_for(waiting + count - most),
         )
 

@@ -25,8 +25,9 @@ from lorad.service.door import Door, Place
 from lorad.service.generation import Generation, Owner
 from lorad.service.meter import Meter
 from lorad.service.plan import plan
+from lorad.service.rates import Rates, Spending
 from lorad.service.seams import Adapters, AsNamed, Finder, Limits, Link, Text
-from lorad.service.tenants import Account, account_of
+from lorad.service.tenants import ANYBODY, Account, Caller, Tenant, account_of, unknown
 from lorad.spelling import is_reference
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class RequestService:
         self._limits, self._pool, self._clock = limits, pool, clock
         self._finder: Finder = finder or AsNamed()
         self._fingerprint = f"lorad-{version}-{base_digest[:8]}"
+        self.rates = Rates(clock)
         self.door = Door(limits, clock)  # sequences that the engine has not answered yet
         self._draining = False
         self._starting = 0
@@ -75,30 +77,37 @@ class RequestService:
         return self.door.waiting
 
     # ----------------------------------------------------------------- one request
-    async def start(self, ask: Ask) -> Generation:
+    async def start(self, ask: Ask, caller: Caller = ANYBODY) -> Generation:
         """Everything up to the engine; raises LoradError.  Cancelling it frees what it took."""
         try:
-            return await self._start(ask)
+            return await self._start(ask, caller)
         except LoradError as error:
             self.meter.refused[error.code] += 1
             raise
 
-    async def _start(self, ask: Ask) -> Generation:
+    async def _start(self, ask: Ask, caller: Caller) -> Generation:
         received = self._clock()
         deadline = received + min(self._limits.deadline, ask.timeout or math.inf)
         if self._draining:
             raise LoradError("draining", "the daemon is shutting down and takes no new requests")
-        name = await self._find(ask.model, deadline)
+        name = await self._find(_allowed(ask.model, caller), deadline)
         resolved, info = self._adapters.resolve(name), self.engine()
-        rev, account = resolved.rev, account_of(resolved.name, ask.priority, resolved.priority)
+        rev = resolved.rev
+        account = account_of(resolved.name, ask.priority, resolved.priority, caller)
+        _check_fallback(ask, account.tenant)
+        self.rates.check(account.tenant)
         with contextlib.ExitStack() as undo:
             place = self.door.enter(
                 (account.tenant.name, rev, account.priority),
                 ask.num_sequences,
                 seconds=deadline - self._clock(),
                 starts_per_second=self._link.starts_per_second,
+                most=account.tenant.queue,
             )
             undo.callback(place.close)
+            spending = self.rates.begin(account.tenant)
+            if spending is not None:
+                undo.callback(spending.end)
             if rev is not None:
                 self._adapters.lease(rev)
                 undo.callback(self._adapters.release, rev)
@@ -107,9 +116,12 @@ class RequestService:
             text, prompts = await self._in_pool(partial(self._prepare, ask, rev))
             ends = _ends(ask, text, info)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
-            generation = self._generation(ask, rev, place, text, prompts, ends, deadline)
+            closed = partial(self._closed, spending)
+            generation = self._generation(ask, rev, place, closed, text, prompts, ends, deadline)
             undo.pop_all()  # from here on the generation gives back
         self._starting -= 1
+        if spending is not None:
+            spending.follow(lambda: generation.usage().total)
         try:
             self._submit(generation, resolved.name, account, sampling, received, deadline)
         except BaseException:
@@ -122,9 +134,9 @@ class RequestService:
         """The adapter's own name, where `model` is a reference to one that is here."""
         return self._finder.known(model)
 
-    def resolve(self, model: str) -> str | None:
+    def resolve(self, model: str, caller: Caller = ANYBODY) -> str | None:
         """The revision that `model` means; raises what `start` would, which may pull it first."""
-        return self._adapters.resolve(self.named(model)).rev
+        return self._adapters.resolve(self.named(_allowed(model, caller))).rev
 
     def engine(self) -> EngineInfo:
         """The engine's facts; raises while it cannot take requests."""
@@ -134,7 +146,12 @@ class RequestService:
         return self._link.info
 
     async def tokenize(
-        self, model: str, what: str | Sequence[Message], *, add_special: bool
+        self,
+        model: str,
+        what: str | Sequence[Message],
+        *,
+        add_special: bool,
+        caller: Caller = ANYBODY,
     ) -> list[int]:
         """Ids of a text, or of messages in the model's chat template."""
 
@@ -143,11 +160,11 @@ class RequestService:
                 return text.encode(what, add_special)
             return text.encode(text.render(what, {}), add_special=False)
 
-        return await self._with_text(model, work)
+        return await self._with_text(_allowed(model, caller), work)
 
-    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+    async def detokenize(self, model: str, ids: Sequence[int], *, caller: Caller = ANYBODY) -> str:
         """Text of ids; unknown ids are nothing."""
-        return await self._with_text(model, lambda text: text.decode(ids))
+        return await self._with_text(_allowed(model, caller), lambda text: text.decode(ids))
 
     # ----------------------------------------------------------------- the daemon's hand
     def drain(self) -> None:
@@ -176,7 +193,9 @@ class RequestService:
         self._starting -= 1
         self._note_idle()
 
-    def _closed(self, generation: Generation) -> None:
+    def _closed(self, spending: Spending | None, generation: Generation) -> None:
+        if spending is not None:
+            spending.end()
         self._live.discard(generation)
         if generation.rev is not None:
             self._adapters.release(generation.rev)
@@ -230,6 +249,7 @@ class RequestService:
         ask: Ask,
         rev: str | None,
         place: Place,
+        closed: Callable[[Generation], None],
         text: Text,
         prompts: list[tuple[int, ...]],
         ends: frozenset[int],
@@ -251,7 +271,7 @@ class RequestService:
                 )
             )
         generation = Generation(
-            Owner(self._link.abort, place.leave, self._closed),
+            Owner(self._link.abort, place.leave, closed),
             ask,
             rev=rev,
             fingerprint=f"{self._fingerprint}-{rev[:8] if rev else 'base'}",
@@ -282,7 +302,7 @@ class RequestService:
                 priority=account.priority,
                 tenant=account.tenant.name,
                 weight=account.tenant.weight,
-                cache_salt=ask.cache_salt,
+                cache_salt=account.caller.salt(ask.cache_salt),
                 alora_fallback=ask.alora_fallback,
                 deadline_seconds=max(deadline - self._clock(), 0.001),
             )
@@ -296,6 +316,21 @@ class RequestService:
                 received=received,
             )
             self._link.submit(submit, span)
+
+
+def _allowed(model: str, caller: Caller) -> str:
+    """`model`, unless it is not for this caller: then it is as unknown as any other name, and takes
+    as long to be, whether it exists or not."""
+    if not caller.may(model):
+        raise unknown(model)
+    return model
+
+
+def _check_fallback(ask: Ask, tenant: Tenant) -> None:
+    """Who may not ask the base model does not get its answers for a prompt that invokes nothing."""
+    if ask.alora_fallback == "base" and not tenant.base:
+        message = "alora_fallback: the base model is not served here"
+        raise LoradError("invalid_value", message, param="alora_fallback")
 
 
 def _ends(ask: Ask, text: Text, info: EngineInfo) -> frozenset[int]:

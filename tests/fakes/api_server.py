@@ -23,14 +23,17 @@ from engine.messages import EngineInfo, SequenceDelta, Submit, TokenLogprobs
 from lorad import wire
 from lorad.api.app import admin_app, inference_app
 from lorad.api.deps import Deps
+from lorad.api.guard import admin_uids
 from lorad.api.server import HttpServer, bind_unix
 from lorad.api.uploads import Uploads
-from lorad.config import Admin, Limits, Model, Settings
+from lorad.config import Admin, Inference, Limits, Model, Settings
 from lorad.errors import LoradError
 from lorad.metrics.http import HttpCounts
 from lorad.registry.records import OperationRecord
+from lorad.service.callers import Callers
 from lorad.service.events import EventRing
 from lorad.service.requests import RequestService
+from lorad.service.tenancy import Tenancy
 from lorad.service.text import RevisionText
 from lorad.text.template import ChatTemplate
 from lorad.text.tokenizer import Tokenizer, _byte_alphabet
@@ -434,7 +437,10 @@ class FakeMetrics:
 
 
 class ApiServer:
-    """Both sockets in `folder`; `limits` and `admin` replace the settings' defaults."""
+    """Both sockets in `folder`; `limits` and `admin` replace the settings' defaults.
+
+    `registry`, where there is one, holds tenants and the audit.
+    """
 
     def __init__(
         self,
@@ -444,6 +450,8 @@ class ApiServer:
         *,
         ping_seconds: float = 15.0,
         max_upload: int = 1 << 20,
+        auth: Any = "peer",
+        registry: Any = None,
     ) -> None:
         self.inference = folder / "inference.sock"
         self.admin = folder / "admin.sock"
@@ -454,8 +462,12 @@ class ApiServer:
         self.listing = FakeListing(self.adapters)
         self.pulls = FakePulls()
         self.settings = Settings(
-            models=(Model(base="/models/tiny", name=BASE),), limits=limits, admin=admin or Admin()
+            models=(Model(base="/models/tiny", name=BASE),),
+            limits=limits,
+            admin=admin or Admin(),
+            inference=Inference(auth=auth),
         )
+        self.registry = registry
         self._ping_seconds, self._max_upload = ping_seconds, max_upload
         listeners = [bind_unix(path, 0o600) for path in (self.inference, self.admin)]
         self.loop = asyncio.new_event_loop()
@@ -474,6 +486,12 @@ class ApiServer:
             version="0.1.0",
             base_digest="ba5eba5eba5e",
         )
+        operators = admin_uids(self.settings.admin.allow_uids)
+        self.callers = Callers(BASE, operators=operators)
+        self.tenancy: Any = None
+        if self.registry is not None:
+            self.tenancy = Tenancy(self.registry, self.callers)
+            self.tenancy.on_change = self.requests.rates.forget
         self.uploads = Uploads(self.adapters, max_bytes=self._max_upload)
         self.metrics, self.http = FakeMetrics(), HttpCounts()
         self.deps = Deps(
@@ -485,6 +503,8 @@ class ApiServer:
             housekeeping=self.adapters,
             pulls=self.pulls,
             operations=self.pulls,
+            callers=self.callers,
+            tenancy=self.tenancy,
             listing=self.listing,
             events=self.events,
             link=self.engine,

@@ -101,7 +101,7 @@ def test_lists_in_the_environment_are_split_at_commas(write, env):
         ("[lora]\nram_cache = 'auto'\n", "expected a size", ""),
         ("[lora]\nslots = 0\n", "slots = 0: must be 1 to 65536 (", ""),
         ("[tcp]\nenabled = true\n", "tcp.enabled: TCP is not available yet", ""),
-        ("[inference]\nauth = 'key'\n", "inference.auth", ""),
+        ("[inference]\nauth = 'password'\n", "inference.auth", ""),
         ("[admin]\nmode = '0666'\n", "admin.mode: a socket that everybody", ""),
         ("[admin]\nmode = 'rw'\n", "admin.mode: an octal mode", ""),
         ("[[models]]\nbase = '/x'\n", "models: one model a daemon", ""),

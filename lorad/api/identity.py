@@ -1,0 +1,33 @@
+"""Who sends a request to the inference routes: the peer of its connection, or the key in its head.
+
+Goes in: a scope and its headers, before a byte of the body was read.  Comes out: the `Caller` in
+the scope, or invalid_api_key and permission_denied.  Knows no route.
+"""
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Scope
+
+from lorad.api.deps import Deps
+from lorad.service.callers import Auth
+from lorad.service.tenants import Caller
+
+
+def admit(deps: Deps, auth: Auth, scope: Scope, headers: Headers) -> None:
+    """For `Bounds.admit`, bound to one listener's way of knowing people."""
+    peer = scope.get("lorad_peer")
+    uid, pid = (None, None) if peer is None else (peer.uid, peer.pid)
+    scope["lorad_caller"] = deps.callers.identify(uid, pid, _key(headers), auth)
+
+
+def caller_of(request: Request) -> Caller:
+    """Of a route that is not open to everybody."""
+    caller: Caller = request.scope["lorad_caller"]
+    return caller
+
+
+def _key(headers: Headers) -> str:
+    """What is no bearer token is no key, and is refused as one where keys count."""
+    given = headers.get("authorization", "").strip()
+    scheme, _, token = given.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else given
