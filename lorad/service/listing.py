@@ -111,7 +111,8 @@ class Listing:
                 if number:
                     counts[status.state] = counts.get(status.state, 0) + number
                     counts["registered"] = counts.get("registered", 0) - number
-        if remote := sum(len(self._catalog.names_of(rev)) for rev in self._registry.store.remote):
+        away = tuple(self._registry.store.remote)  # metrics ask from a thread of their own
+        if remote := sum(len(self._catalog.names_of(rev)) for rev in away):
             counts["remote"] = remote
             counts["registered"] = counts.get("registered", 0) - remote
         return {state: number for state, number in counts.items() if number > 0}

@@ -201,3 +201,28 @@ def test_a_pattern_that_is_none_of_references_is_refused(write, env, pattern):
     with pytest.raises(BadConfig, match=r"lora\.resolve_allow") as caught:
         load(None, env)
     assert "hf:ORG/*" in caught.value.hint
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9411", "[::1]:9411", "127.8.8.8:0"])
+def test_metrics_may_be_had_on_a_loopback_address(write, env, address):
+    write(f'[metrics]\ntcp = "{address}"\n')
+    assert load(None, env)[0].metrics.tcp == address
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9411", "192.0.2.1:9411", "[::]:9411"])
+def test_an_address_that_others_reach_has_to_be_wanted(write, env, address):
+    write(f'[metrics]\ntcp = "{address}"\n')
+    with pytest.raises(BadConfig, match=r"metrics\.tcp") as caught:
+        load(None, env)
+    assert "beyond_loopback" in caught.value.hint
+    write(f'[metrics]\ntcp = "{address}"\nbeyond_loopback = true\n')
+    assert load(None, env)[0].metrics.beyond_loopback
+
+
+@pytest.mark.parametrize(
+    "address", ["9411", "localhost:9411", "127.0.0.1", "::1:9411", "[127.0.0.1]:1", "127.0.0.1:x"]
+)
+def test_what_is_no_address_is_refused(write, env, address):
+    write(f'[metrics]\ntcp = "{address}"\n')
+    with pytest.raises(BadConfig, match="an IP address and a port"):
+        load(None, env)

@@ -56,10 +56,18 @@ def test_what_is_counted_without_a_label_stays_with_the_others():
 def test_a_name_that_is_removed_and_comes_back_begins_at_nothing():
     series = Series()
     series.fold({("a",): 5.0}, {"a"}, {"a"})
-    series.fold({("a",): 5.0}, set(), set())
-    assert dict(series) == {}
+    for _ in range(2):  # its owner still has the count, and nobody may have it
+        series.fold({("a",): 5.0, ("never seen",): 1.0}, set(), set())
+        assert dict(series) == {}
     series.fold({("a",): 2.0}, {"a"}, {"a"})
     assert dict(series) == {("a",): 2.0}
+
+
+def test_a_count_that_began_again_between_two_looks_goes_on():
+    series = Series()
+    series.fold({("a",): 5.0}, {"a"}, {"a"})
+    series.fold({("a",): 2.0}, {"a"}, {"a"})
+    assert dict(series) == {("a",): 7.0}
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from engine.histogram import Histogram
 from engine.messages import HistogramStatus, PrefixStatus, StepsStatus
 from lorad.metrics.table import GATEWAY, METRICS, NAMES, OTHER
 
@@ -201,3 +203,52 @@ def test_a_scrape_keeps_nobody_else_from_the_loop(world, told):
         return longest
 
     assert asyncio.run(longest_pause()) < 0.02
+
+
+def test_pulls_are_counted_by_how_they_end(world):
+    pulled = world.metrics.pulled
+    for state, kind, done in (
+        ("done", "pull", 100),
+        ("failed", "pull", 30),
+        ("cancelled", "pull", 1),
+        ("done", "load", 7),
+    ):
+        pulled.take(
+            SimpleNamespace(
+                kind=kind, state=state, done_bytes=done, created_at=10.0, updated_at=12.5
+            )
+        )
+    counts = {o: world.value("hub_pulls_total", outcome=o) for o in ("done", "failed", "cancelled")}
+    assert counts == {"done": 1, "failed": 1, "cancelled": 1}
+    assert world.value("hub_pull_bytes_total") == 131
+    assert world.value("hub_pull_seconds_sum") == 2.5
+
+
+def test_the_inbox_is_counted_while_it_is_watched(world):
+    assert world.value("watch_mode", mode="polling") is None
+    world.watcher = SimpleNamespace(
+        mode="polling", num_overflows=2, num_events={"whole": 3}, scans=Histogram((1.0,))
+    )
+    assert world.value("watch_mode", mode="polling") == 1
+    assert world.value("watch_mode", mode="inotify") == 0
+    assert world.value("watch_events_total", type="whole") == 3
+    assert world.value("watch_events_total", type="gone") == 0
+    assert world.value("watch_overflows_total") == 2
+
+
+def test_reloads_are_counted_and_the_last_one_is_remembered(world):
+    assert world.value("config_last_reload_success") == 1
+    world.metrics.note_reload(ValueError("no"))
+    assert world.value("config_last_reload_success") == 0
+    world.metrics.note_reload(None)
+    assert world.value("config_last_reload_success") == 1
+    counts = {o: world.value("config_reloads_total", outcome=o) for o in ("success", "failure")}
+    assert counts == {"success": 1, "failure": 1}
+
+
+def test_the_pool_is_shown_by_use_and_kv_by_what_it_could_have(world, told):
+    world.take(told.snapshot())
+    uses = ("kv_active", "kv_cached", "adapter_active", "adapter_idle", "free")
+    assert sum(world.value("pool_blocks", use=use) for use in uses) == 100
+    assert world.value("kv_cache_usage_ratio") == pytest.approx(20 / 70)
+    assert world.value("kv_cache_blocks") == 30

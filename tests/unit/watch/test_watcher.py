@@ -726,3 +726,15 @@ def test_hundreds_of_folders_are_scanned_in_little_time(tmp_path: Path, fill_fol
     watcher.stop()
     assert len({folder.name for folder in found}) == len(found) == 400
     assert time.process_time() - began < 1
+
+
+def test_what_is_seen_and_reported_is_counted(rig: Any, tmp_path: Path, fill_folder: Fill) -> None:
+    fill_folder(rig.inbox / "bible")
+    rig.run(10)
+    counts = rig.watcher.num_events
+    assert counts["whole"] == 1 and counts["gone"] == 0
+    assert rig.watcher.mode == "polling" or counts["touched"] + counts["moved"] >= 1
+    (rig.inbox / "bible").rename(tmp_path / "away")
+    rig.run(10)
+    assert counts["gone"] == 1
+    assert sum(rig.watcher.scans.counts) >= 1
