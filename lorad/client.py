@@ -17,6 +17,7 @@ import msgspec
 from lorad import wire
 from lorad.caller import TIMEOUT_SECONDS, ApiError, Caller, Unreachable, address
 from lorad.spelling import is_reference
+from lorad.wire_operate import DrainAsk, Drained, Reloaded
 from lorad.wire_operations import Operation, OperationPage, PullPlan, PullStart
 
 __all__ = ["ApiError", "LoradClient", "Unreachable", "openai"]
@@ -162,6 +163,18 @@ class LoradClient:
 
     def unpin(self, *names: str, **options: Any) -> wire.Results:
         return self._wish("unpin", names, options)
+
+    def reload(self) -> Reloaded:
+        """As SIGHUP, with the errors: raises ApiError invalid_config."""
+        return self.post(f"{_ADMIN}/reload", {}, Reloaded)
+
+    def drain(self, ask: DrainAsk) -> Drained:
+        """Returns when nothing runs; ApiError deadline_exceeded when something still does."""
+        patience = ask.timeout_s + TIMEOUT_SECONDS
+        return self.post(f"{_ADMIN}/drain", ask, Drained, timeout=patience)
+
+    def resume(self, name: str | None = None) -> Drained:
+        return self.post(f"{_ADMIN}/resume", DrainAsk(name=name), Drained)
 
     def verify(self, *names: str, **options: Any) -> wire.Verifications:
         wish = wire.Names(names=names, **options)

@@ -25,7 +25,7 @@ from pathlib import Path
 from engine.client import EngineClient
 from engine.messages import AdapterEvent
 from lorad import __version__, config, descriptors, logs, paths
-from lorad.api.app import admin_app, inference_app, metrics_app
+from lorad.api.app import admin_app, inference_app, limit, metrics_app
 from lorad.api.deps import Deps
 from lorad.api.guard import admin_uids
 from lorad.api.server import HttpServer
@@ -39,15 +39,18 @@ from lorad.metrics.http import HttpCounts
 from lorad.metrics.metrics import Metrics
 from lorad.metrics.sources import Sources
 from lorad.pulse import Pulse
+from lorad.reload import Reload
 from lorad.service.adapters import AdapterService
 from lorad.service.callers import Callers
 from lorad.service.catalog import Catalog
+from lorad.service.draining import Draining
 from lorad.service.dynamic import Dynamic
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.explain import Explaining
 from lorad.service.fetching import Fetching, Refetch
 from lorad.service.files import AdapterFiles
+from lorad.service.gate import Gate
 from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
 from lorad.service.intake import Intake
@@ -70,6 +73,7 @@ from lorad.sources import fetch
 from lorad.sources.reference import Reference
 from lorad.systemd import Notifier
 from lorad.watch.watcher import InboxWatcher
+from lorad.wire_operate import Reloaded
 
 log = logging.getLogger("lorad")
 
@@ -112,7 +116,7 @@ class Daemon:
 
     def __init__(self, ground: Ground, notifier: Notifier, reload: Callable[[], Settings]) -> None:
         self.ground, self.settings = ground, ground.settings
-        self.notifier, self.reload = notifier, reload
+        self.notifier, self._read = notifier, reload
         self._told: tuple[str, int] | None = None  # progress that was reported last
         self._extended = 0.0  # when systemd was last asked for more time
 
@@ -142,6 +146,7 @@ class Daemon:
         self.aborting = asyncio.Event()  # the second one
         self.tasks = Tasks()
         self.events = EventRing(instance_id=self.instance_id)
+        self.gate = Gate()
         self.text = TextService(Path(settings.model.base), registry.store.path)
         self.link = EngineLink(
             settings.engine_config(),
@@ -160,7 +165,7 @@ class Daemon:
         self.housekeeping = Housekeeping(registry, self.link, revisions, self.events)
         room = RoomMaker(registry, revisions, self.housekeeping.collect)
         intake.make_room = self.housekeeping.make_room = room.make
-        pins = PinRoom(registry, catalog, self.link, settings.lora)
+        self.pins = pins = PinRoom(registry, catalog, self.link, settings.lora)
         registration = Registration(
             self.names, self.link, intake, revisions, self.events, check_pin=pins.check
         )
@@ -174,6 +179,7 @@ class Daemon:
             self.tasks,
             check_pin=pins.check,
             refresh=self.picture.refresh,
+            gate=self.gate,
         )
         self.verification = Verification(
             self.names, self.link, intake, revisions, self.events, self.tasks, run=files.verify
@@ -223,6 +229,7 @@ class Daemon:
             base_digest=_base_digest(Path(settings.model.base)),
             pool=self.pool,
             finder=self.dynamic,
+            gate=self.gate,
         )
         self.callers = Callers(
             settings.model.name,
@@ -231,8 +238,11 @@ class Daemon:
         )
         self.tenancy = Tenancy(registry, self.callers)
         self.tenancy.on_change = self.requests.rates.forget
+        self.draining = Draining(self.gate, self.names, self.requests, self.events)
         listing = Listing(self.names, self.picture, self.events, info=lambda: self.link.info)
-        self.explaining = Explaining(self.names, self.link, info=lambda: self.link.info)
+        self.explaining = Explaining(
+            self.names, self.link, info=lambda: self.link.info, gate=self.gate
+        )
         self.snapshot = Snapshot(
             settings,
             self.link,
@@ -246,6 +256,9 @@ class Daemon:
         self.inbox.watcher = self.watcher
         self._loop = loop
         self.metrics = self._metrics(catalog, revisions)
+        self.reload = Reload(settings, self.ground.as_read, self._read, self.events)
+        self.reload.apply = self._apply
+        self.reload.on_outcome = self.metrics.note_reload
 
     def _metrics(self, catalog: Catalog, revisions: Revisions) -> Metrics:
         """And let it hear of what happens."""
@@ -298,9 +311,12 @@ class Daemon:
             ),
             metrics=self.metrics,
             http=self.metrics.sources.http,
+            draining=self.draining,
+            reload=self._reload,
             version=__version__,
             started=time.time(),
         )
+        self.deps = deps
         faces = {
             "inference": (inference_app(deps), self.ground.inference),
             "admin": (admin_app(deps), self.ground.admin),
@@ -320,6 +336,7 @@ class Daemon:
             )
             for name, (app, listener) in faces.items()
         }
+        self.faces = [(faces[name][0], server) for name, server in servers.items()]
         for name, server in servers.items():
             self.metrics.sources.connections[name] = partial(getattr, server, "num_connections")
         return list(servers.values())
@@ -383,7 +400,6 @@ class Daemon:
     async def _drain(self) -> None:
         """No new work; what runs may end within `drain_timeout`, or until the second signal."""
         timeout = self.settings.shutdown.drain_timeout
-        self.adapters.draining = True
         self.requests.drain()
         self.dynamic.close()
         self.notifier.stopping(
@@ -418,7 +434,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop)
-        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         loop.add_signal_handler(signal.SIGUSR1, self._on_dump)
 
     def _on_stop(self) -> None:
@@ -426,27 +442,44 @@ class Daemon:
             self.aborting.set()
         self.stopping.set()
 
-    def _on_reload(self) -> None:
-        """A broken file changes nothing; what cannot change while running is named."""
+    def _on_hangup(self) -> None:
+        async def reload() -> None:
+            with contextlib.suppress(LoradError):  # the events have told of it
+                await self._reload()
+
+        self.tasks.spawn(reload())
+
+    async def _reload(self) -> Reloaded:
+        """What may change changes, the inbox is looked at, pinned adapters are tried once more."""
         self.notifier.reloading()
         try:
-            fresh = self.reload()
-        except StartError as error:
-            self.metrics.note_reload(error)
-            self.events.publish(
-                "config.rejected", level="error", message=f"{error.message} {error.hint}".strip()
+            done = await self.reload()
+        finally:
+            self.notifier.reloaded(self._state())
+            if self.watcher is not None:
+                self.watcher.rescan_now()
+        if self.link.info is not None:
+            self.tasks.spawn(self.adapters.raise_pinned())
+        return done
+
+    def _apply(self, now: Settings) -> None:
+        """Those who keep a setting are told; all others read it here when they need it."""
+        self.settings = self.deps.settings = now
+        logs.set_level(now.log.level)
+        self.requests.limit(now.limits)
+        self.pins.settings = now.lora
+        self.callers.operators = admin_uids(now.admin.allow_uids)
+        self.deps.uploads.max_bytes = now.watch.max_adapter_bytes
+        limits = now.limits
+        connections = descriptors.share(limits.connections, listeners=len(self.faces))
+        for app, server in self.faces:
+            limit(app, now)
+            server.limit(
+                receipt_seconds=limits.request_receipt,
+                idle_seconds=limits.idle,
+                connections=connections,
+                header_bytes=limits.headers,
             )
-        else:
-            self.metrics.note_reload(None)
-            logs.set_level(fresh.log.level)
-            stale = ", ".join(_needs_restart(self.settings, fresh))
-            message = f"needs a restart: {stale}" if stale else ""
-            self.events.publish(
-                "config.reloaded", level="warn" if stale else "info", message=message
-            )
-        if self.watcher is not None:
-            self.watcher.rescan_now()
-        self.notifier.reloaded(self._state())
 
     def _on_dump(self) -> None:
         dump_state(self.snapshot.status())
@@ -529,9 +562,3 @@ def _fetcher_for(
     settings: Settings, reference: Reference, /, *, token: str, offline: bool
 ) -> fetch.Fetcher:
     return fetch.fetcher_for(reference, settings, token=token, offline=offline)
-
-
-def _needs_restart(now: Settings, fresh: Settings) -> list[str]:
-    """Sections that differ and are only read at start."""
-    names = [n for n in now.__struct_fields__ if n not in ("origins", "log")]
-    return [n for n in names if getattr(now, n) != getattr(fresh, n)]

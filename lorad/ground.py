@@ -27,9 +27,10 @@ from lorad.systemd import activated_sockets
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """`settings` have every path filled in."""
+    """`settings` have every path filled in; `as_read` are what they were before."""
 
     settings: Settings
+    as_read: Settings
     registry: Registry
     inference: socket.socket
     admin: socket.socket
@@ -39,6 +40,7 @@ class Ground:
 @contextlib.contextmanager
 def ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> Iterator[Ground]:
     """Raises LockHeld, RegistryUnusable or CannotBind."""
+    as_read = settings
     with contextlib.ExitStack() as undo:
         state_dir = Path(settings.registry.dir)
         undo.enter_context(_lock(state_dir))
@@ -76,7 +78,7 @@ def ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> I
         metrics = None
         if settings.metrics.tcp:
             metrics = undo.enter_context(bind_tcp(settings.metrics.tcp))
-        yield Ground(settings, registry, listeners[0], listeners[1], metrics)
+        yield Ground(settings, as_read, registry, listeners[0], listeners[1], metrics)
 
 
 def _as_passed(settings: Settings, passed: Mapping[str, socket.socket]) -> Settings:

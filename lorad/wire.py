@@ -181,6 +181,7 @@ class Status(Struct, frozen=True, kw_only=True):
     preemptions: int
     thrashes: int = 0  # loads within thrash_window of an eviction, since the engine's start
     engine_pid: int | None = None
+    drained: tuple[str, ...] = ()  # adapters that an operator took out of service
     engine_restarts: int = 0
 
 

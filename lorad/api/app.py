@@ -14,10 +14,21 @@ from starlette.responses import Response
 from starlette.routing import Route as PlainRoute
 from starlette.types import Receive, Scope, Send
 
-from lorad.api import admin, generate, health, identity, metrics, models, operations, tenants
+from lorad.api import (
+    admin,
+    generate,
+    health,
+    identity,
+    metrics,
+    models,
+    operate,
+    operations,
+    tenants,
+)
 from lorad.api.deps import Deps
 from lorad.api.guard import Bounds, Guard, admin_uids
 from lorad.api.respond import failure
+from lorad.config import Settings
 
 
 class Route(PlainRoute):
@@ -69,6 +80,9 @@ ADMIN = [
     Route(f"{_V1}/unpin", admin.unpin, methods=["POST"]),
     Route(f"{_V1}/verify", admin.verify, methods=["POST"]),
     Route(f"{_V1}/gc", admin.gc, methods=["POST"]),
+    Route(f"{_V1}/reload", operate.reload, methods=["POST"]),
+    Route(f"{_V1}/drain", operate.drain, methods=["POST"]),
+    Route(f"{_V1}/resume", operate.resume, methods=["POST"]),
     Route(f"{_V1}/pulls", operations.pull, methods=["POST"]),
     Route(f"{_V1}/operations", operations.list_operations),
     Route(f"{_V1}/operations/{{operation_id}}", operations.operation, methods=["GET", "DELETE"]),
@@ -124,6 +138,16 @@ def metrics_app(deps: Deps) -> Starlette:
     return _app(deps, METRICS, bounds, own)
 
 
+def limit(app: Starlette, settings: Settings) -> None:
+    """Let requests that come from now on be bounded by `settings`."""
+    bounds: Bounds = app.state.bounds
+    limits = settings.limits
+    bounds.body_bytes, bounds.header_bytes = limits.body, limits.headers
+    bounds.receipt_seconds = limits.request_receipt
+    if bounds.uids is not None:
+        bounds.uids = admin_uids(settings.admin.allow_uids)
+
+
 def _app(deps: Deps, routes: list[Route], bounds: Bounds, *more: Middleware) -> Starlette:
     guard = Middleware(Guard, bounds=bounds, counts=deps.http, on_gone=deps.note_aborted)
     app = Starlette(
@@ -132,7 +156,7 @@ def _app(deps: Deps, routes: list[Route], bounds: Bounds, *more: Middleware) -> 
         exception_handlers={HTTPException: _no_route},
     )
     app.router.redirect_slashes = False
-    app.state.deps = deps
+    app.state.deps, app.state.bounds = deps, bounds
     return app
 
 

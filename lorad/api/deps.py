@@ -4,7 +4,7 @@ Goes in: the services.  Comes out: one frozen value that every request finds in 
 protocols say what the routes use of each service.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from lorad.service.callers import Callers
 from lorad.service.events import Level
 from lorad.service.requests import RequestService
 from lorad.service.tenancy import Tenancy
+from lorad.wire_operate import DrainAsk, Drained, Reloaded
 from lorad.wire_operations import PullPlan, PullStart
 
 
@@ -128,9 +129,17 @@ class Engine(Protocol):
     info: EngineInfo | None
 
 
-@dataclass(frozen=True, slots=True)
+class Drain(Protocol):
+    """Of Draining."""
+
+    async def drain(self, ask: DrainAsk) -> Drained: ...
+    def resume(self, ask: DrainAsk) -> Drained: ...
+
+
+@dataclass(slots=True)
 class Deps:
-    """`started` is the daemon's start in seconds since the epoch: the base's `created`."""
+    """`started` is the daemon's start in seconds since the epoch: the base's `created`.  A reload
+    replaces `settings`."""
 
     settings: Settings
     requests: RequestService
@@ -148,6 +157,8 @@ class Deps:
     uploads: Uploads
     metrics: Exposing
     http: HttpCounts
+    draining: Drain
+    reload: Callable[[], Awaitable[Reloaded]]
     version: str
     started: float
     ping_seconds: float = field(default=PING_SECONDS)

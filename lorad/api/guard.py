@@ -26,11 +26,12 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _JSON = re.compile(r"application/(json|[a-z0-9.+-]+\+json)\s*(;|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bounds:
     """Bytes and seconds of one request; `uids` None lets every peer in, `open_paths` too.
 
-    `admit` raises for who may not use any other path, and notes in the scope who may.
+    `admit` raises for who may not use any other path, and notes in the scope who may.  A reload
+    changes the bounds, for requests that come.
     """
 
     body_bytes: int

@@ -7,6 +7,7 @@ after the fact, no file unlinked that somebody answers on.  CannotBind says why 
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import grp
 import os
@@ -170,6 +171,17 @@ class HttpServer:
     @property
     def num_connections(self) -> int:
         return len(self._state.connections)
+
+    def limit(
+        self, *, receipt_seconds: float, idle_seconds: float, connections: int, header_bytes: int
+    ) -> None:
+        """Bound connections anew; those that are open keep their idle time and size of a head."""
+        limits = self._protocol.limits  # type: ignore[attr-defined]
+        self._protocol.limits = dataclasses.replace(  # type: ignore[attr-defined]
+            limits, receipt_seconds=receipt_seconds, connections=connections
+        )
+        self._config.h11_max_incomplete_event_size = header_bytes
+        self._config.timeout_keep_alive = idle_seconds  # type: ignore[assignment]
 
     async def start(self) -> None:
         """Accept from now on."""

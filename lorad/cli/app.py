@@ -28,6 +28,7 @@ from lorad.cli import (
     gc,
     listing,
     metrics,
+    operate,
     operations,
     plan,
     pull,
@@ -54,7 +55,7 @@ app = typer.Typer(
 for part in (
     *(daemon, listing, adapters, pull, explain, verify, gc, metrics),
     *(operations, events, run),
-    *(config, doctor, plan),
+    *(config, doctor, plan, operate),
 ):
     part.register(app)
 
@@ -76,7 +77,7 @@ HINTS: Mapping[str, str] = {
     "model_not_found": "loractl ls",
     "not_found": "is this the admin socket?  loractl -H unix:///path/admin.sock",
     "loading_base": "loractl ping says when it is ready",
-    "draining": "the daemon is stopping; start it again",
+    "draining": "loractl status says why: it stops, or loractl resume ends it",
 }
 
 

@@ -58,6 +58,7 @@ def status(context: typer.Context) -> None:
             ("tokens", f"{st.generated_tokens} generated, {st.prompt_tokens} of prompts"),
             ("steps", f"{st.forward_passes} forward passes, {st.preemptions} preemptions"),
             ("thrash", f"{st.thrashes} loads soon after an eviction"),
+            *([("drained", ", ".join(map(plain, st.drained)))] if st.drained else []),
             ("restarts", str(st.engine_restarts)),
             ("inference", f"unix://{st.inference_socket}"),
             ("admin", f"unix://{st.admin_socket}"),

@@ -23,6 +23,7 @@ from lorad.registry.store import StagingDir
 from lorad.service.catalog import Entry
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
+from lorad.service.gate import Gate
 from lorad.service.intake import Intake
 from lorad.service.names import Names
 from lorad.service.pins import still_pinned
@@ -74,8 +75,9 @@ class AdapterService:
         check_pin: Callable[[str, int], None],
         refresh: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.time,
+        gate: Gate | None = None,
     ) -> None:
-        self.draining = False
+        self.gate = gate or Gate()
         self.on_removed: Callable[[str], None] = lambda name: None
         self.on_left: OnLeft = _nobody
         self.on_lost: Callable[[str], None] = lambda name: None  # its source may have it still
@@ -88,6 +90,11 @@ class AdapterService:
         revisions.on_missing = self.mark_missing
         revisions.mending.on_hopeless = self.mark_damaged
         link.bring_up = self.bring_up
+
+    @property
+    def draining(self) -> bool:
+        """No requests are taken at all."""
+        return bool(self.gate.closed)
 
     # ------------------------------------------------------------- for requests
     def resolve(self, model: str) -> Resolved:
@@ -107,8 +114,7 @@ class AdapterService:
                 raise unknown(model)
             resolved = Resolved(name, rev, priority=priority)
             self._used[name] = self._clock()
-        if self.draining:
-            raise LoradError("draining", "lorad is shutting down")
+        self.gate.check(resolved.name)
         self._link.check()
         return resolved
 
@@ -304,6 +310,7 @@ class AdapterService:
                 await self.revisions.shelf.keep_files(rev, True)
             tombstone = None if forget else record.candidate_rev or rev
             await self._names.write(name, self._names.registry.remove(name, tombstone))
+        self.gate.held.discard(name)
         self._events.publish("adapter.removed", name=name, rev=rev or "")
         await self._registration.settle(rev, record.candidate_rev)
         await self.refresh()
@@ -311,6 +318,18 @@ class AdapterService:
         return wire.Removed(name=name, rev=rev)
 
     # ------------------------------------------------------------- in the background
+    async def raise_pinned(self) -> None:
+        """Those that are pinned and not up, as after a pin that found no room: once more."""
+        held = self.revisions.resident
+        for entry in self._names.catalog:
+            if entry.pinned and entry.rev is not None and not held(entry.rev):
+                try:
+                    await self.revisions.load(entry.rev)
+                except LoradError as error:
+                    self.revisions.publish(
+                        "adapter.not_loaded", entry.rev, "warn", error.code, error.message
+                    )
+
     async def bring_up(self, info: EngineInfo) -> None:
         """For a new engine: pinned adapters and replacements now; what else is unfinished goes on
         behind.  Who was told that a name is replaced must not meet the old revision again."""

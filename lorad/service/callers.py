@@ -31,7 +31,8 @@ class Callers:
         tenants: Iterable[TenantRecord] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._model, self._operators, self._clock = model, frozenset(operators), clock
+        self._model, self._clock = model, clock
+        self.operators = frozenset(operators)
         self._used: dict[str, float] = {}  # tenant -> when
         self._used_keys: dict[str, float] = {}
         self.replace(tenants)
@@ -57,7 +58,7 @@ class Callers:
         if not self._by_name:
             return Caller(None, who)
         tenant = self._by_uid.get(-1 if uid is None else uid)
-        if tenant is None and uid in self._operators:
+        if tenant is None and uid in self.operators:
             return Caller(Tenant(model=self._model), who)
         if tenant is None and auth == "peer":
             message = f"{who.partition(' pid')[0]} is no tenant of this daemon"

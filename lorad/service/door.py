@@ -85,6 +85,10 @@ class Door:
         self._rate = LeavingRate()
         self._seen = clock()
 
+    def limit(self, limits: Limits) -> None:
+        """From now on; who waits keeps its place."""
+        self._limits = limits
+
     def enter(
         self,
         line: Line,

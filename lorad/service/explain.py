@@ -17,6 +17,7 @@ from lorad.errors import LoradError
 from lorad.lifecycle import shown_state
 from lorad.registry.records import AdapterRecord
 from lorad.service.engine_link import EngineLink
+from lorad.service.gate import STOPPING, Gate
 from lorad.service.names import Names
 
 
@@ -40,9 +41,15 @@ class Explaining:
     """`info` is the running engine's, None before it is known."""
 
     def __init__(
-        self, names: Names, link: EngineLink, *, info: Callable[[], EngineInfo | None]
+        self,
+        names: Names,
+        link: EngineLink,
+        *,
+        info: Callable[[], EngineInfo | None],
+        gate: Gate | None = None,
     ) -> None:
         self._names, self._link, self._info = names, link, info
+        self._gate = gate or Gate()
 
     async def explain(self, name: str) -> wire.Explained:
         """Raises model_not_found for a name that nobody registered."""
@@ -60,6 +67,9 @@ class Explaining:
                 why="nobody has asked for it since the engine started",
                 next="a request, or loractl load, brings it up from the store",
             )
+        serves = rev is not None and state not in (State.QUARANTINED, State.MISSING)
+        if serves and self._gate.holds(name):
+            told = _held_back(name, self._gate, facts)
         return self._explained(record, state, told, facts)
 
     def _at_rest(self, record: AdapterRecord, *, remote: bool) -> tuple[State, Told | None]:
@@ -175,6 +185,23 @@ def tell(facts: Explanation, label: Shown) -> Told:
     if facts.wanted_seconds is None:
         return _unwanted(facts)
     return _wanted(facts, label)
+
+
+def _held_back(name: str, gate: Gate, facts: Explanation | None) -> Told:
+    """By an operator, or since the daemon ends: whatever else could be said of it."""
+    left = facts.running + facts.waiting if facts is not None else 0
+    ends = f"{left} requests of it end" if left else "none of its requests is left"
+    if gate.closed:
+        return Told(
+            why=gate.closed,
+            next=f"{ends}; new ones get 503",
+            hint="" if gate.closed == STOPPING else "loractl resume",
+        )
+    return Told(
+        why="an operator drains it: it takes no new requests",
+        next=f"{ends}; new ones get 503 until it is resumed",
+        hint=f"loractl resume {name}",
+    )
 
 
 def _on_gpu(facts: Explanation) -> Told:

@@ -20,7 +20,7 @@ class PinRoom:
         self, registry: Registry, catalog: Catalog, link: EngineLink, settings: Lora
     ) -> None:
         self._registry, self._catalog, self._link = registry, catalog, link
-        self._settings = settings
+        self.settings = settings
 
     def check(self, rev: str, file_bytes: int = 0) -> None:
         """Raise no_room if `rev` (of `file_bytes`, where it is not registered yet) is too much."""
@@ -45,10 +45,10 @@ class PinRoom:
     def _limit(self) -> int:
         info = self._link.info
         assert info is not None
-        if self._settings.pin_limit:
-            return self._settings.pin_limit // info.block_bytes
+        if self.settings.pin_limit:
+            return self.settings.pin_limit // info.block_bytes
         longest = -(-info.max_model_len // info.block_size)
-        floor = -(-self._settings.kv_floor // info.block_bytes)
+        floor = -(-self.settings.kv_floor // info.block_bytes)
         floor = floor or max(1, min(longest, info.num_blocks // 10))
         largest = self._registry.list(sort="-size", limit=1).items
         rev = largest[0].serving_rev if largest else None

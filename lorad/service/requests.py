@@ -22,6 +22,7 @@ from lorad.errors import LoradError
 from lorad.service.ask import Ask, Message
 from lorad.service.choice import Choice
 from lorad.service.door import Door, Place
+from lorad.service.gate import STOPPING, Gate
 from lorad.service.generation import Generation, Owner
 from lorad.service.meter import Meter
 from lorad.service.plan import plan
@@ -50,6 +51,7 @@ class RequestService:
         base_digest: str,
         pool: Executor | None = None,
         finder: Finder | None = None,
+        gate: Gate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.aborted: Counter[str] = Counter()  # reason -> requests that ended before their end
@@ -60,11 +62,16 @@ class RequestService:
         self._fingerprint = f"lorad-{version}-{base_digest[:8]}"
         self.rates = Rates(clock)
         self.door = Door(limits, clock)  # sequences that the engine has not answered yet
-        self._draining = False
+        self._gate = gate or Gate()
         self._starting = 0
-        self._live: set[Generation] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._live: dict[Generation, str | None] = {}  # and the adapter's name
+        self._of: Counter[str | None] = Counter()  # requests by name
+        self._fewer = asyncio.Event()  # set, and replaced, when one has ended
+
+    def limit(self, limits: Limits) -> None:
+        """For requests that come from now on."""
+        self._limits = limits
+        self.door.limit(limits)
 
     @property
     def active(self) -> int:
@@ -88,8 +95,7 @@ class RequestService:
     async def _start(self, ask: Ask, caller: Caller) -> Generation:
         received = self._clock()
         deadline = received + min(self._limits.deadline, ask.timeout or math.inf)
-        if self._draining:
-            raise LoradError("draining", "the daemon is shutting down and takes no new requests")
+        self._gate.check_open()
         name = await self._find(_allowed(ask.model, caller), deadline)
         resolved, info = self._adapters.resolve(name), self.engine()
         rev = resolved.rev
@@ -111,6 +117,8 @@ class RequestService:
             if rev is not None:
                 self._adapters.lease(rev)
                 undo.callback(self._adapters.release, rev)
+            self._of[resolved.name] += 1
+            undo.callback(self._leave, resolved.name)
             self._begin()
             undo.callback(self._end)
             text, prompts = await self._in_pool(partial(self._prepare, ask, rev))
@@ -118,6 +126,7 @@ class RequestService:
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
             closed = partial(self._closed, spending)
             generation = self._generation(ask, rev, place, closed, text, prompts, ends, deadline)
+            self._live[generation] = resolved.name
             undo.pop_all()  # from here on the generation gives back
         self._starting -= 1
         if spending is not None:
@@ -169,25 +178,39 @@ class RequestService:
     # ----------------------------------------------------------------- the daemon's hand
     def drain(self) -> None:
         """From now on new requests answer 503 `draining`; running ones go on."""
-        self._draining = True
+        self._gate.closed = STOPPING
+
+    def running(self, name: str | None = None) -> int:
+        """Requests of that adapter that have not ended; None: `active`."""
+        return self.active if name is None else self._of[name]
 
     async def wait_idle(self, timeout: float) -> bool:
         """True once no request is left, False after `timeout` seconds."""
+        return await self.wait_until_idle(timeout)
+
+    async def wait_until_idle(self, seconds: float, name: str | None = None) -> bool:
+        """The same, of one adapter."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._idle.wait()
-        return self.active == 0
+            async with asyncio.timeout(seconds):
+                while self.running(name):
+                    await self._fewer.wait()
+        return not self.running(name)
 
     def abort_all(self, code: str, message: str) -> None:
         """End every running request with an error that its client gets to see."""
-        for generation in list(self._live):
+        self.cancel(code, message)
+
+    def cancel(self, code: str, message: str, name: str | None = None) -> int:
+        """The same, of one adapter or None: of all; how many."""
+        chosen = [g for g, its in self._live.items() if name in (None, its)]
+        for generation in chosen:
             self.meter.aborted_by_drain += code == "draining"
             generation.fail(LoradError(code, message))
+        return len(chosen)
 
     # ----------------------------------------------------------------- accounts
     def _begin(self) -> None:
         self._starting += 1
-        self._idle.clear()
 
     def _end(self) -> None:
         self._starting -= 1
@@ -196,14 +219,19 @@ class RequestService:
     def _closed(self, spending: Spending | None, generation: Generation) -> None:
         if spending is not None:
             spending.end()
-        self._live.discard(generation)
+        self._leave(self._live.pop(generation))
         if generation.rev is not None:
             self._adapters.release(generation.rev)
         self._note_idle()
 
+    def _leave(self, name: str | None) -> None:
+        self._of[name] -= 1
+        if not self._of[name]:
+            del self._of[name]
+
     def _note_idle(self) -> None:
-        if self.active == 0:
-            self._idle.set()
+        fewer, self._fewer = self._fewer, asyncio.Event()
+        fewer.set()
 
     async def _with_text(self, model: str, work: Callable[[Text], T]) -> T:
         """`work` in a worker thread; the files that it reads stay until it has ended."""
@@ -280,7 +308,6 @@ class RequestService:
             choices=choices,
             seconds_left=deadline + DEADLINE_GRACE_SECONDS - self._clock(),
         )
-        self._live.add(generation)
         return generation
 
     def _submit(

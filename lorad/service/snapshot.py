@@ -44,7 +44,7 @@ class Snapshot:
 
     def ready(self) -> tuple[bool, str]:
         """Are requests taken?  Else the error code that they get."""
-        if self._adapters.draining or self._link.state == "stopped":
+        if self._adapters.gate.closed or self._link.state == "stopped":
             return False, "draining"
         if self._link.state == "ready":
             return True, ""
@@ -59,7 +59,7 @@ class Snapshot:
             instance_id=self._instance_id,
             pid=os.getpid(),
             state="ready" if ready else code,
-            reason="" if ready else self._link.progress,
+            reason="" if ready else self._adapters.gate.closed or self._link.progress,
             uptime_seconds=self._clock() - self._started,
             base=settings.model.base,
             model=settings.model.name,
@@ -87,6 +87,7 @@ class Snapshot:
             preemptions=snapshot.preemptions if snapshot else 0,
             thrashes=snapshot.thrashes if snapshot else 0,
             engine_pid=self._link.pid,
+            drained=tuple(sorted(self._adapters.gate.held)),
             engine_restarts=self._link.restarts,
         )
 

@@ -37,6 +37,7 @@ from lorad.service.tenancy import Tenancy
 from lorad.service.text import RevisionText
 from lorad.text.template import ChatTemplate
 from lorad.text.tokenizer import Tokenizer, _byte_alphabet
+from lorad.wire_operate import DrainAsk, Drained, Reloaded
 from lorad.wire_operations import PulledFile, PullPlan, PullStart
 
 T = TypeVar("T")
@@ -436,6 +437,33 @@ class FakeMetrics:
         return self.text.encode(), accept or "text/plain; version=0.0.4; charset=utf-8"
 
 
+class FakeOperator:
+    """Reload and drain as a test wants them."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.asked: list[tuple[str, DrainAsk]] = []
+        self.reloaded = Reloaded()
+        self.refusal: LoradError | None = None
+
+    async def reload(self) -> Reloaded:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.reloaded
+
+    async def drain(self, ask: DrainAsk) -> Drained:
+        self.asked.append(("drain", ask))
+        if self.refusal is not None:
+            raise self.refusal
+        return Drained(name=ask.name, draining=True)
+
+    def resume(self, ask: DrainAsk) -> Drained:
+        self.asked.append(("resume", ask))
+        return Drained(name=ask.name, draining=False, still=("acme/sql",))
+
+
 class ApiServer:
     """Both sockets in `folder`; `limits` and `admin` replace the settings' defaults.
 
@@ -461,6 +489,7 @@ class ApiServer:
         self.adapters = FakeAdapters(folder / "staging")
         self.listing = FakeListing(self.adapters)
         self.pulls = FakePulls()
+        self.operator = FakeOperator()
         self.settings = Settings(
             models=(Model(base="/models/tiny", name=BASE),),
             limits=limits,
@@ -511,6 +540,8 @@ class ApiServer:
             uploads=self.uploads,
             metrics=self.metrics,
             http=self.http,
+            draining=self.operator,
+            reload=self.operator.reload,
             version="0.1.0",
             started=1_740_000_000.0,
             ping_seconds=self._ping_seconds,
@@ -559,7 +590,7 @@ class ApiServer:
         self.until(lambda: not self.engine.running and self.requests.active == 0)
         assert self.requests.waiting == 0
         assert not any(self.adapters.leases.values())
-        for fake in (self.engine, self.adapters, self.listing, self.pulls):
+        for fake in (self.engine, self.adapters, self.listing, self.pulls, self.operator):
             fake.reset()
 
     def close(self) -> None:

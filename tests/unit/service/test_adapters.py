@@ -675,7 +675,7 @@ def test_a_name_that_changes_at_this_moment_keeps_its_files_for_a_last_request(w
 def test_draining_refuses_what_is_new(world):
     async def scenario(w):
         await w.add("a", 1)
-        w.adapters.draining = True
+        w.adapters.gate.closed = "lorad is shutting down"
         with pytest.raises(LoradError) as caught:
             w.adapters.resolve("a")
         assert caught.value.code == "draining"

@@ -6,6 +6,7 @@ import pytest
 from engine.messages import CostInputs, Explanation, Holder, RoomStatus
 from lorad.errors import LoradError
 from lorad.service.explain import Explaining, tell
+from lorad.service.gate import HELD, Gate
 
 COST = CostInputs(
     policy="cost",
@@ -191,5 +192,24 @@ def test_files_that_are_only_where_they_came_from_are_fetched_first(world):
         assert (said.state, said.tier) == ("remote", "remote")
         assert "fetches and packs them first" in said.next
         w.store.remote.discard(w.rev(1))
+
+    world(scenario)
+
+
+def test_one_that_an_operator_drains_says_so_before_all_else_but_a_refusal(world):
+    async def scenario(w):
+        await w.add("a", 1)
+        gate = Gate()
+        one = Explaining(w.names, w.link, info=lambda: w.link.info, gate=gate)
+        gate.held = {"a", "bad"}
+        said = await one.explain("a")
+        assert said.why == "an operator drains it: it takes no new requests"
+        assert (said.served, said.hint) == (False, "loractl resume a")
+        gate.held, gate.closed = set(), HELD
+        said = await one.explain("a")
+        assert (said.why, said.hint) == (HELD, "loractl resume")
+        w.registry.quarantine("bad", "inbox", "E_RANK_LIMIT", "rank 600").result()
+        w.names.refresh("bad")
+        assert (await one.explain("bad")).why == "it was refused: E_RANK_LIMIT: rank 600"
 
     world(scenario)

@@ -1,0 +1,105 @@
+"""Reload: what of a configuration can change under a running daemon, and what waits for a restart.
+
+Goes in: the configuration, read anew.  Comes out: the settings that are in effect now, and the keys
+that changed or wait.  A configuration that is refused changes nothing.  Knows no service: the
+daemon's `apply` tells those whom it concerns.
+"""
+
+import asyncio
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from lorad.config import SECTIONS, Settings
+from lorad.errors import LoradError, StartError
+from lorad.service.events import EventRing
+from lorad.wire_operate import Reloaded
+
+#: Keys that are read whenever they are needed.  All others are read at a start alone.
+LIVE = (
+    "limits.*",
+    "log.level",
+    "shutdown.drain_timeout",
+    "lora.pin_limit",
+    "admin.allow_uids",
+    "watch.max_adapter_bytes",
+)
+
+
+class Reload:
+    """`read` raises StartError; `as_read` is what it returned at the start, `now` what became of
+    it: with the paths of sockets that were passed in or placed."""
+
+    def __init__(
+        self, now: Settings, as_read: Settings, read: Callable[[], Settings], events: EventRing
+    ) -> None:
+        self.now = now
+        self.apply: Callable[[Settings], None] = lambda now: None
+        self.on_outcome: Callable[[LoradError | None], None] = lambda error: None
+        self._as_read, self._read, self._events = as_read, read, events
+        self._lock = asyncio.Lock()
+
+    async def __call__(self) -> Reloaded:
+        """Raises invalid_config, which names the key, after the events did."""
+        async with self._lock:
+            try:
+                fresh = await asyncio.to_thread(self._read)
+            except StartError as error:
+                refused = LoradError("invalid_config", error.message, hint=error.hint)
+                self._tell_of(refused)
+                raise refused from error
+            return self._take(fresh)
+
+    def _take(self, fresh: Settings) -> Reloaded:
+        different = _different(self._as_read, fresh)
+        changed = tuple(key for key in different if is_live(key))
+        self.now = _with(self.now, fresh, changed)
+        self._as_read = _with(self._as_read, fresh, changed)
+        self.apply(self.now)
+        waiting = tuple(key for key in different if key not in changed)
+        words = [f"changed: {', '.join(changed)}"] if changed else []
+        words += [f"needs a restart: {', '.join(waiting)}"] if waiting else []
+        self._events.publish(
+            "config.reloaded", level="warn" if waiting else "info", message="; ".join(words)
+        )
+        self.on_outcome(None)
+        return Reloaded(changed=changed, needs_restart=waiting)
+
+    def _tell_of(self, error: LoradError) -> None:
+        words = f"{error.message}; {error.hint}" if error.hint else error.message
+        self._events.publish("config.rejected", level="error", message=words)
+        self.on_outcome(error)
+
+
+def is_live(key: str) -> bool:
+    """May it change under a running daemon?"""
+    return any(fnmatchcase(key, pattern) for pattern in LIVE)
+
+
+def _different(before: Settings, after: Settings) -> tuple[str, ...]:
+    """Dotted keys, in the order of the file."""
+    keys = []
+    if len(before.models) != len(after.models):
+        keys.append("models")
+    pairs = [("models", a, b) for a, b in zip(before.models, after.models, strict=False)]
+    pairs += [(name, getattr(before, name), getattr(after, name)) for name in SECTIONS]
+    for name, old, new in pairs:
+        keys += [
+            f"{name}.{key}"
+            for key in old.__struct_fields__
+            if getattr(old, key) != getattr(new, key)
+        ]
+    return tuple(keys)
+
+
+def _with(settings: Settings, fresh: Settings, keys: tuple[str, ...]) -> Settings:
+    """`settings` with these keys, and where they came from, of `fresh`."""
+    replace = msgspec.structs.replace
+    for dotted in keys:
+        name, _, key = dotted.partition(".")
+        section = replace(getattr(settings, name), **{key: getattr(getattr(fresh, name), key)})
+        settings = replace(settings, **{name: section})
+    origins = {k: v for k, v in settings.origins.items() if k not in keys}
+    origins |= {k: v for k, v in fresh.origins.items() if k in keys}
+    return replace(settings, origins=origins)

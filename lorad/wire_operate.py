@@ -1,0 +1,59 @@
+"""Wire types of operating the daemon: reload, drain, resume, log lines.
+
+The same rules as in `wire`: fields are only added, JSON has seconds, bytes and RFC 3339.
+"""
+
+from msgspec import Struct
+
+RELOAD_SCHEMA = "lorad/reload.v1"
+DRAIN_SCHEMA = "lorad/drain.v1"
+LOGS_SCHEMA = "lorad/logs.v1"
+
+
+class Reloaded(Struct, frozen=True, kw_only=True):
+    """`POST /admin/v1/reload`: keys that differ from what was in effect."""
+
+    schema: str = RELOAD_SCHEMA
+    changed: tuple[str, ...] = ()  # in effect now
+    needs_restart: tuple[str, ...] = ()  # only read at a start
+
+
+class DrainAsk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/drain` and `/resume`; `name` None: the daemon.  `cancel`: what still runs
+    after `timeout_s` ends with an error."""
+
+    name: str | None = None
+    timeout_s: float = 30.0
+    wait: bool = True
+    cancel: bool = False
+
+
+class Drained(Struct, frozen=True, kw_only=True):
+    """What became of it; `running` requests are left."""
+
+    schema: str = DRAIN_SCHEMA
+    name: str | None
+    draining: bool
+    running: int = 0
+    cancelled: int = 0
+    changed: bool = True  # False: it was so already
+    still: tuple[str, ...] = ()  # drained names, besides
+
+
+class LogLine(Struct, frozen=True, kw_only=True):
+    """One line of the daemon's log."""
+
+    id: int
+    time: str
+    level: str
+    logger: str
+    message: str
+    error: str = ""  # a traceback
+
+
+class LogPage(Struct, frozen=True, kw_only=True):
+    """`GET /admin/v1/logs`, oldest first."""
+
+    schema: str = LOGS_SCHEMA
+    instance_id: str
+    items: tuple[LogLine, ...]
