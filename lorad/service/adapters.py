@@ -8,7 +8,8 @@ name follow each other; different names do not wait for one another.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -275,7 +276,7 @@ class AdapterService:
 
     async def unpin(self, names: wire.Names) -> wire.Results:
         async def one(name: str) -> None:
-            async with self._names.lock(name):
+            async with self._change(name):
                 await self._set(name, False, None, None)
 
         return await self._each("unpin", names, one)
@@ -283,7 +284,7 @@ class AdapterService:
     async def patch(self, name: str, patch: wire.AdapterPatch) -> None:
         """Change pin, priority, labels; read the result from `Listing`."""
         priority = _in_range(patch.priority)
-        async with self._names.lock(name):
+        async with self._change(name):
             record = self._names.known(name)
             labels = dict(record.labels)
             for key, value in patch.labels.items():
@@ -303,7 +304,7 @@ class AdapterService:
 
         The content stays away too until its source changes; `forget`: the source itself is gone.
         """
-        async with self._names.lock(name):
+        async with self._change(name):
             record = self._names.known(name)
             rev = record.serving_rev
             if keep_files and rev is not None:
@@ -368,7 +369,7 @@ class AdapterService:
 
     # ------------------------------------------------------------- inside
     async def _pin(self, name: str) -> None:
-        async with self._names.lock(name):
+        async with self._change(name):
             self._check_pin(self._names.serving(name), 0)
             await self._set(name, True, None, None)
 
@@ -404,6 +405,17 @@ class AdapterService:
                 await self._names.write(name, registry.set_pin(name, False))
                 self._events.publish("pin.cleared", name=name, cause="no_room")
             raise
+
+    @asynccontextmanager
+    async def _change(self, name: str) -> AsyncIterator[None]:
+        """The name's lock, for somebody who waits for it: whoever holds it may wait for packers."""
+        entry = self._names.catalog.get(name)
+        with ExitStack() as waiting:
+            for rev in {entry.rev, entry.candidate} - {None} if entry is not None else ():
+                assert rev is not None
+                waiting.enter_context(self._intake.wanted(rev))
+            async with self._names.lock(name):
+                yield
 
     async def _each(
         self,

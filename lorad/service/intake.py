@@ -2,8 +2,9 @@
 
 Goes in: a StagingDir that somebody filled.  Comes out: what is in it (`Found`), then its place in
 the store, then a packed file; or LoradError `adapter_invalid` with an E_ reason.  Blocking work
-runs in threads, packing in a process of its own, and both a few at a time, so that one slow folder
-holds up nobody.  Knows neither names nor the engine process.
+runs in threads, packing in a process of its own, each a few at a time and neither in the other's
+way; what somebody waits for is packed before what nobody has asked for yet.  Knows neither names
+nor the engine process.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from lorad.errors import LoradError, from_engine
 from lorad.registry.records import RevisionRecord
 from lorad.registry.room import tree_bytes
 from lorad.registry.store import StagingDir, Store
+from lorad.service.line import Line
 
 T = TypeVar("T")
 
@@ -60,7 +62,8 @@ class Intake:
         self.make_room: Callable[[int], Awaitable[None]] = _as_it_is
         self._inspect = inspect
         self._pack = pack
-        self._room = asyncio.Semaphore(workers)
+        self._files = asyncio.Semaphore(workers)
+        self._packers = Line(workers)
 
     async def stage(self, expected_bytes: int = 0) -> StagingDir:
         """A new staging folder for so many bytes; insufficient_storage if they have no room."""
@@ -106,11 +109,16 @@ class Intake:
         """Take away what was kept but could not be registered."""
         await self._work(lambda: self.store.remove((rev,)))
 
+    def wanted(self, rev: str) -> contextlib.AbstractContextManager[None]:
+        """`with` it around waiting for `rev` to be packed, by whomever: a folder of hundreds that
+        was just copied into the inbox keeps packers busy for minutes."""
+        return self._packers.wanted(rev)
+
     async def pack(self, rev: str, layout: str, num_bytes: int = 0) -> PackedManifest:
         """Write the packed file of `rev`, of about `num_bytes`, beside its files; recording it
         makes it last."""
         folder = self.store.path(rev)
-        async with self._room:
+        async with self._packers.place(rev):
             try:
                 with await self._reserved(num_bytes):
                     manifest = await self._pack(folder, folder)
@@ -148,7 +156,7 @@ class Intake:
         raise AssertionError("the last attempt returns or raises")
 
     async def _work(self, function: Callable[[], T]) -> T:
-        async with self._room:
+        async with self._files:
             try:
                 return await asyncio.to_thread(function)
             except EngineError as error:

@@ -8,6 +8,7 @@ the old revision, take the name.  Failing at any point leaves what served before
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from engine.adapters.states import State
@@ -82,7 +83,9 @@ class Registration:
         if not terms.dry_run and not unchanged and found.rev != terms.unless_rev:
             await self._register(found, name, terms, before)
             if self._link.info is not None:
-                await self.advance(name, found.rev)
+                waited_for = not terms.file_refusals
+                with self._intake.wanted(found.rev) if waited_for else nullcontext():
+                    await self.advance(name, found.rev)
         return wire.Added(
             name=name,
             rev=found.rev,

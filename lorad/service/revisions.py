@@ -110,7 +110,8 @@ class Revisions:
     async def prepare_for_request(self, rev: str) -> None:
         """The same for a request: content that turns out bad is a model that is not there."""
         try:
-            await self.prepare(rev)
+            with self._intake.wanted(rev):
+                await self.prepare(rev)
         except LoradError as error:
             if error.code in ("adapter_invalid", "load_failed"):
                 raise LoradError("model_not_found", error.message) from error
@@ -273,7 +274,8 @@ class Revisions:
         """
         heard, names = self.mending.heard(rev), self._catalog.names_of(rev)
         try:
-            await self._load_mended(rev, tier, heard)
+            with self._intake.wanted(rev):
+                await self._load_mended(rev, tier, heard)
         except LoradError as error:
             its_file = error.code in ("adapter_damaged", "load_failed")
             if not its_file or self.mending.heard(rev) == heard:

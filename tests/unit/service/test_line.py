@@ -1,0 +1,101 @@
+"""Packers have a line: hundreds of folders that arrive at once are nobody's wait but their own."""
+
+import asyncio
+
+import pytest
+
+from lorad import wire
+from lorad.service.line import Line
+from lorad.service.registration import Terms
+
+
+async def turn_by_turn():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_who_is_waited_for_goes_first_and_all_others_in_order():
+    async def scenario():
+        line, done, hold = Line(1), [], asyncio.Event()
+
+        async def work(key):
+            async with line.place(key):
+                await hold.wait()
+                done.append(key)
+
+        jobs = [asyncio.create_task(work(key)) for key in "abcde"]
+        await turn_by_turn()
+        with line.wanted("d"), line.wanted("e"), line.wanted("not there"):
+            jobs[4].cancel()  # one that left waits for nothing
+            hold.set()
+            await asyncio.gather(*jobs, return_exceptions=True)
+        assert done == ["a", "d", "b", "c"]
+
+    asyncio.run(scenario())
+
+
+def test_a_turn_that_comes_as_its_owner_is_cancelled_goes_on_to_the_next():
+    async def scenario():
+        line, done = Line(1), []
+
+        async def work(key):
+            async with line.place(key):
+                done.append(key)
+
+        async with line.place("first"):
+            lost, next_one = (asyncio.create_task(work(key)) for key in ("lost", "next"))
+            await turn_by_turn()
+        lost.cancel()
+        await asyncio.wait_for(next_one, 1)
+        with pytest.raises(asyncio.CancelledError):
+            await lost
+        await asyncio.wait_for(work("last"), 1)
+        assert done == ["next", "last"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("wait", ["request", "load", "add", "remove", "patch", "unpin"])
+def test_nobody_waits_for_the_packing_of_what_was_dropped_into_the_inbox(world, wait):
+    """Three hundred folders kept a request, an upload and an rm waiting for a minute."""
+
+    async def scenario(w):
+        gate, pack = asyncio.Event(), w.pack
+
+        async def held(folder, out):
+            await gate.wait()
+            return await pack(folder, out)
+
+        w.intake._pack = held
+
+        async def drop(n):
+            staging = await w.intake.fill(lambda s: w.inbox._copy(w.folder(n), s))
+            terms = Terms(source="inbox", replace=True, file_refusals=True)
+            await w.adapters.take(staging, f"bulk{n}", terms)
+
+        drops = [asyncio.create_task(drop(n)) for n in range(30)]
+        async with asyncio.timeout(10):
+            while not all(w.catalog.get(f"bulk{n}") for n in range(30)):
+                await asyncio.sleep(0.001)
+        names, rev = wire.Names(names=("bulk29",)), w.rev(29)
+        waits = {
+            "request": lambda: w.revisions.prepare_for_request(rev),
+            "load": lambda: w.adapters.load(names),
+            "add": lambda: w.add("mine", 99),
+            "remove": lambda: w.adapters.remove("bulk29"),
+            "patch": lambda: w.adapters.patch("bulk29", wire.AdapterPatch(priority=7)),
+            "unpin": lambda: w.adapters.unpin(names),
+        }
+        waiting = asyncio.create_task(waits[wait]())
+        async with asyncio.timeout(10):  # uploads are copied and looked at first
+            while wait == "add" and w.catalog.get("mine") is None:
+                await asyncio.sleep(0.001)
+        await turn_by_turn()
+        gate.set()
+        await waiting
+        packed = w.packed.copy()
+        await asyncio.gather(*drops)
+        mine = w.rev(99) if wait == "add" else rev
+        assert packed.index(mine) < 5, packed.index(mine)
+
+    world(scenario)
