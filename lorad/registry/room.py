@@ -36,16 +36,16 @@ class Room:
             self._counted()
             return self._used
 
-    def lacking(self, num_bytes: int) -> int:
+    def lacking(self, num_bytes: int, staged: int = 0) -> int:
         """Bytes that must go before `num_bytes` more have room, under the budget and on the disk;
-        0 if none must."""
+        0 if none must.  `staged` of them are on the disk already, and only move."""
         short = over = 0
         if self.budget_bytes:
             with self._lock:
                 self._counted()
                 over = self._used + self._reserved + num_bytes - self.budget_bytes
         with suppress(OSError):
-            short = num_bytes - disk.free_bytes(self._directory)
+            short = num_bytes - staged - disk.free_bytes(self._directory)
         return max(short, over, 0)
 
     @contextmanager

@@ -44,6 +44,13 @@ class Inspect(Protocol):
     def __call__(self, folder: Path, /) -> tuple[AdapterManifest, str]: ...
 
 
+class MakeRoom(Protocol):
+    """Awaited before bytes are written, of which `staged` are on the disk already; raises
+    insufficient_storage when nothing makes way."""
+
+    async def __call__(self, num_bytes: int, staged: int = 0) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A staged folder that passed."""
@@ -58,8 +65,7 @@ class Intake:
 
     def __init__(self, store: Store, *, inspect: Inspect, pack: Pack, workers: int = 2) -> None:
         self.store = store
-        #: Awaited before bytes are written; raises insufficient_storage when nothing makes way.
-        self.make_room: Callable[[int], Awaitable[None]] = _as_it_is
+        self.make_room: MakeRoom = _as_it_is
         self._inspect = inspect
         self._pack = pack
         self._files = asyncio.Semaphore(workers)
@@ -99,7 +105,7 @@ class Intake:
         """Move it into the store, durably, where its packed file will have room too."""
         if not self.store.has(found.rev):
             own = await asyncio.to_thread(tree_bytes, found.staging.path)
-            await self.make_room(own + packed_bytes)
+            await self.make_room(own + packed_bytes, own)
         await self._work(lambda: self.store.commit(found.staging, found.rev))
         return RevisionRecord(
             rev=found.rev, **{name: getattr(found.manifest, name) for name in _SHARED}
@@ -163,5 +169,5 @@ class Intake:
                 raise from_engine(error) from error
 
 
-async def _as_it_is(num_bytes: int) -> None:
+async def _as_it_is(num_bytes: int, staged: int = 0) -> None:
     return None

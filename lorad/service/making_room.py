@@ -39,20 +39,21 @@ class RoomMaker:
         self._store: Store = registry.store
         self._turn = asyncio.Lock()
 
-    async def make(self, num_bytes: int) -> None:
-        """Return when `num_bytes` more have room; raises insufficient_storage."""
-        if not await self._lacking(num_bytes):
+    async def make(self, num_bytes: int, staged: int = 0) -> None:
+        """Return when `num_bytes` more have room, of which `staged` lie on the disk already; raises
+        insufficient_storage."""
+        if not await self._lacking(num_bytes, staged):
             return
         async with self._turn:
             for step in (self._sweep, self._unpack, self._send_away):
-                if not (lacking := await self._lacking(num_bytes)):
+                if not (lacking := await self._lacking(num_bytes, staged)):
                     return
                 await step(lacking)
-            if await self._lacking(num_bytes):
-                raise await asyncio.to_thread(self._refusal, num_bytes)
+            if await self._lacking(num_bytes, staged):
+                raise await asyncio.to_thread(self._refusal, num_bytes, staged)
 
-    async def _lacking(self, num_bytes: int) -> int:
-        return await asyncio.to_thread(self._store.room.lacking, num_bytes)
+    async def _lacking(self, num_bytes: int, staged: int) -> int:
+        return await asyncio.to_thread(self._store.room.lacking, num_bytes, staged)
 
     # ------------------------------------------------------------- what may go
     async def _sweep(self, lacking: int) -> None:
@@ -100,14 +101,14 @@ class RoomMaker:
         return [(h.rev, tuple(file.layout for file in h.packed)) for h in found]
 
     # ------------------------------------------------------------- what is told
-    def _refusal(self, num_bytes: int) -> LoradError:
+    def _refusal(self, num_bytes: int, staged: int) -> LoradError:
         room = self._store.room
         own, packed, count = _sums(holdings(self._store))
         held = f"files of {count} adapters hold {own} bytes, packed files {packed}"
         used, budget = room.used_bytes(), room.budget_bytes
         if not budget or used + num_bytes <= budget:
             message = f"the store's disk is full: {held}"
-            return disk.full(message, self._store.directory, num_bytes)
+            return disk.full(message, self._store.directory, num_bytes - staged)
         large = ", ".join(a.name for a in self._registry.list(sort="-size", limit=_NAMED).items)
         return LoradError(
             "insufficient_storage",

@@ -168,7 +168,7 @@ def test_a_full_disk_makes_packed_files_leave_too(world, monkeypatch):
     async def scenario(w):
         await w.add("a", 1)
         await w.add("b", 2)
-        free = {"bytes": PACKED}
+        free = {"bytes": PACKED - 1}
         drop = w.store.drop_packed
 
         def dropping(rev, layouts):
@@ -182,6 +182,26 @@ def test_a_full_disk_makes_packed_files_leave_too(world, monkeypatch):
         free["bytes"] = -2 * PACKED
         error = await refused(w.add("d", 4))
         assert "disk is full" in error.message and "bytes are needed" in error.message
+
+    world(scenario)
+
+
+def test_files_that_are_staged_already_take_no_more_of_the_disk(world, monkeypatch):
+    """They move: 516K that had arrived were refused with 976K free and 552K still to be written."""
+
+    async def scenario(w):
+        await w.add("a", 1)
+        needed = []
+        make = w.intake.make_room
+
+        async def making(num_bytes, *staged):
+            needed.append(num_bytes)
+            monkeypatch.setattr(disk, "free_bytes", lambda path: num_bytes - sum(staged))
+            await make(num_bytes, *staged)
+
+        w.intake.make_room = making
+        await w.add("b", 2)
+        assert max(needed) > PACKED and packed(w) == {1, 2}
 
     world(scenario)
 
