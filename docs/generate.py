@@ -15,7 +15,7 @@ import typer
 
 from engine import histogram
 from engine.adapters import reasons
-from lorad import config, config_sources, errors
+from lorad import config, config_sources, errors, event_types
 from lorad.cli import app as loractl
 from lorad.cli import serve as lorad
 from lorad.metrics import table as metric_table
@@ -28,6 +28,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": lambda: configuration(),
     "cli.md": lambda: commands(),
     "errors.md": lambda: codes(),
+    "events.md": lambda: events(),
     "reason-codes.md": reasons.as_markdown,
     "metrics.md": lambda: metrics(),
 }
@@ -55,6 +56,15 @@ def matched(words: Mapping[str, str], known: Iterable[str], what: str) -> Mappin
     if different:
         raise KeyError(f"docs/words.toml, {what}: {', '.join(sorted(different))}")
     return words
+
+
+# ----------------------------------------------------------------- events.md
+def events() -> str:
+    rows = ((f"`{name}`", words) for name, words in event_types.TYPES.items())
+    return (
+        "# Events\n\nWhat `loractl events` and `GET /admin/v1/events` tell of. `--type` takes the"
+        " beginning of a type.\n\n" + table(("Type", "What happened"), rows) + "\n"
+    )
 
 
 # ----------------------------------------------------------------- configuration.md

@@ -17,7 +17,7 @@ import msgspec
 from lorad import wire
 from lorad.caller import TIMEOUT_SECONDS, ApiError, Caller, Unreachable, address
 from lorad.spelling import is_reference
-from lorad.wire_operate import DrainAsk, Drained, Reloaded
+from lorad.wire_operate import DrainAsk, Drained, LogLine, LogPage, Reloaded
 from lorad.wire_operations import Operation, OperationPage, PullPlan, PullStart
 
 __all__ = ["ApiError", "LoradClient", "Unreachable", "openai"]
@@ -142,13 +142,14 @@ class LoradClient:
 
     def follow_events(self, last_event_id: str = "") -> Iterator[tuple[str, wire.EventItem]]:
         """(id to resume from, event) until the daemon ends; an item `gap`: some were missed."""
-        headers = {"accept": "text/event-stream"}
-        if last_event_id:
-            headers["last-event-id"] = last_event_id
-        with self._caller.open("GET", f"{_ADMIN}/events", headers=headers, stream=True) as response:
-            for event_id, data in response.events():
-                last_event_id = event_id or last_event_id
-                yield last_event_id, msgspec.json.decode(data, type=wire.EventItem)
+        return self._follow("events", last_event_id, wire.EventItem)
+
+    def recent_logs(self, *, limit: int = 200) -> LogPage:
+        return self.get(f"{_ADMIN}/logs", LogPage, {"limit": limit})
+
+    def follow_logs(self, last_id: str = "") -> Iterator[tuple[str, LogLine]]:
+        """(id to resume from, line) until the daemon ends."""
+        return self._follow("logs", last_id, LogLine)
 
     # ----------------------------------------------------------------- wishes (admin.sock)
     def load(self, *names: str, **options: Any) -> wire.Results:
@@ -260,6 +261,15 @@ class LoradClient:
                 yield chunk
 
     # ----------------------------------------------------------------- details
+    def _follow(self, what: str, last_id: str, kind: type[T]) -> Iterator[tuple[str, T]]:
+        headers = {"accept": "text/event-stream"}
+        if last_id:
+            headers["last-event-id"] = last_id
+        with self._caller.open("GET", f"{_ADMIN}/{what}", headers=headers, stream=True) as response:
+            for event_id, data in response.events():
+                last_id = event_id or last_id
+                yield last_id, msgspec.json.decode(data, type=kind)
+
     def _wish(self, verb: str, names: tuple[str, ...], options: dict[str, Any]) -> wire.Results:
         wish = wire.Names(names=names, **options)
         # The daemon answers within the wish's own time; the connection waits a little longer.

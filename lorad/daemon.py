@@ -35,6 +35,7 @@ from lorad.config import Settings
 from lorad.dump import dump_state
 from lorad.errors import BadConfig, LoradError, RegistryUnusable, StartError
 from lorad.ground import Ground, ground
+from lorad.log_ring import LogRing
 from lorad.metrics.http import HttpCounts
 from lorad.metrics.metrics import Metrics
 from lorad.metrics.sources import Sources
@@ -97,11 +98,12 @@ def run(
 
     `reload` reads the configuration anew, for SIGHUP; it raises BadConfig.
     """
-    logs.setup(settings.log.level, settings.log.format, env)
+    ring = LogRing()
+    logs.setup(settings.log.level, settings.log.format, env, ring)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         with ground(settings, places, env) as held:
-            asyncio.run(Daemon(held, Notifier(env), reload).run())
+            asyncio.run(Daemon(held, Notifier(env), reload, ring).run())
     except StartError as error:
         error.print()
         return error.exit
@@ -114,9 +116,11 @@ def run(
 class Daemon:
     """Everything that runs.  Built inside the loop by `run`."""
 
-    def __init__(self, ground: Ground, notifier: Notifier, reload: Callable[[], Settings]) -> None:
+    def __init__(
+        self, ground: Ground, notifier: Notifier, reload: Callable[[], Settings], ring: LogRing
+    ) -> None:
         self.ground, self.settings = ground, ground.settings
-        self.notifier, self._read = notifier, reload
+        self.notifier, self._read, self.log_ring = notifier, reload, ring
         self._told: tuple[str, int] | None = None  # progress that was reported last
         self._extended = 0.0  # when systemd was last asked for more time
 
@@ -133,6 +137,7 @@ class Daemon:
             await self._serve()
         finally:
             self.events.close()
+            self.log_ring.shut()
             for server in servers:
                 await server.stop(FAREWELL_SECONDS)
             await self._close()
@@ -255,6 +260,7 @@ class Daemon:
         self.watcher = self._watcher()
         self.inbox.watcher = self.watcher
         self._loop = loop
+        self.log_ring.attach(loop)
         self.metrics = self._metrics(catalog, revisions)
         self.reload = Reload(settings, self.ground.as_read, self._read, self.events)
         self.reload.apply = self._apply
@@ -311,6 +317,7 @@ class Daemon:
             ),
             metrics=self.metrics,
             http=self.metrics.sources.http,
+            log=self.log_ring,
             draining=self.draining,
             reload=self._reload,
             version=__version__,

@@ -5,12 +5,15 @@ foreign text are escaped.  Prompts and answers are never given to it.
 """
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, TextIO
 
 import msgspec
+
+from lorad.redact import redact
 
 #: Libraries that tell of every connection and statement, some with whole URLs and headers.
 _CHATTY = (
@@ -20,17 +23,27 @@ _CHATTY = (
 )
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 Format = Literal["text", "json"]
+_PLAIN = logging.Formatter()
 
 
-def setup(level: str, form: Format, env: Mapping[str, str]) -> None:
-    """Send everything to stderr; `env` tells whether that is the journal."""
+def setup(level: str, form: Format, env: Mapping[str, str], *more: logging.Handler) -> None:
+    """Send everything to stderr, and to `more`; `env` tells whether that is the journal."""
     handler = logging.StreamHandler(sys.stderr)
-    journal = "JOURNAL_STREAM" in env and not sys.stderr.isatty()
-    handler.setFormatter(JsonLines() if form == "json" else TextLines(journal=journal))
+    journal = is_journal(env.get("JOURNAL_STREAM", ""), sys.stderr)
+    handler.setFormatter((JsonLines if form == "json" else TextLines)(journal=journal))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [handler, *more]
     logging.getLogger("asyncio").filters[:] = [Sparse()]
     set_level(level)
+
+
+def is_journal(told: str, stream: TextIO) -> bool:
+    """`told` is JOURNAL_STREAM, which children inherit, whatever their stderr is by then."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return told == f"{found.st_dev}:{found.st_ino}"
 
 
 def set_level(level: str) -> None:
@@ -66,32 +79,58 @@ class TextLines(logging.Formatter):
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        text = _one_line(record.getMessage())
-        if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+        text, trace = message_of(record), traceback_of(record)
+        text = f"{record.name}: {text}" + (f"\n{trace}" if trace else "")
         if self._journal:
-            return f"<{_PRIORITIES.get(record.levelname, 6)}>{record.name}: {text}"
-        return f"{_time(record)} {record.levelname} {record.name}: {text}"
+            return _for_journal(record, text)
+        return f"{time_of(record)} {record.levelname} {text}"
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time, level, logger, message, and error with a traceback."""
+    """One object a line: time, level, logger, message, an event's fields, a traceback as error."""
+
+    def __init__(self, *, journal: bool = False) -> None:
+        super().__init__()
+        self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
-            "time": _time(record),
+            "time": time_of(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _one_line(record.getMessage()),
+            "message": message_of(record),
         }
-        if record.exc_info:
-            fields["error"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(fields).decode()
+        known: Mapping[str, str] = getattr(record, "fields", {})
+        fields |= {name: _one_line(redact(value)) for name, value in known.items() if value}
+        if trace := traceback_of(record):
+            fields["error"] = trace
+        line = msgspec.json.encode(fields).decode()
+        return _for_journal(record, line) if self._journal else line
 
 
-def _time(record: logging.LogRecord) -> str:
+def message_of(record: logging.LogRecord) -> str:
+    """On one line, without secrets."""
+    return _one_line(redact(record.getMessage()))
+
+
+def traceback_of(record: logging.LogRecord) -> str:
+    """ "" if there is none."""
+    if not record.exc_info:
+        return ""
+    lines = redact(_PLAIN.formatException(record.exc_info)).split("\n")
+    return "\n".join(map(_one_line, lines))
+
+
+def time_of(record: logging.LogRecord) -> str:
+    """RFC 3339, in UTC with milliseconds."""
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+def _for_journal(record: logging.LogRecord, text: str) -> str:
+    """journald takes each line as an entry, with a priority of its own."""
+    mark = f"<{_PRIORITIES.get(record.levelname, 6)}>"
+    return mark + text.replace("\n", f"\n{mark}")
 
 
 def _one_line(text: str) -> str:

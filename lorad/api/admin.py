@@ -175,7 +175,7 @@ async def events(request: Request) -> Response:
     limit = _number(request, "limit", 100, 1, MAX_PAGE)
     if "text/event-stream" in request.headers.get("accept", ""):
         return sse.EventStream(
-            _follow(deps, _last_seen(request, deps)),
+            _follow(deps, last_seen(request, deps)),
             stall_seconds=deps.limits.stall_write,
         )
     if "since" in request.query_params:
@@ -197,7 +197,7 @@ async def _follow(deps: Deps, after: int | None) -> AsyncGenerator[bytes, None]:
                 yield sse.event(item, name=item.type, event_id=event_id)
 
 
-def _last_seen(request: Request, deps: Deps) -> int | None:
+def last_seen(request: Request, deps: Deps) -> int | None:
     """None: from now on.  Another daemon's id: past every id of ours, which is a gap."""
     header = request.headers.get("last-event-id", "")
     if header:

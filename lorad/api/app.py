@@ -81,6 +81,7 @@ ADMIN = [
     Route(f"{_V1}/verify", admin.verify, methods=["POST"]),
     Route(f"{_V1}/gc", admin.gc, methods=["POST"]),
     Route(f"{_V1}/reload", operate.reload, methods=["POST"]),
+    Route(f"{_V1}/logs", operate.logs),
     Route(f"{_V1}/drain", operate.drain, methods=["POST"]),
     Route(f"{_V1}/resume", operate.resume, methods=["POST"]),
     Route(f"{_V1}/pulls", operations.pull, methods=["POST"]),

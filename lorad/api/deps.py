@@ -22,7 +22,7 @@ from lorad.service.callers import Callers
 from lorad.service.events import Level
 from lorad.service.requests import RequestService
 from lorad.service.tenancy import Tenancy
-from lorad.wire_operate import DrainAsk, Drained, Reloaded
+from lorad.wire_operate import DrainAsk, Drained, LogLine, Reloaded
 from lorad.wire_operations import PullPlan, PullStart
 
 
@@ -129,6 +129,14 @@ class Engine(Protocol):
     info: EngineInfo | None
 
 
+class LogLines(Protocol):
+    """Of LogRing."""
+
+    def since(self, after: int, limit: int = 0) -> tuple[LogLine, ...]: ...
+    def newest(self, limit: int) -> tuple[LogLine, ...]: ...
+    def follow(self, after: int | None = None) -> AsyncIterator[LogLine]: ...
+
+
 class Drain(Protocol):
     """Of Draining."""
 
@@ -157,6 +165,7 @@ class Deps:
     uploads: Uploads
     metrics: Exposing
     http: HttpCounts
+    log: LogLines
     draining: Drain
     reload: Callable[[], Awaitable[Reloaded]]
     version: str

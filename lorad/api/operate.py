@@ -1,15 +1,20 @@
-"""Admin routes that operate the daemon: reload, drain, resume.
+"""Admin routes that operate the daemon: reload, drain, resume, logs.
 
 Goes in: requests of peers that the guard let in.  Comes out: what the daemon answers.
 """
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lorad.api.asked import body
-from lorad.api.deps import deps_of
+from lorad.api import sse
+from lorad.api.admin import MAX_PAGE, last_seen
+from lorad.api.asked import body, number
+from lorad.api.deps import Deps, deps_of
 from lorad.api.respond import json
-from lorad.wire_operate import DrainAsk
+from lorad.wire_operate import DrainAsk, LogPage
 
 
 async def reload(request: Request) -> Response:
@@ -25,3 +30,28 @@ async def drain(request: Request) -> Response:
 async def resume(request: Request) -> Response:
     """Take them again."""
     return json(deps_of(request).draining.resume(await body(request, DrainAsk)))
+
+
+async def logs(request: Request) -> Response:
+    """The last lines of the log as JSON, or with `Accept: text/event-stream` all that follow."""
+    deps = deps_of(request)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        lines = _follow(deps, last_seen(request, deps))
+        return sse.EventStream(lines, stall_seconds=deps.limits.stall_write)
+    limit = number(request, "limit", 200, 1, MAX_PAGE)
+    if "since" in request.query_params:
+        items = deps.log.since(number(request, "since", 0, 0, 1 << 62), limit)
+    else:
+        items = deps.log.newest(limit)
+    return json(LogPage(instance_id=deps.events.instance_id, items=items))
+
+
+async def _follow(deps: Deps, after: int | None) -> AsyncGenerator[bytes, None]:
+    """Ids are `instance-number`, as those of events."""
+    instance = deps.events.instance_id
+    async with aclosing(sse.with_pings(deps.log.follow(after), deps.ping_seconds)) as lines:
+        async for line in lines:
+            if line is None:
+                yield sse.PING
+            else:
+                yield sse.event(line, event_id=f"{instance}-{line.id}")

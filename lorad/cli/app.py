@@ -27,6 +27,7 @@ from lorad.cli import (
     explain,
     gc,
     listing,
+    logs,
     metrics,
     operate,
     operations,
@@ -55,7 +56,7 @@ app = typer.Typer(
 for part in (
     *(daemon, listing, adapters, pull, explain, verify, gc, metrics),
     *(operations, events, run),
-    *(config, doctor, plan, operate),
+    *(config, doctor, plan, operate, logs),
 ):
     part.register(app)
 

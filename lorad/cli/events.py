@@ -4,7 +4,6 @@ Goes in: filters.  Comes out: one event a line.  A follower that lost the daemon
 says by a `gap` event that it may have missed some.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,16 +13,16 @@ import typer
 
 from lorad import wire
 from lorad.cli.complete import any_name
+from lorad.cli.following import follow_on
 from lorad.cli.options import seconds
-from lorad.cli.output import Column, Table, flush, moment, note, print_items
-from lorad.cli.session import Interrupted, Session, Usage, session
+from lorad.cli.output import Column, Table, flush, moment, print_items
+from lorad.cli.session import Interrupted, Usage, session
+from lorad.event_types import unlike_all
 from lorad.spelling import split_digest
 
 if TYPE_CHECKING:
     from lorad.client import LoradClient
 
-#: Seconds between attempts to find the daemon again; the last one is repeated.
-RETRY = (0.25, 0.5, 1.0, 2.0)
 _PAGE = 1000
 
 
@@ -102,6 +101,8 @@ def events(
     s = session(context)
     if follow and s.options.output == "json":
         raise Usage("--follow prints one record a line: use -o jsonl")
+    if kind and (hint := unlike_all(kind)):
+        raise Usage(f"no event has a type that begins with {kind!r}", hint=hint)
     try:
         past = None if since is None else timedelta(seconds=seconds(since))
     except ValueError as error:
@@ -121,7 +122,10 @@ def events(
     show(page.items, headings=True)
     if follow:
         try:
-            _follow(s, f"{page.instance_id}-{last}", wanted, show)
+            last_id = f"{page.instance_id}-{last}"
+            for event in follow_on(s, s.client.follow_events, last_id):
+                if wanted.takes(event):
+                    show((event,))
         except KeyboardInterrupt:
             raise Interrupted("") from None
 
@@ -145,34 +149,3 @@ def _recent(
 
 class _Show(Protocol):
     def __call__(self, items: Sequence[wire.EventItem], *, headings: bool = False) -> None: ...
-
-
-def _follow(s: Session, last: str, wanted: Filter, show: _Show) -> None:
-    """For ever, or until the daemon stays away for longer than `--timeout`."""
-    from lorad.caller import Unreachable
-
-    attempt, lost = 0, time.monotonic()
-    while True:
-        away: Unreachable | None = None
-        try:
-            for event_id, event in s.client.follow_events(last):
-                last, attempt = event_id, 0
-                if wanted.takes(event):
-                    show((event,))
-        except Unreachable as error:
-            if error.kind == "denied":
-                raise
-            away = error
-        if attempt == 0:
-            lost = time.monotonic()
-            note("the daemon went away; waiting for it", s.options)
-        limit = s.options.timeout
-        if away is not None and limit is not None and time.monotonic() - lost >= limit:
-            raise away
-        pause(RETRY[min(attempt, len(RETRY) - 1)])
-        attempt += 1
-
-
-def pause(wait: float) -> None:
-    """Before the daemon is looked for again."""
-    time.sleep(wait)

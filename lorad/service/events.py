@@ -70,7 +70,9 @@ class EventRing:
         )
         self._items.append(item)
         words = (type, name, rev[:12], cause, message)
-        log.log(_LEVELS[level], "%s", " ".join(word for word in words if word))
+        fields = {"event": type, "name": name, "rev": rev, "cause": cause, **(details or {})}
+        line = " ".join(word for word in words if word)
+        log.log(_LEVELS[level], "%s", line, extra={"fields": fields})
         self._wake()
         return item
 

@@ -28,6 +28,7 @@ from lorad.api.server import HttpServer, bind_unix
 from lorad.api.uploads import Uploads
 from lorad.config import Admin, Inference, Limits, Model, Settings
 from lorad.errors import LoradError
+from lorad.log_ring import LogRing
 from lorad.metrics.http import HttpCounts
 from lorad.registry.records import OperationRecord
 from lorad.service.callers import Callers
@@ -490,6 +491,7 @@ class ApiServer:
         self.listing = FakeListing(self.adapters)
         self.pulls = FakePulls()
         self.operator = FakeOperator()
+        self.log_ring = LogRing()
         self.settings = Settings(
             models=(Model(base="/models/tiny", name=BASE),),
             limits=limits,
@@ -540,6 +542,7 @@ class ApiServer:
             uploads=self.uploads,
             metrics=self.metrics,
             http=self.http,
+            log=self.log_ring,
             draining=self.operator,
             reload=self.operator.reload,
             version="0.1.0",

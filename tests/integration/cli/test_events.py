@@ -55,6 +55,14 @@ def test_filters_look_at_all_events_and_not_at_the_newest_few(server, loractl, p
     assert loractl("events", "-f", "--json").exit == 2
 
 
+def test_a_type_that_no_event_has_is_a_slip_and_the_nearest_is_named(server, loractl, publish):
+    done = loractl("events", "--type", "adapter.aded")
+    assert done.exit == 2 and "did you mean adapter.added?" in done.err
+    done = loractl("events", "-f", "--type", "zzz")
+    assert done.exit == 2 and "adapter, config, daemon" in done.err
+    assert loractl("events", "--type", "adapter.").exit == 0
+
+
 @pytest.fixture
 def follow(make_server, process, tmp_path):
     """`follow(...)`: (a daemon to restart, the process, what it says next)."""
@@ -96,10 +104,10 @@ def test_following_goes_on_in_a_new_daemon_after_a_gap(follow, make_server):
 
 
 def test_following_a_daemon_that_is_the_same_misses_and_repeats_nothing(follow):
-    server, running, read = follow("--type", "wanted")
+    server, running, read = follow("--type", "pin")
     for number in range(3):
-        server.api.run(lambda n=number: server.api.events.publish("other"))
-        server.api.run(lambda n=number: server.api.events.publish("wanted", message=str(n)))
+        server.api.run(lambda n=number: server.api.events.publish("slot.load"))
+        server.api.run(lambda n=number: server.api.events.publish("pin.set", message=str(n)))
     assert [read()["message"] for _ in range(3)] == ["0", "1", "2"]
     running.send_signal(signal.SIGINT)
     assert running.wait(30) == 130

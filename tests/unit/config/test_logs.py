@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 
 import pytest
 
@@ -23,6 +24,56 @@ def test_foreign_text_can_neither_forge_a_line_nor_drive_a_terminal():
 
 def test_the_journal_gets_priorities_and_no_time():
     assert logs.TextLines(journal=True).format(record("hi")) == "<4>lorad.x: hi"
+
+
+def test_each_line_of_a_traceback_is_an_entry_of_its_priority():
+    lines = logs.TextLines(journal=True).format(record("hi", error=raised("a\x1b\nb"))).split("\n")
+    assert len(lines) > 3 and all(line.startswith("<4>") for line in lines)
+    assert not any("\x1b" in line for line in lines)
+    whole = logs.JsonLines(journal=True).format(record("hi", error=raised("x")))
+    assert whole.startswith("<4>{") and "\n" not in whole
+
+
+def test_the_journal_is_known_by_its_stream_and_not_by_an_inherited_variable(tmp_path):
+    with (tmp_path / "log").open("w") as stream:
+        found = os.fstat(stream.fileno())
+        assert logs.is_journal(f"{found.st_dev}:{found.st_ino}", stream)
+        assert not logs.is_journal(f"{found.st_dev}:{found.st_ino + 1}", stream)
+        assert not logs.is_journal("", stream)
+
+
+def test_an_event_is_fields_in_json():
+    line = record("adapter.added a")
+    line.fields = {"event": "adapter.added", "name": "a", "rev": "", "cause": "in\nbox"}
+    fields = json.loads(logs.JsonLines().format(line))
+    assert (fields["event"], fields["name"], fields["cause"]) == ("adapter.added", "a", "in\\nbox")
+    assert "rev" not in fields
+
+
+@pytest.mark.parametrize(
+    ("secret", "shown"),
+    [
+        ("lorad_abcdefgh_" + "k" * 43, "lorad_abcdefgh_***"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+        ("hf_" + "A1" * 17, "hf_***"),
+        ("https://user:pass@host/x", "https://***@host/x"),
+        ("https://h/x?X-Amz-Signature=ab12&y=1", "https://h/x?X-Amz-Signature=***&y=1"),
+        ("sk-" + "a" * 40, "sk-***"),
+        ("task-force sk-ip hf_hub lorad_state https://host:80/x@y", None),
+    ],
+)
+def test_a_secret_that_slipped_into_a_line_is_not_shown(secret, shown):
+    for form in (logs.TextLines(journal=False), logs.JsonLines()):
+        line = form.format(record("got %s", secret, error=raised(secret)))
+        assert line.count(shown or secret) == 2
+        assert shown is None or secret not in line
+
+
+def raised(text):
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        return ValueError, error, error.__traceback__
 
 
 def test_a_line_that_repeats_without_end_is_let_through_now_and_then():
