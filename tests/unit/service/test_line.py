@@ -14,6 +14,13 @@ async def turn_by_turn():
         await asyncio.sleep(0)
 
 
+async def queued(w, count):
+    """Until so many wait to be packed."""
+    async with asyncio.timeout(10):
+        while sum(map(len, w.intake._packers._waiting.values())) < count:
+            await asyncio.sleep(0.001)
+
+
 def test_who_is_waited_for_goes_first_and_all_others_in_order():
     async def scenario():
         line, done, hold = Line(1), [], asyncio.Event()
@@ -74,9 +81,7 @@ def test_nobody_waits_for_the_packing_of_what_was_dropped_into_the_inbox(world, 
             await w.adapters.take(staging, f"bulk{n}", terms)
 
         drops = [asyncio.create_task(drop(n)) for n in range(30)]
-        async with asyncio.timeout(10):
-            while not all(w.catalog.get(f"bulk{n}") for n in range(30)):
-                await asyncio.sleep(0.001)
+        await queued(w, 28)  # and two are being packed
         names, rev = wire.Names(names=("bulk29",)), w.rev(29)
         waits = {
             "request": lambda: w.revisions.prepare_for_request(rev),
@@ -87,9 +92,7 @@ def test_nobody_waits_for_the_packing_of_what_was_dropped_into_the_inbox(world, 
             "unpin": lambda: w.adapters.unpin(names),
         }
         waiting = asyncio.create_task(waits[wait]())
-        async with asyncio.timeout(10):  # uploads are copied and looked at first
-            while wait == "add" and w.catalog.get("mine") is None:
-                await asyncio.sleep(0.001)
+        await queued(w, 29 if wait == "add" else 28)
         await turn_by_turn()
         gate.set()
         await waiting
