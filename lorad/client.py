@@ -19,6 +19,12 @@ from lorad.caller import TIMEOUT_SECONDS, ApiError, Caller, Unreachable, address
 from lorad.spelling import is_reference
 from lorad.wire_operate import DrainAsk, Drained, LogLine, LogPage, Reloaded
 from lorad.wire_operations import Operation, OperationPage, PullPlan, PullStart
+from lorad.wire_registry import (
+    RegistryCheck,
+    RegistryExport,
+    RegistryImport,
+    RegistryImported,
+)
 
 __all__ = ["ApiError", "LoradClient", "Unreachable", "openai"]
 
@@ -196,6 +202,20 @@ class LoradClient:
         return self.post(
             f"{_ADMIN}/gc", wire.GcAsk(dry_run=dry_run), wire.Garbage, timeout=timeout_s
         )
+
+    def check_registry(self) -> RegistryCheck:
+        return self.get(f"{_ADMIN}/registry/check", RegistryCheck)
+
+    def backup_registry(self, *, timeout: float = 600.0) -> bytes:
+        """A database of one moment: the whole file."""
+        return self.request("GET", f"{_ADMIN}/registry/backup", timeout=timeout)
+
+    def export_registry(self) -> RegistryExport:
+        return self.get(f"{_ADMIN}/registry/export", RegistryExport)
+
+    def import_registry(self, ask: RegistryImport, *, timeout: float = 600.0) -> RegistryImported:
+        """One after another; a body of more than some thousand lines is refused."""
+        return self.post(f"{_ADMIN}/registry/import", ask, RegistryImported, timeout=timeout)
 
     def upload(
         self, folder: Path, start: wire.UploadStart, *, timeout: float = 600.0

@@ -55,6 +55,7 @@ from lorad.service.gate import Gate
 from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
 from lorad.service.intake import Intake
+from lorad.service.ledger import Ledger
 from lorad.service.listing import Listing
 from lorad.service.making_room import RoomMaker
 from lorad.service.names import Names, entry_of
@@ -303,6 +304,7 @@ class Daemon:
             verification=self.verification,
             explaining=self.explaining,
             housekeeping=self.housekeeping,
+            ledger=Ledger(self.ground.registry, self.adapters),
             pulls=self.pulls,
             operations=self.operations,
             callers=self.callers,

@@ -6,7 +6,6 @@ thread of ours runs yet but the registry's idle writer, so the umask around a bi
 """
 
 import contextlib
-import fcntl
 import grp
 import os
 import socket
@@ -19,7 +18,8 @@ import msgspec
 from lorad import paths
 from lorad.api.server import bind_tcp, bind_unix, unlink_unix
 from lorad.config import Settings, placed
-from lorad.errors import CannotBind, LockHeld, LoradError, RegistryUnusable
+from lorad.errors import CannotBind, LoradError, RegistryUnusable
+from lorad.registry.lock import state_lock
 from lorad.registry.registry import Registry
 from lorad.registry.store import Store
 from lorad.systemd import activated_sockets
@@ -43,7 +43,7 @@ def ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> I
     as_read = settings
     with contextlib.ExitStack() as undo:
         state_dir = Path(settings.registry.dir)
-        undo.enter_context(_lock(state_dir))
+        undo.enter_context(state_lock(state_dir))
         try:
             store = Store(Path(settings.store.dir), budget_bytes=settings.store.budget)
         except (OSError, LoradError) as error:
@@ -89,32 +89,6 @@ def _as_passed(settings: Settings, passed: Mapping[str, socket.socket]) -> Setti
             section = replace(getattr(settings, name), socket=path)
             settings = replace(settings, **{name: section})
     return settings
-
-
-@contextlib.contextmanager
-def _lock(state_dir: Path) -> Iterator[None]:
-    """The state directory is ours, or LockHeld; the kernel lets go of it when we end, however."""
-    try:
-        state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-        fd = os.open(state_dir / "lorad.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise RegistryUnusable(
-            f"cannot use the state directory {state_dir}: {error.strerror}",
-            hint="set registry.dir, or STATE_DIRECTORY",
-        ) from error
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.read(fd, 32).decode(errors="replace").strip()
-            raise LockHeld(
-                f"another lorad (pid {pid or 'unknown'}) uses {state_dir}", hint="loractl status"
-            ) from None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
-        yield
-    finally:
-        os.close(fd)
 
 
 def _bind(path: Path, mode: int, group: str) -> socket.socket:

@@ -23,6 +23,7 @@ from lorad.api import (
     models,
     operate,
     operations,
+    registry,
     tenants,
 )
 from lorad.api.deps import Deps
@@ -84,6 +85,10 @@ ADMIN = [
     Route(f"{_V1}/logs", operate.logs),
     Route(f"{_V1}/drain", operate.drain, methods=["POST"]),
     Route(f"{_V1}/resume", operate.resume, methods=["POST"]),
+    Route(f"{_V1}/registry/check", registry.check),
+    Route(f"{_V1}/registry/backup", registry.backup),
+    Route(f"{_V1}/registry/export", registry.export),
+    Route(f"{_V1}/registry/import", registry.take_in, methods=["POST"]),
     Route(f"{_V1}/pulls", operations.pull, methods=["POST"]),
     Route(f"{_V1}/operations", operations.list_operations),
     Route(f"{_V1}/operations/{{operation_id}}", operations.operation, methods=["GET", "DELETE"]),

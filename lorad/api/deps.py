@@ -24,6 +24,12 @@ from lorad.service.requests import RequestService
 from lorad.service.tenancy import Tenancy
 from lorad.wire_operate import DrainAsk, Drained, LogLine, Reloaded
 from lorad.wire_operations import PullPlan, PullStart
+from lorad.wire_registry import (
+    RegistryCheck,
+    RegistryExport,
+    RegistryImport,
+    RegistryImported,
+)
 
 
 class Wishes(Stage, Protocol):
@@ -66,6 +72,15 @@ class Exposing(Protocol):
     """Of Metrics."""
 
     async def scrape(self, accept: str) -> tuple[bytes, str]: ...
+
+
+class Recording(Protocol):
+    """Of Ledger: the registry as a whole."""
+
+    async def check(self) -> RegistryCheck: ...
+    async def backup(self) -> bytes: ...
+    async def export(self) -> RegistryExport: ...
+    async def take_in(self, ask: RegistryImport) -> RegistryImported: ...
 
 
 class Explaining(Protocol):
@@ -155,6 +170,7 @@ class Deps:
     verification: Verifying
     explaining: Explaining
     housekeeping: Keeping
+    ledger: Recording
     pulls: Pulling
     operations: Operating
     callers: Callers

@@ -33,6 +33,7 @@ from lorad.cli import (
     operations,
     plan,
     pull,
+    registry,
     run,
     verify,
 )
@@ -56,7 +57,7 @@ app = typer.Typer(
 for part in (
     *(daemon, listing, adapters, pull, explain, verify, gc, metrics),
     *(operations, events, run),
-    *(config, doctor, plan, operate, logs),
+    *(config, doctor, plan, registry, operate, logs),
 ):
     part.register(app)
 
@@ -69,6 +70,7 @@ OWN_EXITS: Mapping[str, int] = {
     "partly_failed": 1,
     "cancelled": 1,
     "os_error": 1,
+    "registry_unusable": 1,
     "other_version": 1,
     "bug": 1,
 }

@@ -96,11 +96,11 @@ def open_database(
             migrate.upgrade(path, 0)
             report.created = True
             return report
-        _set_aside(path, now)
-        _rebuild(path, report, cards=cards, backups=backups, store=store)
+        set_aside(path, now)
+        rebuild(path, report, cards=cards, backups=backups, store=store)
     elif found.kind is migrate.Kind.CORRUPT:
-        report.kept_aside = _set_aside(path, now)
-        _rebuild(path, report, cards=cards, backups=backups, store=store)
+        report.kept_aside = set_aside(path, now)
+        rebuild(path, report, cards=cards, backups=backups, store=store)
     else:
         if found.version < SCHEMA_VERSION:
             backups.take(path, _generation(path), now)
@@ -112,14 +112,14 @@ def open_database(
     return report
 
 
-def _set_aside(path: Path, now: float) -> Path | None:
+def set_aside(path: Path, now: float, why: str = "corrupt") -> Path | None:
     """Rename the database and its companions; returns where the database went, if there was one."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-    kept = path.with_name(f"{path.name}.corrupt-{stamp}")
+    kept = path.with_name(f"{path.name}.{why}-{stamp}")
     number = 0
     while kept.exists():
         number += 1
-        kept = path.with_name(f"{path.name}.corrupt-{stamp}-{number}")
+        kept = path.with_name(f"{path.name}.{why}-{stamp}-{number}")
     moved = None
     # the WAL goes first: left alone with a new database it would be played into it
     for source, target in zip(sqlite.companions(path), sqlite.companions(kept), strict=True):
@@ -133,7 +133,7 @@ def _set_aside(path: Path, now: float) -> Path | None:
     return moved
 
 
-def _rebuild(
+def rebuild(
     path: Path, report: OpenReport, *, cards: Cards, backups: Backups, store: Store
 ) -> None:
     """Build beside, then rename: a kill leaves no registry, and the next start builds again."""

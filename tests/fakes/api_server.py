@@ -532,6 +532,7 @@ class ApiServer:
             verification=self.adapters,
             explaining=self.adapters,
             housekeeping=self.adapters,
+            ledger=self.adapters,
             pulls=self.pulls,
             operations=self.pulls,
             callers=self.callers,

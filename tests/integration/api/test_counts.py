@@ -15,6 +15,7 @@ def answers(api):
 def counted(api):
     """A fresh count."""
     api.http.answers.clear()
+    api.http.seconds.clear()
     api.http.denied.clear()
     api.requests.aborted.clear()
     return api
