@@ -38,6 +38,7 @@ MAX_NAME_BYTES = 240
 
 _UNKNOWN = ("source_not_found", "source_denied", "bad_reference")
 _AWAY = ("source_unreachable", "source_busy", "source_offline")
+_FULL = "insufficient_storage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,7 @@ class Dynamic:
 
     def _failed(self, reference: Reference, error: LoradError) -> LoradError:
         seconds = max(AWAY_SECONDS, error.retry_after or 0.0)
-        seconds = seconds if error.code in _AWAY else REFUSED_SECONDS
+        seconds = seconds if error.code in (*_AWAY, _FULL) else REFUSED_SECONDS
         while len(self._failures) >= MAX_FAILURES:
             del self._failures[next(iter(self._failures))]
         self._failures[reference.text] = _Failure(error, self._clock() + seconds)
@@ -262,6 +263,9 @@ def _told(error: LoradError, seconds: float) -> LoradError:
         return LoradError("model_not_found", message, param="model")
     if error.code == "source_too_big":
         return LoradError("adapter_invalid", error.message, details={"reason": "E_FILE_TOO_LARGE"})
+    if error.code == _FULL:  # which disk, and how full, is the operator's to know
+        message = "no disk space to fetch the adapter now"
+        return LoradError("no_room", message, param="model", retry_after=seconds)
     away = error.code in _AWAY
     return LoradError(
         error.code,

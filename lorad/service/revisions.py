@@ -108,13 +108,17 @@ class Revisions:
         self.consider_retiring(rev)  # removed meanwhile
 
     async def prepare_for_request(self, rev: str) -> None:
-        """The same for a request: content that turns out bad is a model that is not there."""
+        """The same for a request: content that turns out bad is a model that is not there, and how
+        full which disk is, is the operator's to know."""
         try:
             with self._intake.wanted(rev):
                 await self.prepare(rev)
         except LoradError as error:
             if error.code in ("adapter_invalid", "load_failed"):
                 raise LoradError("model_not_found", error.message) from error
+            if error.code == "insufficient_storage":
+                log.warning("%s cannot be packed: %s", self._catalog.label(rev), error.message)
+                raise LoradError("no_room", "no disk space to bring up the adapter now") from error
             raise
 
     async def packed(self, rev: str) -> PackedManifest:

@@ -347,6 +347,10 @@ def test_a_disk_that_is_full_while_it_is_packed_loses_nothing_and_a_request_pack
         assert "nothing was changed" not in error.hint  # it is registered, and waits for room
         assert w.adapters.resolve("a").rev == w.rev(1)
         await refused(w.add("new", 3))
+        with pytest.raises(LoradError) as caught:  # a tenant is not told of paths and sizes
+            await w.revisions.prepare_for_request(w.rev(3))
+        told = caught.value
+        assert (told.code, told.message) == ("no_room", "no disk space to bring up the adapter now")
         w.intake._pack = packing
         await ask(w, "new")
         assert packed(w) == {1, 3}

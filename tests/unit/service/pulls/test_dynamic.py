@@ -46,6 +46,21 @@ def test_a_reference_is_pulled_once_for_all_who_ask_and_then_served_at_once(scen
     scene(scenario)
 
 
+def test_a_full_disk_is_told_without_its_place_and_tried_again_soon(scene):
+    async def scenario(s):
+        clock = Clock()
+        s.put("acme/sql", 1, error="insufficient_storage")
+        dynamic = s.dynamic("hf:acme/*", clock=clock)
+        error = await refused(dynamic.find("hf:acme/sql", 5.0))
+        assert (error.code, error.status, error.retry_after) == ("no_room", 503, 10.0)
+        assert error.message == "no disk space to fetch the adapter now"
+        s.hub.rule("acme/sql", error="")
+        clock.now = 11.0
+        assert (await dynamic.find("hf:acme/sql", 5.0)).startswith("hf:acme/sql@")
+
+    scene(scenario)
+
+
 def test_what_the_policy_does_not_name_is_as_unknown_as_any_name(scene):
     async def scenario(s):
         commit = s.put("acme/sql", 1)
