@@ -42,6 +42,7 @@ from lorad.metrics.sources import Sources
 from lorad.pulse import Pulse
 from lorad.reload import Reload
 from lorad.service.adapters import AdapterService
+from lorad.service.audit import Audit
 from lorad.service.callers import Callers
 from lorad.service.catalog import Catalog
 from lorad.service.draining import Draining
@@ -237,6 +238,7 @@ class Daemon:
             finder=self.dynamic,
             gate=self.gate,
         )
+        self.audit = Audit(registry, settings.admin.audit_log)
         self.callers = Callers(
             settings.model.name,
             operators=admin_uids(settings.admin.allow_uids),
@@ -307,6 +309,7 @@ class Daemon:
             ledger=Ledger(self.ground.registry, self.adapters),
             pulls=self.pulls,
             operations=self.operations,
+            audit=self.audit,
             callers=self.callers,
             tenancy=self.tenancy,
             listing=self.snapshot,
@@ -377,6 +380,7 @@ class Daemon:
         for work in (
             *(self.picture.run(), self.housekeeping.run()),
             *(self._flush(), self.pulse.run(), self.operations.run(), self.metrics.run()),
+            self.audit.run(),
         ):
             self.tasks.spawn(work)
         if self.watcher is not None:
@@ -504,6 +508,7 @@ class Daemon:
         try:
             await self.adapters.flush()
             await self.tenancy.flush()
+            await self.audit.flush()
         except (LoradError, RegistryUnusable) as error:
             log.warning("times of last use are not written now: %s", error)
         try:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lorad import wire
-from lorad.api import sse
+from lorad.api import audit, sse
 from lorad.api.asked import body as _body
 from lorad.api.asked import number as _number
 from lorad.api.asked import uid as _uid
@@ -77,38 +77,53 @@ async def explain(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    return await _wish(request, deps_of(request).adapters.load)
+    return await _wish(request, "load", deps_of(request).adapters.load)
 
 
 async def evict(request: Request) -> Response:
-    return await _wish(request, deps_of(request).adapters.evict)
+    return await _wish(request, "evict", deps_of(request).adapters.evict)
 
 
 async def pin(request: Request) -> Response:
-    return await _wish(request, deps_of(request).adapters.pin)
+    return await _wish(request, "pin", deps_of(request).adapters.pin)
 
 
 async def unpin(request: Request) -> Response:
-    return await _wish(request, deps_of(request).adapters.unpin)
+    return await _wish(request, "unpin", deps_of(request).adapters.unpin)
 
 
 async def verify(request: Request) -> Response:
-    return json(await deps_of(request).verification.verify(await _body(request, wire.Names)))
+    wish = await _body(request, wire.Names)
+    found = await deps_of(request).verification.verify(wish)
+    for item in found.items:
+        audit.done(request, "verify", item.name, rev=item.rev, message=item.message)
+    return json(found)
 
 
 async def gc(request: Request) -> Response:
-    return json(await deps_of(request).housekeeping.gc(await _body(request, wire.GcAsk)))
+    found = await deps_of(request).housekeeping.gc(await _body(request, wire.GcAsk))
+    if not found.dry_run:
+        what = f"{len(found.items)} pieces, {found.num_bytes} bytes"
+        audit.done(request, "gc", "", message=what)
+    return json(found)
 
 
-async def _wish(request: Request, do: Callable[[wire.Names], Awaitable[wire.Results]]) -> Response:
+async def _wish(
+    request: Request, action: str, do: Callable[[wire.Names], Awaitable[wire.Results]]
+) -> Response:
     """A wish goes on when its client leaves; the client can ask what became of it."""
-    return json(await do(await _body(request, wire.Names)))
+    wish = await _body(request, wire.Names)
+    results = await do(wish)
+    if not wish.dry_run:
+        audit.each(request, action, results.items)
+    return json(results)
 
 
 # ----------------------------------------------------------------- uploads
 async def open_upload(request: Request) -> Response:
     deps = deps_of(request)
     start = await _body(request, wire.UploadStart)
+    request.path_params["name"] = start.name  # for the audit, if it is refused; below as well
     upload = await deps.uploads.open(start, _uid(request))
     answer = wire.UploadOpen(
         upload_id=upload.id, max_bytes=deps.uploads.max_bytes, files=tuple(sorted(FILES))
@@ -131,6 +146,7 @@ async def commit_upload(request: Request) -> Response:
     commit = await _body(request, wire.UploadCommit)
     upload = deps.uploads.take(request.path_params["upload_id"], _uid(request))
     start = upload.start
+    request.path_params["name"] = start.name
     adding = deps.uploads.keep(
         deps.adapters.add(
             upload.staging,

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from lorad.api import (
     admin,
+    audit,
     generate,
     health,
     identity,
@@ -92,6 +93,7 @@ ADMIN = [
     Route(f"{_V1}/pulls", operations.pull, methods=["POST"]),
     Route(f"{_V1}/operations", operations.list_operations),
     Route(f"{_V1}/operations/{{operation_id}}", operations.operation, methods=["GET", "DELETE"]),
+    Route(f"{_V1}/audit", audit.page),
     Route(f"{_V1}/tenants", tenants.tenants, methods=["GET", "POST"]),
     Route(f"{_V1}/tenants/{{tenant}}", tenants.tenant, methods=["GET", "PATCH", "DELETE"]),
     Route(f"{_V1}/tenants/{{tenant}}/key", tenants.rotate_key, methods=["POST"]),
@@ -117,6 +119,7 @@ def inference_app(deps: Deps) -> Starlette:
         limits.request_receipt,
         admit=partial(identity.admit, deps, deps.settings.inference.auth),
         open_paths=OPEN,
+        on_refused=partial(audit.refused, deps, "inference"),
     )
     return _app(deps, INFERENCE, bounds)
 
@@ -130,6 +133,8 @@ def admin_app(deps: Deps) -> Starlette:
         limits.request_receipt,
         uids=admin_uids(deps.settings.admin.allow_uids),
         open_paths=OPEN,
+        admit=identity.act,
+        on_refused=partial(audit.refused, deps, "admin"),
         streamed=_is_upload,
         listener="admin",
     )

@@ -18,6 +18,7 @@ from lorad.config import Limits, Settings
 from lorad.errors import LoradError
 from lorad.metrics.http import UNMATCHED, HttpCounts
 from lorad.registry.records import OperationRecord
+from lorad.service.audit import Audit
 from lorad.service.callers import Callers
 from lorad.service.events import Level
 from lorad.service.requests import RequestService
@@ -173,6 +174,7 @@ class Deps:
     ledger: Recording
     pulls: Pulling
     operations: Operating
+    audit: Audit
     callers: Callers
     tenancy: Tenancy
     listing: Listing

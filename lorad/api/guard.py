@@ -30,8 +30,8 @@ _JSON = re.compile(r"application/(json|[a-z0-9.+-]+\+json)\s*(;|$)", re.IGNORECA
 class Bounds:
     """Bytes and seconds of one request; `uids` None lets every peer in, `open_paths` too.
 
-    `admit` raises for who may not use any other path, and notes in the scope who may.  A reload
-    changes the bounds, for requests that come.
+    `admit` raises for who may not use any other path, and notes in the scope who may; `on_refused`
+    hears of everything that ends in an error.  A reload changes the bounds, for requests that come.
     """
 
     body_bytes: int
@@ -41,6 +41,7 @@ class Bounds:
     open_paths: frozenset[str] = frozenset()
     admit: Callable[[Scope, Headers], None] = field(default=lambda scope, headers: None)
     streamed: Callable[[Scope], bool] = field(default=lambda scope: False)
+    on_refused: Callable[[Scope, Exception], None] = field(default=lambda scope, error: None)
     listener: str = "inference"
 
 
@@ -91,7 +92,7 @@ class Guard:
         except ClientGone as gone:
             self._on_gone(gone.reason)
         except Exception as error:
-            self._note_refusal(error)
+            self._note_refusal(scope, error)
             if status:
                 log.error("response %s broke off", request_id, exc_info=error)
                 _cut(scope)
@@ -102,7 +103,8 @@ class Guard:
             route = scope.get("lorad_route", UNMATCHED)
             self._counts.note(route, scope["method"], status or CLIENT_GONE, seconds)
 
-    def _note_refusal(self, error: Exception) -> None:
+    def _note_refusal(self, scope: Scope, error: Exception) -> None:
+        self._bounds.on_refused(scope, error)
         code = error.code if isinstance(error, LoradError) else ""
         if code in ("permission_denied", "invalid_api_key"):
             self._counts.denied[self._bounds.listener] += 1

@@ -8,7 +8,9 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
+from lorad.api.audit import actor_of
 from lorad.api.deps import Deps
+from lorad.registry.journal import act_as
 from lorad.service.callers import Auth
 from lorad.service.tenants import Caller
 
@@ -18,6 +20,12 @@ def admit(deps: Deps, auth: Auth, scope: Scope, headers: Headers) -> None:
     peer = scope.get("lorad_peer")
     uid, pid = (None, None) if peer is None else (peer.uid, peer.pid)
     scope["lorad_caller"] = deps.callers.identify(uid, pid, _key(headers), auth)
+
+
+def act(scope: Scope, headers: Headers) -> None:
+    """The same for the admin routes, whose uids the guard has checked: what the request does, and
+    what it begins, is on its peer's word."""
+    act_as(actor_of(scope))
 
 
 def caller_of(request: Request) -> Caller:

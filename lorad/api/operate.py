@@ -9,7 +9,7 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lorad.api import sse
+from lorad.api import audit, sse
 from lorad.api.admin import MAX_PAGE, last_seen
 from lorad.api.asked import body, number
 from lorad.api.deps import Deps, deps_of
@@ -19,17 +19,25 @@ from lorad.wire_operate import DrainAsk, LogPage
 
 async def reload(request: Request) -> Response:
     """Read the configuration anew, as SIGHUP does."""
-    return json(await deps_of(request).reload())
+    outcome = await deps_of(request).reload()
+    audit.done(request, "reload", "", message=", ".join(outcome.changed))
+    return json(outcome)
 
 
 async def drain(request: Request) -> Response:
     """Take no new requests, of all or of one adapter; answers when nothing runs."""
-    return json(await deps_of(request).draining.drain(await body(request, DrainAsk)))
+    ask = await body(request, DrainAsk)
+    outcome = await deps_of(request).draining.drain(ask)
+    audit.done(request, "drain", ask.name or "")
+    return json(outcome)
 
 
 async def resume(request: Request) -> Response:
     """Take them again."""
-    return json(deps_of(request).draining.resume(await body(request, DrainAsk)))
+    ask = await body(request, DrainAsk)
+    outcome = deps_of(request).draining.resume(ask)
+    audit.done(request, "resume", ask.name or "")
+    return json(outcome)
 
 
 async def logs(request: Request) -> Response:

@@ -7,7 +7,7 @@ ended.  Decides nothing itself.
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lorad.api import asked
+from lorad.api import asked, audit
 from lorad.api.deps import deps_of
 from lorad.api.respond import json
 from lorad.service.operations import MAX_WAIT_SECONDS, shown
@@ -21,9 +21,12 @@ async def pull(request: Request) -> Response:
     pulls, start = deps_of(request).pulls, await asked.body(request, PullStart)
     if start.dry_run:
         return json(await pulls.plan(start))
+    request.path_params["name"] = start.name  # for the audit, if it is refused
     uid = asked.uid(request)
     actor = "" if uid is None else f"uid {uid}"
-    return json(shown(await pulls.begin(start, actor=actor)), status=202)
+    begun = await pulls.begin(start, actor=actor)
+    audit.done(request, "pull", begun.name, message=f"operation {begun.id}")
+    return json(shown(begun), status=202)
 
 
 async def list_operations(request: Request) -> Response:
@@ -38,7 +41,9 @@ async def operation(request: Request) -> Response:
     """GET shows it, after up to `wait_ms` if it has not ended; DELETE cancels it."""
     operations, id = deps_of(request).operations, request.path_params["operation_id"]
     if request.method == "DELETE":
-        return json(shown(await operations.cancel(id)))
+        ended = await operations.cancel(id)
+        audit.done(request, "cancel", id, message=ended.target)
+        return json(shown(ended))
     wait = asked.number(request, "wait_ms", 0, 0, int(MAX_WAIT_SECONDS * 1000))
     record = await operations.wait(id, wait / 1000) if wait else operations.get(id)
     return json(shown(record))

@@ -256,9 +256,19 @@ def event_page(
     return tuple(EventRecord(**r._mapping) for r in connection.execute(statement.limit(limit)))
 
 
-def audit_page(connection: Connection, *, limit: int) -> tuple[AuditRecord, ...]:
-    """The newest `limit` audit rows, newest first."""
+def audit_page(
+    connection: Connection, *, limit: int, after: float, actor: str, action: str, name: str
+) -> tuple[AuditRecord, ...]:
+    """The newest `limit` audit rows that fit, newest first; "" is any."""
     statement = select(audit).order_by(audit.c.id.desc()).limit(limit)
+    if after:
+        statement = statement.where(audit.c.time >= after)
+    if actor:
+        statement = statement.where(func.instr(audit.c.actor, actor) > 0)
+    if action:
+        statement = statement.where(func.substr(audit.c.action, 1, len(action)) == action)
+    if name:
+        statement = statement.where(audit.c.name == name)
     return tuple(AuditRecord(**r._mapping) for r in connection.execute(statement))
 
 

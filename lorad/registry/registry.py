@@ -72,6 +72,8 @@ class Registry:
         self._readers = sqlite.reader_engine(path)
         self._writer = Writer(path, busy_timeout=busy_timeout, counts=self.transactions)
         self.operations = Operations(self._read, self._writer, clock)
+        self.keep_audit = True  # in the table
+        self.on_audit: Callable[[AuditRecord], None] = lambda record: None  # on the writing thread
         self.tenants = Tenants(self._read, self._change)
 
     @classmethod
@@ -231,10 +233,21 @@ class Registry:
         with self._read() as connection:
             return queries.event_page(connection, limit=limit, name=name, since=since)
 
-    def audit_log(self, limit: int = 100) -> tuple[AuditRecord, ...]:
-        """The newest `limit` audit rows, newest first."""
+    def audit_log(
+        self,
+        limit: int = 100,
+        *,
+        after: float = 0.0,
+        actor: str = "",
+        action: str = "",
+        name: str = "",
+    ) -> tuple[AuditRecord, ...]:
+        """The newest `limit` audit rows, newest first: not before `after`, with these words in
+        their actors, actions that begin so, and of this name."""
         with self._read() as connection:
-            return queries.audit_page(connection, limit=limit)
+            return queries.audit_page(
+                connection, limit=limit, after=after, actor=actor, action=action, name=name
+            )
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
@@ -415,6 +428,18 @@ class Registry:
             lambda c, at: journal.write_audit(c, at, action, name, rev, result, message), actor
         )
 
+    def audit_many(self, rows: Iterable[AuditRecord]) -> "Future[None]":
+        """Several at once, each on the word of its own actor; ids and times are given here."""
+        given = tuple(rows)
+
+        def work(connection: Connection, at: Stamp) -> None:
+            for r in given:
+                journal.write_audit_of(
+                    connection, at, r.actor, r.action, r.name, r.rev, r.result, r.message
+                )
+
+        return self._change(work, journal.DAEMON)
+
     # ------------------------------------------------------------- store and registry together
     def reconcile(self) -> "Future[StoreReport]":
         """At start, before anything is staged: make store and registry agree.
@@ -482,15 +507,19 @@ class Registry:
         after: Callable[[T], None] | None = None,
     ) -> "Future[T]":
         """One transaction, with the cards of what it touched behind it."""
-        passed = Passed()
+        passed, told = Passed(), list[Stamp]()
+        who = journal.actor_now() if actor == journal.DAEMON else actor
 
         def transact(connection: Connection) -> T:
-            at = journal.stamp(connection, self._clock(), actor)
+            at = journal.stamp(connection, self._clock(), who, keep_audit=self.keep_audit)
+            told[:] = [at]
             result = work(connection, at)
             passed.read(connection, self.store, at.generation - 1, gone)
             return result
 
         def follow(result: T) -> None:
+            for record in told[0].written:
+                self.on_audit(record)
             self._mirror.follow(passed)
             if after is not None:
                 after(result)

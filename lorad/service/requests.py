@@ -28,7 +28,7 @@ from lorad.service.meter import Meter
 from lorad.service.plan import plan
 from lorad.service.rates import Rates, Spending
 from lorad.service.seams import Adapters, AsNamed, Finder, Limits, Link, Text
-from lorad.service.tenants import ANYBODY, Account, Caller, Tenant, account_of, unknown
+from lorad.service.tenants import ANYBODY, Account, Caller, Forbidden, Tenant, account_of
 from lorad.spelling import is_reference
 
 T = TypeVar("T")
@@ -349,7 +349,7 @@ def _allowed(model: str, caller: Caller) -> str:
     """`model`, unless it is not for this caller: then it is as unknown as any other name, and takes
     as long to be, whether it exists or not."""
     if not caller.may(model):
-        raise unknown(model)
+        raise Forbidden(model, caller.who)
     return model
 
 

@@ -70,10 +70,22 @@ class Caller:
         return asked if self.tenant is None else f"{self.tenant.name}/{asked}"
 
 
+class Forbidden(LoradError):
+    """What exists or not, and is in any case not for who asks: answered as unknown.  `model` and
+    `who` are for the audit."""
+
+    def __init__(self, model: str, who: str) -> None:
+        super().__init__("model_not_found", _unknown(model), param="model")
+        self.model, self.who = model, who
+
+
 def unknown(model: str) -> LoradError:
-    """The one answer for what does not exist and for what is somebody else's."""
-    message = f"The model {model!r} does not exist"
-    return LoradError("model_not_found", message, param="model")
+    """What does not exist; for a client the same as Forbidden."""
+    return LoradError("model_not_found", _unknown(model), param="model")
+
+
+def _unknown(model: str) -> str:
+    return f"The model {model!r} does not exist"
 
 
 #: Where there are no tenants.

@@ -31,6 +31,7 @@ from lorad.errors import LoradError
 from lorad.log_ring import LogRing
 from lorad.metrics.http import HttpCounts
 from lorad.registry.records import OperationRecord
+from lorad.service.audit import Audit
 from lorad.service.callers import Callers
 from lorad.service.events import EventRing
 from lorad.service.requests import RequestService
@@ -465,6 +466,13 @@ class FakeOperator:
         return Drained(name=ask.name, draining=False, still=("acme/sql",))
 
 
+class Deaf:
+    """An audit that nobody reads."""
+
+    def note(self, *words: str, **more: str) -> None:
+        pass
+
+
 class ApiServer:
     """Both sockets in `folder`; `limits` and `admin` replace the settings' defaults.
 
@@ -520,7 +528,9 @@ class ApiServer:
         operators = admin_uids(self.settings.admin.allow_uids)
         self.callers = Callers(BASE, operators=operators)
         self.tenancy: Any = None
+        self.audit: Any = Deaf()
         if self.registry is not None:
+            self.audit = Audit(self.registry, "both")
             self.tenancy = Tenancy(self.registry, self.callers)
             self.tenancy.on_change = self.requests.rates.forget
         self.uploads = Uploads(self.adapters, max_bytes=self._max_upload)
@@ -535,6 +545,7 @@ class ApiServer:
             ledger=self.adapters,
             pulls=self.pulls,
             operations=self.pulls,
+            audit=self.audit,
             callers=self.callers,
             tenancy=self.tenancy,
             listing=self.listing,

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -366,3 +367,71 @@ def test_every_route_is_closed_to_every_credential_but_the_right_ones(house, cal
                 assert set(answer.json) == {"error"}, where
     h.uid = STRANGER
     assert call(h.api.inference, "GET", "/v1/none").status in (401, 403)
+
+
+# ----------------------------------------------------------------- the audit
+def audited(house, **query):
+    house.api.run(house.api.audit.flush)
+    asked = urlencode(query)
+    page = house.admin("GET", f"audit?{asked}").json
+    assert page["schema"] == "lorad/audit.v1"
+    return [(i["actor"], i["action"], i["name"], i["result"]) for i in page["items"]]
+
+
+def test_the_audit_knows_the_true_reason_of_a_404_and_whose_it_was(house):
+    h = house("peer+key")
+    key = h.add("ci", adapters=["ci/*"])
+    h.ask("acme/sql", RIVAL)
+    h.ask("bible", STRANGER, key=key)
+    h.ask("rival/none", RIVAL)  # unknown, and no secret
+    assert audited(h, action="request") == [
+        (f"uid {RIVAL} pid 77", "request", "acme/sql", "forbidden"),
+        (f"uid {STRANGER} pid 77 key {keys.id_of(key)}", "request", "bible", "forbidden"),
+    ]
+
+
+def test_strangers_and_wrong_keys_are_in_the_audit_and_their_keys_are_not(house, registry):
+    h = house("key")
+    h.ask("tiny", STRANGER, key="lorad_aaaaaaaa_" + "S" * 43)
+    h.uid = STRANGER
+    h._call(h.api.admin, "DELETE", "/admin/v1/adapters/bible")
+    me = f"uid {STRANGER} pid 77"
+    assert audited(h, actor=me) == [
+        (me, "request", "/v1/completions", "invalid_api_key"),
+        (me, "remove", "", "permission_denied"),
+    ]
+    stored = b"".join(p.read_bytes() for p in registry.path.parent.rglob("*") if p.is_file())
+    assert b"SSSS" not in stored
+
+
+def test_what_operators_do_and_may_not_do_is_in_the_audit_with_who(house):
+    h = house()
+    h.admin("POST", "load", {"names": ["acme/sql", "bible"]})
+    h.admin("POST", "load", {"names": ["bible"], "dry_run": True})
+    h.admin("POST", "gc", {})
+    h.admin("PATCH", "tenants/rival", {"rpm": 5})
+    h.admin("DELETE", "tenants/nobody")
+    h.admin("POST", "tenants/acme/key", {"grace_seconds": -1})
+    me = f"uid {os.getuid()} pid 77"
+    assert sorted(row[1:] for row in audited(h, actor=me)) == sorted(
+        [
+            ("tenant.added", "tenant:acme", "ok"),
+            ("tenant.added", "tenant:rival", "ok"),
+            ("load", "acme/sql", "ok"),
+            ("load", "bible", "ok"),
+            ("gc", "", "ok"),
+            ("tenant.set", "tenant:rival", "ok"),
+            ("tenant.removed", "tenant:nobody", "not_found"),
+            ("tenant.key_rotated", "tenant:acme", "invalid_value"),
+        ]
+    )
+
+
+def test_a_page_of_the_audit_is_the_newest_that_fit_oldest_first(house):
+    h = house()
+    for name in ("acme/sql", "bible", "acme/sql"):
+        h.admin("POST", "evict", {"names": [name]})
+    assert [row[2] for row in audited(h, action="evict", limit=2)] == ["bible", "acme/sql"]
+    assert len(audited(h, name="acme/sql")) == 2
+    assert len(audited(h, action="evict", seconds=600)) == 3
+    assert h.admin("GET", "audit?limit=0").code == "invalid_value"
