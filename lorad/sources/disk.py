@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from lorad.disk import mount_of
 from lorad.sources.errors import FetchError
 from lorad.sources.fetch import RemoteFile
 from lorad.sources.patience import Meter
@@ -68,8 +69,8 @@ def need_room(folder: Path, num_bytes: int | None) -> None:
     if num_bytes is not None and num_bytes > free:
         raise FetchError(
             "insufficient_storage",
-            f"the adapter has {num_bytes} bytes, and the disk has {free} left",
-            hint="free some space, or remove adapters with `loractl rm`",
+            f"the adapter has {num_bytes} bytes, and {mount_of(folder)} has {free} left",
+            hint="free some there: `loractl rm` for the store, `hf cache` for the hub's cache",
         )
 
 

@@ -59,11 +59,10 @@ def need_total(num_bytes: int, max_bytes: int) -> None:
 
 
 def too_big(found: str, limit: int) -> FetchError:
-    return FetchError(
-        "source_too_big",
-        f"{found}, allowed are {limit}",
-        hint="raise `[watch] max_adapter_bytes` if the adapter is meant to be that large",
-    )
+    hint = "raise `[watch] max_adapter_bytes` if the adapter is meant to be that large"
+    if limit in (MAX_CONFIG_BYTES, MAX_SMALL_BYTES):  # of this file, whatever the settings say
+        hint = "look at the file at its source: it cannot be what its name says"
+    return FetchError("source_too_big", f"{found}, allowed are {limit}", hint=hint)
 
 
 def _incomplete(names: Iterable[str]) -> FetchError:

@@ -294,7 +294,12 @@ def test_a_size_above_the_limit_is_refused_before_the_body(
     server: Any, bring: Callable[..., Resolved], servers: ModuleType
 ) -> None:
     server.files["/a.zip"] = b"x" * 4096
-    assert refusal(lambda: bring("/a.zip", max_bytes=1000)).code == "source_too_big"
+    error = refusal(lambda: bring("/a.zip", max_bytes=1000))
+    assert (error.code, "max_adapter_bytes" in error.hint) == ("source_too_big", True)
+    server.files["/wrong/adapter_config.json"] = b"x" * 65537
+    server.files["/wrong/adapter_model.safetensors"] = b"x"
+    error = refusal(lambda: bring("/wrong"))  # which no setting would let in
+    assert (error.code, "max_adapter_bytes" in error.hint) == ("source_too_big", False)
     assert server.asked("GET") == []
     assert refusal(lambda: bring("/sql", max_bytes=1000)).code == "source_too_big"
 
@@ -425,6 +430,7 @@ def test_a_full_disk_is_called_so(
 ) -> None:
     import errno
 
+    from lorad.disk import mount_of
     from lorad.sources import disk
 
     def full(file: Any, chunk: bytes) -> None:
@@ -437,4 +443,4 @@ def test_a_full_disk_is_called_so(
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage)
     error = refusal(lambda: bring("/sql"))
     assert error.code == "insufficient_storage"
-    assert "10 left" in error.message
+    assert f"{mount_of(folder)} has 10 left" in error.message
