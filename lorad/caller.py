@@ -38,6 +38,10 @@ _SENTENCES: dict[Why, str] = {
 }
 
 
+#: The key for a daemon at http://.
+KEY_VARIABLE = "LORAD_API_KEY"
+
+
 class Unreachable(Exception):
     """Nobody answered at `host`; `kind` says why."""
 
@@ -61,16 +65,24 @@ class ApiError(Exception):
 
 
 class Caller:
-    """One connection pool.  `host` is as shown to people."""
+    """One connection pool.  `host` is as shown to people.
+
+    Over TCP it sends the key of LORAD_API_KEY: command lines are seen by everybody.
+    """
 
     def __init__(self, host: str | os.PathLike[str], timeout: float) -> None:
         import httpx
 
+        key = os.environ.get(KEY_VARIABLE, "")
         self.host, base_url, self._uds = address(host)
         self._answered = not self._uds
         transport = httpx.HTTPTransport(uds=self._uds) if self._uds else None
         self._http = httpx.Client(
-            base_url=base_url, transport=transport, timeout=timeout, trust_env=False
+            base_url=base_url,
+            transport=transport,
+            timeout=timeout,
+            trust_env=False,
+            headers={} if self._uds or not key else {"authorization": f"Bearer {key}"},
         )
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ what depends on the machine's directories.
 
 import re
 from collections.abc import Callable
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
@@ -119,8 +119,10 @@ class Admin(_Section, frozen=True, kw_only=True):
 
 class Tcp(_Section, frozen=True, kw_only=True):
     enabled: bool = False
-    bind: str = "127.0.0.1:8411"
+    bind: str = "127.0.0.1:8411"  # the inference routes
     api_keys_file: str = ""
+    admin_bind: str = ""  # the admin routes; "" = on their socket alone
+    admin_keys_file: str = ""
     allow_hosts: tuple[str, ...] = ("localhost",)
 
 
@@ -367,7 +369,7 @@ def check(settings: Settings) -> Settings:
     need((folder / "config.json").is_file(), "models.base", f"no config.json in {folder}")
     need(bool(MODEL_NAME.fullmatch(model.name)), "models.name", "letters, digits, dot, dash")
     need(model.tasks == ("generate",), "models.tasks", 'only ["generate"] is served so far')
-    need(not settings.tcp.enabled, "tcp.enabled", "TCP is not available yet; use the sockets")
+    _check_tcp(settings, need)
     _check_metrics(settings.metrics, need)
     for key, mode in (("inference.mode", settings.inference.mode), ("admin.mode", admin.mode)):
         need(bool(re.fullmatch(r"0?[0-7]{3}", mode)), key, 'an octal mode such as "0660"')
@@ -392,9 +394,12 @@ def check(settings: Settings) -> Settings:
 
 def doubts(settings: Settings) -> tuple[str, ...]:
     """What is allowed and probably not meant; said at the start."""
+    found = []
     if settings.lora.resolve and not settings.lora.resolve_allow:
-        return ("lora.resolve is on, but lora.resolve_allow is empty: no reference is allowed",)
-    return ()
+        found.append("lora.resolve is on, but lora.resolve_allow is empty: no reference is allowed")
+    if settings.tcp.enabled and not settings.tcp.api_keys_file:
+        found.append("tcp.enabled without tcp.api_keys_file: every user of this machine may ask")
+    return tuple(found)
 
 
 def _check_metrics(metrics: Metrics, need: Callable[..., None]) -> None:
@@ -412,6 +417,35 @@ def _check_metrics(metrics: Metrics, need: Callable[..., None]) -> None:
         f"{host} can be reached from other machines, and nobody there is asked who they are",
         "metrics.beyond_loopback = true, if they may all read the names of your adapters",
     )
+
+
+def _check_tcp(settings: Settings, need: Callable[..., None]) -> None:
+    tcp = settings.tcp
+    if not tcp.enabled:
+        return
+    beyond = not _address(tcp.bind, "tcp.bind", need).is_loopback
+    need(
+        not beyond or bool(tcp.api_keys_file) or settings.inference.auth == "key",
+        "tcp.bind",
+        f"{tcp.bind} can be reached from other machines, and there are no keys",
+        'tcp.api_keys_file = "/etc/lorad/secrets/api-keys", or inference.auth = "key" for tenants',
+    )
+    if tcp.admin_bind:
+        _address(tcp.admin_bind, "tcp.admin_bind", need)
+        need(
+            bool(tcp.admin_keys_file),
+            "tcp.admin_bind",
+            "over TCP everybody would be an operator: there are no keys",
+            'tcp.admin_keys_file = "/etc/lorad/secrets/admin-keys"',
+        )
+
+
+def _address(address: str, key: str, need: Callable[..., None]) -> IPv4Address | IPv6Address:
+    try:
+        return ip_address(split_address(address)[0])
+    except ValueError as error:
+        need(False, key, f'{error}, such as "127.0.0.1:8411"')
+        raise
 
 
 def split_address(address: str) -> tuple[str, int]:

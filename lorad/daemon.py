@@ -16,19 +16,29 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 from engine.client import EngineClient
 from engine.messages import AdapterEvent
-from lorad import __version__, config, descriptors, logs, paths
-from lorad.api.app import admin_app, inference_app, limit, metrics_app
+from lorad import __version__, config, descriptors, key_file, logs, paths
+from lorad.api.app import (
+    admin_app,
+    admin_tcp_app,
+    inference_app,
+    inference_tcp_app,
+    limit,
+    metrics_app,
+)
 from lorad.api.deps import Deps
 from lorad.api.guard import admin_uids
 from lorad.api.server import HttpServer
+from lorad.api.tcp import TcpKeys
 from lorad.api.uploads import Uploads
 from lorad.base import spec_of
 from lorad.config import Settings
@@ -266,7 +276,10 @@ class Daemon:
         self.log_ring.attach(loop)
         self.metrics = self._metrics(catalog, revisions)
         self.reload = Reload(settings, self.ground.as_read, self._read, self.events)
-        self.reload.apply = self._apply
+        self.tcp_keys, self._fresh_keys = TcpKeys(), TcpKeys()
+        self._read_keys(settings)
+        self._take_keys()
+        self.reload.prepare, self.reload.apply = self._read_keys, self._apply
         self.reload.on_outcome = self.metrics.note_reload
 
     def _metrics(self, catalog: Catalog, revisions: Revisions) -> Metrics:
@@ -333,8 +346,13 @@ class Daemon:
             "inference": (inference_app(deps), self.ground.inference),
             "admin": (admin_app(deps), self.ground.admin),
         }
-        if self.ground.metrics is not None:
-            faces["metrics"] = (metrics_app(deps), self.ground.metrics)
+        on_tcp = {
+            "metrics": lambda: metrics_app(deps),
+            "tcp": lambda: inference_tcp_app(deps, self.tcp_keys),
+            "tcp-admin": lambda: admin_tcp_app(deps, self.tcp_keys),
+        }
+        for face, listener in self.ground.tcp.items():
+            faces[face] = (on_tcp[face](), listener)
         connections = descriptors.share(limits.connections, listeners=len(faces))
         servers = {
             name: HttpServer(
@@ -475,9 +493,20 @@ class Daemon:
             self.tasks.spawn(self.adapters.raise_pinned())
         return done
 
+    def _read_keys(self, settings: Settings) -> None:
+        """Raises BadConfig; `_take_keys` puts them into effect."""
+        self._fresh_keys = TcpKeys(*key_file.of_settings(settings))
+
+    def _take_keys(self) -> None:
+        """The apps hold `tcp_keys`.  What listens does not change before a restart."""
+        keys, fresh = self.tcp_keys, self._fresh_keys
+        keys.inference, keys.admin = fresh.inference, fresh.admin
+        keys.open = all(_is_loopback(s) for f, s in self.ground.tcp.items() if f == "tcp")
+
     def _apply(self, now: Settings) -> None:
         """Those who keep a setting are told; all others read it here when they need it."""
         self.settings = self.deps.settings = now
+        self._take_keys()
         logs.set_level(now.log.level)
         self.requests.limit(now.limits)
         self.pins.settings = now.lora
@@ -556,6 +585,10 @@ class Daemon:
     def _say(self, text: str) -> None:
         log.info("%s", text)
         self.notifier.status(text)
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    return ip_address(listener.getsockname()[0]).is_loopback
 
 
 def _spare_the_collector() -> None:

@@ -34,7 +34,7 @@ class Ground:
     registry: Registry
     inference: socket.socket
     admin: socket.socket
-    metrics: socket.socket | None  # on TCP, where that is wanted
+    tcp: Mapping[str, socket.socket]  # face -> its listener, where that is wanted
 
 
 @contextlib.contextmanager
@@ -75,10 +75,20 @@ def ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> I
                 undo.callback(unlink_unix, Path(path))
             undo.callback(listener.close)
             listeners.append(listener)
-        metrics = None
-        if settings.metrics.tcp:
-            metrics = undo.enter_context(bind_tcp(settings.metrics.tcp))
-        yield Ground(settings, as_read, registry, listeners[0], listeners[1], metrics)
+        tcp = {
+            face: undo.enter_context(bind_tcp(address))
+            for face, address in _addresses(settings).items()
+        }
+        yield Ground(settings, as_read, registry, listeners[0], listeners[1], tcp)
+
+
+def _addresses(settings: Settings) -> dict[str, str]:
+    """What is bound on TCP: nothing unless it is asked for."""
+    tcp = settings.tcp
+    wanted = {"metrics": settings.metrics.tcp}
+    if tcp.enabled:
+        wanted |= {"tcp": tcp.bind, "tcp-admin": tcp.admin_bind}
+    return {face: address for face, address in wanted.items() if address}
 
 
 def _as_passed(settings: Settings, passed: Mapping[str, socket.socket]) -> Settings:

@@ -24,6 +24,9 @@ LIVE = (
     "lora.pin_limit",
     "admin.allow_uids",
     "watch.max_adapter_bytes",
+    "tcp.api_keys_file",
+    "tcp.admin_keys_file",
+    "tcp.allow_hosts",
 )
 
 
@@ -35,6 +38,8 @@ class Reload:
         self, now: Settings, as_read: Settings, read: Callable[[], Settings], events: EventRing
     ) -> None:
         self.now = now
+        #: Reads what the settings point at, and raises StartError; before anything is applied.
+        self.prepare: Callable[[Settings], None] = lambda fresh: None
         self.apply: Callable[[Settings], None] = lambda now: None
         self.on_outcome: Callable[[LoradError | None], None] = lambda error: None
         self._as_read, self._read, self._events = as_read, read, events
@@ -44,12 +49,17 @@ class Reload:
         """Raises invalid_config, which names the key, after the events did."""
         async with self._lock:
             try:
-                fresh = await asyncio.to_thread(self._read)
+                fresh = await asyncio.to_thread(self._read_all)
             except StartError as error:
                 refused = LoradError("invalid_config", error.message, hint=error.hint)
                 self._tell_of(refused)
                 raise refused from error
             return self._take(fresh)
+
+    def _read_all(self) -> Settings:
+        fresh = self._read()
+        self.prepare(fresh)
+        return fresh
 
     def _take(self, fresh: Settings) -> Reloaded:
         different = _different(self._as_read, fresh)

@@ -25,11 +25,13 @@ from lorad.api import (
     operate,
     operations,
     registry,
+    tcp,
     tenants,
 )
 from lorad.api.deps import Deps
 from lorad.api.guard import Bounds, Guard, admin_uids
 from lorad.api.respond import failure
+from lorad.api.tcp import TcpKeys
 from lorad.config import Settings
 
 
@@ -139,6 +141,35 @@ def admin_app(deps: Deps) -> Starlette:
         listener="admin",
     )
     return _app(deps, ADMIN, bounds)
+
+
+def inference_tcp_app(deps: Deps, keys: TcpKeys) -> Starlette:
+    """For `tcp.bind`: who has a key, or on loopback and without tenants and keys, everybody."""
+    limits = deps.limits
+    bounds = Bounds(
+        limits.body,
+        limits.headers,
+        limits.request_receipt,
+        admit=partial(tcp.admit, deps, keys),
+        open_paths=OPEN,
+        listener="tcp",
+    )
+    return _app(deps, INFERENCE, bounds, Middleware(tcp.KnownHost, deps=deps))
+
+
+def admin_tcp_app(deps: Deps, keys: TcpKeys) -> Starlette:
+    """For `tcp.admin_bind`: who has an operator's key."""
+    limits = deps.limits
+    bounds = Bounds(
+        limits.body,
+        limits.headers,
+        limits.request_receipt,
+        admit=partial(tcp.admit_operator, keys),
+        open_paths=OPEN,
+        streamed=_is_upload,
+        listener="tcp-admin",
+    )
+    return _app(deps, ADMIN, bounds, Middleware(tcp.KnownHost, deps=deps))
 
 
 def metrics_app(deps: Deps) -> Starlette:

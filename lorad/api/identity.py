@@ -19,7 +19,7 @@ def admit(deps: Deps, auth: Auth, scope: Scope, headers: Headers) -> None:
     """For `Bounds.admit`, bound to one listener's way of knowing people."""
     peer = scope.get("lorad_peer")
     uid, pid = (None, None) if peer is None else (peer.uid, peer.pid)
-    scope["lorad_caller"] = deps.callers.identify(uid, pid, _key(headers), auth)
+    scope["lorad_caller"] = deps.callers.identify(uid, pid, key_of(headers), auth)
 
 
 def act(scope: Scope, headers: Headers) -> None:
@@ -34,7 +34,7 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def _key(headers: Headers) -> str:
+def key_of(headers: Headers) -> str:
     """What is no bearer token is no key, and is refused as one where keys count."""
     given = headers.get("authorization", "").strip()
     scheme, _, token = given.partition(" ")

@@ -135,10 +135,12 @@ def _serve(
 
 
 def _check(settings: "Settings") -> int:
+    from lorad import key_file
     from lorad.base import check_base  # reads a tokenizer: not needed to print
 
     try:
         check_base(settings)
+        key_file.of_settings(settings)
     except BadConfig as error:
         error.print()
         return error.exit

@@ -19,6 +19,11 @@ Auth = Literal["peer", "key", "peer+key"]
 _HOW = "authorization: Bearer KEY; loractl tenant rotate-key NAME makes a new one"
 
 
+def operator(callers: "Callers", who: str) -> Caller:
+    """Who may use everything: where there are no tenants, nobody in particular."""
+    return Caller(Tenant(model=callers.model) if callers.names else None, who)
+
+
 class Callers:
     """`model` is the base model's name; `operators` are the uids that may use the admin socket: on
     the inference socket they need be no tenant, so that `loractl run` works."""
@@ -31,7 +36,7 @@ class Callers:
         tenants: Iterable[TenantRecord] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._model, self._clock = model, clock
+        self.model, self._clock = model, clock
         self.operators = frozenset(operators)
         self._used: dict[str, float] = {}  # tenant -> when
         self._used_keys: dict[str, float] = {}
@@ -59,7 +64,7 @@ class Callers:
             return Caller(None, who)
         tenant = self._by_uid.get(-1 if uid is None else uid)
         if tenant is None and uid in self.operators:
-            return Caller(Tenant(model=self._model), who)
+            return Caller(Tenant(model=self.model), who)
         if tenant is None and auth == "peer":
             message = f"{who.partition(' pid')[0]} is no tenant of this daemon"
             raise LoradError("permission_denied", message, hint="loractl tenant set NAME --uid UID")
@@ -93,7 +98,7 @@ class Callers:
             max_priority=record.max_priority,
             adapters=record.adapters,
             base=record.base,
-            model=self._model,
+            model=self.model,
             rpm=record.rpm,
             tokens_per_minute=record.tokens_per_minute,
             queue=record.queue,

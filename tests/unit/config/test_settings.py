@@ -100,7 +100,17 @@ def test_lists_in_the_environment_are_split_at_commas(write, env):
         ("[lora]\nram_cache = -1\n", "expected 0 or more", ""),
         ("[lora]\nram_cache = 'auto'\n", "expected a size", ""),
         ("[lora]\nslots = 0\n", "slots = 0: must be 1 to 65536 (", ""),
-        ("[tcp]\nenabled = true\n", "tcp.enabled: TCP is not available yet", ""),
+        (
+            '[tcp]\nenabled = true\nbind = "0.0.0.0:1"\n',
+            "tcp.bind: 0.0.0.0:1 can be reached from other machines, and there are no keys",
+            "tcp.api_keys_file",
+        ),
+        ('[tcp]\nenabled = true\nbind = "host:1"\n', "tcp.bind: an IP address and a port", ""),
+        (
+            '[tcp]\nenabled = true\nadmin_bind = "127.0.0.1:1"\n',
+            "tcp.admin_bind: over TCP everybody would be an operator",
+            "tcp.admin_keys_file",
+        ),
         ("[inference]\nauth = 'password'\n", "inference.auth", ""),
         ("[admin]\nmode = '0666'\n", "admin.mode: a socket that everybody", ""),
         ("[admin]\nmode = 'rw'\n", "admin.mode: an octal mode", ""),
@@ -226,3 +236,15 @@ def test_what_is_no_address_is_refused(write, env, address):
     write(f'[metrics]\ntcp = "{address}"\n')
     with pytest.raises(BadConfig, match="an IP address and a port"):
         load(None, env)
+
+
+def test_tcp_is_off_and_loopback_without_keys_is_doubted(write, env):
+    write("")
+    settings, _ = load(None, env)
+    assert not settings.tcp.enabled and not settings.tcp.admin_bind
+    write("[tcp]\nenabled = true\n")
+    settings, _ = load(None, env)
+    (doubt,) = doubts(settings)
+    assert "every user of this machine" in doubt
+    write('[tcp]\nenabled = true\nbind = "[::]:1"\n[inference]\nauth = "key"\n')
+    assert load(None, env)[0].tcp.bind == "[::]:1", "tenants have keys"
