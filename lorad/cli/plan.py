@@ -28,6 +28,22 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
 
 
+def _module(incomplete: str) -> list[str]:
+    """The last of several words with commas between."""
+    from engine.layout import MODULES, PAIRED_ENDS
+    from lorad.capacity import TARGETS
+
+    before, comma, word = incomplete.rpartition(",")
+    known = (*TARGETS, *MODULES, *PAIRED_ENDS)
+    return [f"{before}{comma}{one}" for one in known if one.startswith(word)]
+
+
+def _dtype(incomplete: str) -> list[str]:
+    from engine.layout import ITEMSIZE
+
+    return [one for one in ITEMSIZE if one.startswith(incomplete)]
+
+
 def plan(
     context: typer.Context,
     model: Annotated[
@@ -38,7 +54,12 @@ def plan(
         str, typer.Option(metavar="RANK:COUNT,...", help="Adapters, such as 16:100,64:20.")
     ] = "16:100",
     targets: Annotated[
-        str, typer.Option(metavar="MODULES", help="all, attention, mlp, or names of modules.")
+        str,
+        typer.Option(
+            metavar="MODULES",
+            help="all, attention, mlp, or names of modules.",
+            autocompletion=_module,
+        ),
     ] = "all",
     requests: Annotated[
         int, typer.Option(metavar="N", min=0, max=65536, help="That run at once.")
@@ -66,7 +87,8 @@ def plan(
         int | None, typer.Option(metavar="TOKENS", help="8, 16, 32 or 64; usually 16.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.")
+        str | None,
+        typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.", autocompletion=_dtype),
     ] = None,
     slots: Annotated[
         int | None,

@@ -62,7 +62,9 @@ def show(plan: Plan, options: Options) -> None:
     Table(MODULES, options).print([(a, m) for a in plan.adapters for m in a.modules])
     if plan.steps:
         print_line("")
-        print_line(f"a decode step of {plan.kv.requests} requests at {plan.kv.tokens} tokens")
+        asked = f"a decode step of {plan.kv.requests} requests at {plan.kv.tokens} tokens"
+        bandwidth = plan.constants[0]
+        print_line(f"{asked}, at {bandwidth.value / 1e12:.3g} TB/s ({bandwidth.source})")
         Table(STEPS, options).print(plan.steps)
     print_line("")
     print_pairs(list(_cost(plan)))

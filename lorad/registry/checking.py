@@ -49,7 +49,9 @@ def check(path: Path, store: Path, *, follows: bool) -> RegistryCheck:
                     counts = _counts(connection)
                     problems += _against_store(connection, store)
         except sqlite3.DatabaseError as error:
-            problems.insert(0, f"it is damaged: {error}")
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            what = "it is damaged" if code in sqlite.CORRUPT else "it cannot be read"
+            problems.insert(0, f"{what}: {error}")
         cards = Cards(store / ".cards").generation()
         if found.version == SCHEMA_VERSION and not follows:
             problems += _against_cards(counts.generation, cards)

@@ -227,7 +227,8 @@ def write_backup(database: Path, target: Path) -> None:
     temporary = target.with_name(f".{target.name}.part")
     copies.remove_database(temporary)
     try:
-        sqlite.backup(database, temporary, lambda: None)
+        with sqlite.translating(database):
+            sqlite.backup(database, temporary, lambda: None)
         os.chmod(temporary, 0o600)
         copies.sync(temporary)
         os.replace(temporary, target)

@@ -5,7 +5,8 @@ Goes in: a path.  Comes out: SQLAlchemy engines for the one writer and for many 
 """
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,18 @@ def translate(error: BaseException, path: Path) -> BaseException:
             f"the registry cannot be used: {cause}", hint="check the state directory and its disk"
         )
     return error
+
+
+@contextmanager
+def translating(path: Path) -> Iterator[None]:
+    """What SQLite says of the database at `path` is raised as lorad's own error."""
+    try:
+        yield
+    except Exception as error:
+        translated = translate(error, path)
+        if translated is error:
+            raise
+        raise translated from error
 
 
 def companions(database: Path) -> tuple[Path, Path]:

@@ -56,9 +56,10 @@ class Ledger:
         return RegistryImported(items=tuple(items), dry_run=ask.dry_run)
 
     def _copy(self) -> bytes:
-        with tempfile.TemporaryDirectory(dir=self._registry.path.parent) as folder:
+        path = self._registry.path
+        with sqlite.translating(path), tempfile.TemporaryDirectory(dir=path.parent) as folder:
             copy = Path(folder) / "copy.db"
-            sqlite.backup(self._registry.path, copy, lambda: None)
+            sqlite.backup(path, copy, lambda: None)
             return copy.read_bytes()
 
     def _entries(self) -> tuple[RegistryEntry, ...]:

@@ -58,3 +58,11 @@ def test_the_environment_names_the_daemon(monkeypatch, tmp_path):
     monkeypatch.setenv("LORAD_HOST", f"unix://{tmp_path}/none")
     assert complete.resident_name(Context(), "") == []
     assert complete.cold_name(Context(), "") == []
+
+
+def test_modules_of_a_plan_complete_after_a_comma():
+    from lorad.cli.plan import _dtype, _module
+
+    assert _module("att") == ["attention"]
+    assert _module("mlp,lm") == ["mlp,lm_head"]
+    assert _dtype("b") == ["bfloat16"]

@@ -231,6 +231,12 @@ def test_a_unit_that_does_not_fit_says_which_line(tmp_path, text, said):
     assert said in found[0].message
 
 
+@pytest.mark.parametrize("where", ["", "user"])
+def test_the_units_that_lorad_brings_along_fit(tmp_path, where):
+    folder = Path(__file__).parents[3] / "docs/contrib/systemd" / where
+    assert only(disks.unit(None, True, 30.0, booted=tmp_path, places=[str(folder)]))[0] == "ok"
+
+
 def test_no_unit_is_a_warning_where_systemd_runs_and_nothing_where_not(tmp_path):
     assert only(disks.unit(None, True, 30.0, booted=tmp_path, places=[]))[0] == "warn"
     assert only(disks.unit(None, True, 30.0, booted=tmp_path / "no", places=[]))[0] == "ok"

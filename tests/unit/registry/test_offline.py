@@ -11,6 +11,7 @@ from lorad.registry import checking, offline
 from lorad.registry.lock import state_lock
 from lorad.registry.records import TenantRecord
 from lorad.registry.registry import Registry
+from lorad.registry.store import Store
 from lorad.wire_registry import RegistryEntry
 
 
@@ -116,6 +117,19 @@ def test_a_restore_says_whose_files_are_not_there(filled):
     shutil.rmtree(filled.store / rev)
     [lost] = offline.restore(filled, copy, actor="").lost
     assert lost == f"b: the files of {rev[:12]} are not in the store"
+
+
+def test_a_copy_is_restored_on_another_host_that_has_the_store(filled, tmp_path):
+    copy = tmp_path / "copy.db"
+    offline.write_backup(filled.database, copy)
+    there = offline.Place(tmp_path / "there", tmp_path / "elsewhere" / "store")
+    shutil.copytree(filled.store, there.store, ignore=shutil.ignore_patterns(".cards"))
+    assert offline.restore(there, copy, actor="").lost == ()
+    registry = Registry.open(there.state, store=Store(there.store))
+    assert registry.reconcile().result().missing == ()
+    first = registry.get("acme/a")
+    assert first.pinned and registry.store.has(first.serving_rev)
+    registry.close()
 
 
 def test_what_is_no_backup_is_refused_and_nothing_is_touched(filled, tmp_path):
@@ -259,6 +273,20 @@ def test_a_database_that_went_back_in_time_is_told(filled):
     shutil.copyfile(old, filled.database)
     [problem] = check(filled).problems
     assert problem.startswith("it went back in time") and "the next start mends it" in problem
+
+
+def test_one_that_is_written_to_meanwhile_is_not_called_damaged(filled, monkeypatch):
+    monkeypatch.setattr(checking.sqlite, "BUSY_TIMEOUT_SECONDS", 0.0)
+    other = sqlite3.connect(filled.database, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    other.execute("UPDATE facts SET value = value + 1 WHERE key = 'generation'")
+    other.execute("COMMIT")
+    try:
+        with pytest.raises(RegistryUnusable, match="locked"):
+            check(filled)
+    finally:
+        other.close()
 
 
 def test_no_registry_is_a_problem_too(place):
