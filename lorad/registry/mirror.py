@@ -5,7 +5,8 @@ Goes in: `Passed`, read inside the transaction.  Comes out: files beside the sto
 what could not be written is tried again with the next one.
 """
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from sqlalchemy import Connection, select
@@ -16,6 +17,8 @@ from lorad.registry.cards import Card, Cards, TenantsCard
 from lorad.registry.models import adapters
 from lorad.registry.records import RevisionRecord
 from lorad.registry.store import Store
+
+log = logging.getLogger("lorad.registry")
 
 #: A backup follows this many changes, or the first change after so many seconds.
 BACKUP_CHANGES = 500
@@ -55,21 +58,30 @@ class Mirror:
         self.backups = backups
         self._clock = clock
         self._behind: dict[str, Card] = {}
+        self._revisions: dict[str, RevisionRecord] = {}  # likewise
         self._tenants: TenantsCard | None = None  # likewise
         self._changes = 0
         self._backed_up_at = clock()
 
     def follow(self, passed: Passed) -> None:
-        """Write the cards; OSError leaves them to the next call."""
+        """Write the cards; a disk that is full or read-only leaves them to the next call."""
         self._changes += 1
         self._behind |= {card.name: card for card in passed.cards}
+        self._revisions |= {revision.rev: revision for revision in passed.revisions}
         self._tenants = passed.tenants or self._tenants
-        for revision in passed.revisions:
+        try:
+            self._write(passed.generation)
+        except OSError as error:
+            log.error("cards cannot be written now, the write itself stands: %s", error)
+
+    def _write(self, generation: int) -> None:
+        for revision in self._revisions.values():
             self._cards.write_revision(revision)
         if self._tenants is not None:
             self._cards.write_tenants(self._tenants)
-        self._cards.write(self._behind.values(), passed.generation)
+        self._cards.write(self._behind.values(), generation)
         self._behind.clear()
+        self._revisions.clear()
         self._tenants = None
 
     def catch_up(self, connection: Connection, store: Store, passed: Passed) -> bool:
@@ -83,7 +95,9 @@ class Mirror:
         passed.read(connection, store, reached, self._cards.names() - _names(connection))
         return True
 
-    def forget_revisions(self, revs: Iterable[str]) -> None:
+    def forget_revisions(self, revs: Collection[str]) -> None:
+        for rev in revs:
+            self._revisions.pop(rev, None)
         self._cards.drop_revisions(revs)
 
     def backup_due(self) -> bool:

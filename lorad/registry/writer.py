@@ -115,5 +115,7 @@ def _after(job: _Job[T], result: T) -> None:
         return
     try:
         job.then(result)
+    except OSError as error:  # the disk's trouble, and said once already where it matters
+        log.error("what follows a registry write failed, the write itself stands: %s", error)
     except Exception:
         log.exception("what follows a registry write failed; the write itself stands")

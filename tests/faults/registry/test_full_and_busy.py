@@ -14,6 +14,7 @@ import pytest
 
 from lorad.errors import LoradError
 from lorad.registry import failpoints
+from lorad.registry.cards import Cards
 from lorad.registry.registry import Registry
 
 Fill = Callable[..., list[str]]
@@ -106,6 +107,41 @@ def test_a_full_disk_under_the_cards_does_not_fail_the_change_and_they_catch_up(
     priorities = {a.name: a.priority for a in rebuilt.list().items}
     rebuilt.close()
     assert priorities == {"n0": 0, "n1": 91, "n2": 92}
+
+
+def test_files_of_what_was_removed_go_though_its_card_cannot_be_written(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are what the disk is full of; and an operator reads a line of it, no traceback."""
+    _full_at("cards.written")
+    there = registry.get("n0")
+    assert there is not None and there.serving_rev is not None
+    registry.remove("n0", None).result()
+    assert registry.collect(set()).result() == (there.serving_rev,)
+    registry.set_priority("n1", 91).result()  # what follows a write is done before the next
+    assert not registry.store.has(there.serving_rev)
+    assert "No space left" in caplog.text and "Traceback" not in caplog.text
+
+
+def test_the_card_of_a_revision_that_met_a_full_disk_is_written_later(
+    registry: Registry, tmp_path: Path, child: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(cards: Any, revision: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    op = {"op": "register", "name": "late", "content": 39, "candidate": False, "pin": None}
+    rev = child.digest(child.content(39))
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(Cards, "write_revision", full)
+        child.submit(registry, op | {"rev": rev, "priority": 1}).result()
+    registry.set_priority("n2", 92).result()
+    registry.close()
+    for lost in (tmp_path / "registry.db", *(tmp_path / "backups").glob("*")):
+        lost.unlink()
+    rebuilt = Registry.open(tmp_path)
+    found = rebuilt.get("late")
+    rebuilt.close()
+    assert found is not None and found.serving_rev == rev
 
 
 def test_a_foreign_lock_is_waited_for_and_then_told_as_busy(
