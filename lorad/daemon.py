@@ -117,7 +117,7 @@ def run(
         with ground(settings, places, env) as held:
             asyncio.run(Daemon(held, Notifier(env), reload, ring).run())
     except StartError as error:
-        error.print()
+        error.print(logs.error_mark(env))
         return error.exit
     except Exception:  # the last border: a fault of ours is logged whole, and is exit 1
         log.critical("lorad failed", exc_info=True)

@@ -164,11 +164,11 @@ class StartError(Exception):
         self.message = message
         self.hint = hint
 
-    def print(self) -> None:
-        """One line on stderr, and one with the next step."""
-        print(f"lorad: error: {self.message}", file=sys.stderr)
+    def print(self, mark: str = "") -> None:
+        """One line on stderr, and one with the next step; `mark` is the journal's priority."""
+        print(f"{mark}lorad: error: {self.message}", file=sys.stderr)
         if self.hint:
-            print(f"  try: {self.hint}", file=sys.stderr)
+            print(f"{mark}  try: {self.hint}", file=sys.stderr)
 
 
 class BadConfig(StartError):

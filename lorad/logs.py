@@ -46,6 +46,11 @@ def is_journal(told: str, stream: TextIO) -> bool:
     return told == f"{found.st_dev}:{found.st_ino}"
 
 
+def error_mark(env: Mapping[str, str]) -> str:
+    """In front of what is printed and not logged: its priority, if stderr is the journal."""
+    return "<3>" if is_journal(env.get("JOURNAL_STREAM", ""), sys.stderr) else ""
+
+
 def set_level(level: str) -> None:
     logging.getLogger().setLevel(level.upper())
     for name in _CHATTY:

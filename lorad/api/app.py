@@ -152,6 +152,7 @@ def inference_tcp_app(deps: Deps, keys: TcpKeys) -> Starlette:
         limits.request_receipt,
         admit=partial(tcp.admit, deps, keys),
         open_paths=OPEN,
+        on_refused=partial(audit.refused, deps, "inference"),
         listener="tcp",
     )
     return _app(deps, INFERENCE, bounds, Middleware(tcp.KnownHost, deps=deps))
@@ -166,6 +167,7 @@ def admin_tcp_app(deps: Deps, keys: TcpKeys) -> Starlette:
         limits.request_receipt,
         admit=partial(tcp.admit_operator, keys),
         open_paths=OPEN,
+        on_refused=partial(audit.refused, deps, "admin"),
         streamed=_is_upload,
         listener="tcp-admin",
     )

@@ -40,7 +40,9 @@ _NAMES = ("name", "tenant", "operation_id", "upload_id")
 
 
 def actor_of(scope: Scope) -> str:
-    """`uid 1000 pid 7`, as the kernel saw them at connect."""
+    """`uid 1000 pid 7`, as the kernel saw them at connect; over TCP `tcp key NAME`."""
+    if (name := scope.get("lorad_operator")) is not None:
+        return f"tcp key {name}"
     peer = scope.get("lorad_peer")
     return "unknown peer" if peer is None else f"uid {peer.uid} pid {peer.pid}"
 

@@ -11,10 +11,12 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lorad.api.audit import actor_of
 from lorad.api.deps import Deps
 from lorad.api.identity import key_of
 from lorad.errors import LoradError
 from lorad.key_file import NONE, Keys
+from lorad.registry.journal import act_as
 from lorad.service.callers import operator
 
 _HOW = "authorization: Bearer KEY"
@@ -47,6 +49,7 @@ def admit_operator(keys: TcpKeys, scope: Scope, headers: Headers) -> None:
     if name is None:
         raise LoradError("invalid_api_key", "an operator's key is needed here", hint=_HOW)
     scope["lorad_operator"] = name
+    act_as(actor_of(scope))
 
 
 class KnownHost:

@@ -110,14 +110,14 @@ def _serve(
     log_level: str | None,
     log_format: str | None,
 ) -> int:
-    from lorad import config_sources
+    from lorad import config_sources, logs
 
     flags = {"log.level": log_level, "log.format": log_format}
     given = {key: value for key, value in flags.items() if value is not None}
     try:
         settings, places = config_sources.load(config, os.environ, given)
     except BadConfig as error:
-        error.print()
+        error.print(logs.error_mark(os.environ))
         return error.exit
     if print_config:
         print_line(config_sources.dump(settings))

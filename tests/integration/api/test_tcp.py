@@ -95,6 +95,24 @@ def test_each_inference_route_wants_a_key(ask, method, path):
     assert ask("inference", method, path, USER).status_code not in (401, 403)
 
 
+def test_who_did_what_over_tcp_is_called_by_its_keys_name(tcp, ask, monkeypatch):
+    noted = []
+
+    class Notes:
+        def note(self, actor, action, name, result, **more):
+            noted.append((actor, action, result))
+
+    monkeypatch.setattr(tcp.api.deps, "audit", Notes())
+    assert ask("admin", "POST", "/admin/v1/drain", BOSS).status_code == 200
+    assert refused(ask("admin", "POST", "/admin/v1/drain", WRONG))
+    assert refused(ask("inference", "POST", "/v1/completions", WRONG))
+    assert noted == [
+        ("tcp key boss", "drain", "ok"),
+        ("unknown peer", "drain", "invalid_api_key"),
+        ("unknown peer", "request", "invalid_api_key"),
+    ]
+
+
 def test_health_is_open_and_the_planes_do_not_mix(ask):
     for plane in ("inference", "admin"):
         for path in sorted(OPEN):

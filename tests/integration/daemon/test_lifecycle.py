@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -221,6 +222,12 @@ def test_systemd_hears_of_it_and_keeps_the_sockets_that_it_passed(daemon):
         while not heard[-1].startswith("STOPPING=1"):
             heard.append(notify.recv(4096).decode())
         assert "EXTEND_TIMEOUT_USEC=" in heard[-1]
+        # Nobody serves now; who connects waits in the backlog, and is answered after the restart.
+        with daemon.http() as http, ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(http.get, "/livez")
+            daemon.start_under_systemd(address, inference, admin)
+            assert waiting.result(60).status_code == 200
+        assert daemon.stop() == 0
     assert daemon.inference.exists()
     assert daemon.admin.exists()
 

@@ -42,6 +42,18 @@ def test_the_journal_is_known_by_its_stream_and_not_by_an_inherited_variable(tmp
         assert not logs.is_journal("", stream)
 
 
+def test_an_error_at_the_start_has_a_priority_too(tmp_path, monkeypatch, capsys):
+    with (tmp_path / "log").open("w+") as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        found = os.fstat(stream.fileno())
+        env = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        LockHeld("another lorad", hint="loractl status").print(logs.error_mark(env))
+        assert logs.error_mark({}) == ""
+        stream.seek(0)
+        said = stream.read()
+    assert said == "<3>lorad: error: another lorad\n<3>  try: loractl status\n"
+
+
 def test_an_event_is_fields_in_json():
     line = record("adapter.added a")
     line.fields = {"event": "adapter.added", "name": "a", "rev": "", "cause": "in\nbox"}
