@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.assembly import make_planner, make_runner
+from engine.compile_ahead import compile_ahead
 from engine.config import EngineConfig
 from engine.graphs import LATE_GRAPHS
 from engine.layout import BlockLayout
@@ -50,6 +51,7 @@ def measure(
     arena = Arena(spec, layout, block_size=config.block_size, num_blocks=blocks, device=device)
     planner = make_planner(config, arena, {}, _no_manifest)
     runner = make_runner(config, model, arena, planner, vocab_size, lookahead=True)
+    compile_ahead(model, planner, runner.ladder)
     made = used_bytes(device)
     graphs, num_graphs = _measure_graphs(runner, device)
     captured = used_bytes(device)

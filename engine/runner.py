@@ -18,7 +18,7 @@ from engine.adapters.slots import SlotRow
 from engine.batch import Batch, Batcher
 from engine.graphs import START_GRAPHS, StepGraphs
 from engine.kernels.lora_meta import LoraMeta
-from engine.ladder import Rung
+from engine.ladder import Ladder, Rung
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest, TokenLogprobs
 from engine.models.decoder import Decoder
@@ -64,13 +64,18 @@ class Runner:
         #: What the next owner of a block that this step has used waits for; None on the CPU.
         self.fence: torch.cuda.Event | None = None
 
+    @property
+    def ladder(self) -> Ladder | None:
+        """What steps are padded to; None where they are not."""
+        return self._batcher.ladder
+
     def usual(self) -> list[tuple[Rung, LoraMeta | None]]:
         """What graphs are captured for at start, the most rows first; None = base rows only.
 
         As fine a choice as START_GRAPHS graphs allow, or the coarsest.  Nothing where steps are not
         padded.
         """
-        rungs = self._batcher.ladder.all if self._batcher.ladder else ()
+        rungs = self.ladder.all if self.ladder else ()
         for coarse in (1, 2, 4, 8):
             plans: list[tuple[Rung, LoraMeta | None]] = []
             for rung in rungs:

@@ -7,7 +7,7 @@ is items of no rows.  A few dozen numpy calls, whatever the number of requests. 
 for what.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from engine.kernels.tiles import (
     FEW_WIDE,
     GRAPHED_SHORT,
     MANY_SHORT,
+    NARROW,
     Shape,
     Tiles,
     pick,
@@ -64,6 +65,7 @@ class DevicePlanner:
         self.slots = slots
         self._choose = (lambda shape: DETERMINISTIC) if deterministic else choose
         choices = (DETERMINISTIC,) if deterministic else tuple(choices)
+        self._choices = choices
         layout, device = arena.layout, arena.device
         store = LoraStore(
             arena=arena.bytes.view(-1).view(DTYPES[layout.dtype]),
@@ -183,6 +185,16 @@ class DevicePlanner:
     def words_of(self, kind: LoraClass) -> int:
         """How much of `words` a step of `kind` has written, up to the end."""
         return kind.num_items * ITEM_WORDS // 2
+
+    def every_choice(self) -> Iterator[LoraMeta]:
+        """A plan for each form that the kernels have: every choice of tiles that the ranks allow,
+        with extras and without."""
+        for tiles in self._choices:
+            narrow = self._max_rank <= NARROW and len(self._choices) > 1
+            if narrow and tiles.expand.all_ranks:
+                continue  # no step is ever wide
+            for extras in (False, True):
+                yield self.view(LoraClass(tiles, 1, 1, extras))
 
     def classes(self, rung: Rung, coarse: int = 1) -> list[LoraMeta]:
         """Plans of the classes that steps of `rung` usually meet; fewer if `coarse` is above 1."""

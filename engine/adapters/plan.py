@@ -58,6 +58,10 @@ class StepPlanner:
         if self._device is not None:
             self._device.bind(words)
 
+    def every_choice(self) -> Iterable[LoraMeta]:
+        """A plan for each form of the kernels; none without a device.  Only once it is bound."""
+        return self._device.every_choice() if self._device is not None else ()
+
     def meta(
         self,
         work: StepWork,

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.dependent import let_next_come, wait_for_earlier
+from engine.kernels.launch import launch
 from engine.kernels.lora_expand_rows import many_rows, near_or_far
 from engine.kernels.lora_meta import LoraDevicePlan
 from engine.kernels.lora_place import load_item, load_word
@@ -42,7 +43,9 @@ def expand(
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
     if store.pdl:
         options["launch_pdl"] = True
-    _expand[(tiles_of(form) * plan.kind.expand_items,)](
+    launch(
+        _expand,
+        (tiles_of(form) * plan.kind.expand_items,),
         store.h,
         store.arena,
         store.table,

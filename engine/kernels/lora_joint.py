@@ -22,6 +22,7 @@ from torch import Tensor
 
 from engine.kernels import lora_expand, lora_shrink
 from engine.kernels.dependent import let_next_come
+from engine.kernels.launch import launch
 from engine.kernels.lora_expand import expand_item
 from engine.kernels.lora_meta import LoraDevicePlan, LoraStore
 from engine.kernels.lora_shrink_items import shrink_rows, shrink_tiles
@@ -62,7 +63,9 @@ def joined(
     shrinks = awaited(plan, group)
     expands = lora_expand.tiles_of(of_expand) * plan.kind.expand_items
     entry = store.entry(layer, group)
-    _joint[(shrinks + expands,)](
+    launch(
+        _joint,
+        (shrinks + expands,),
         x,
         store.arena,
         store.table,

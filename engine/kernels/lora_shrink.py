@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.dependent import let_next_come
+from engine.kernels.launch import launch
 from engine.kernels.lora_meta import LoraDevicePlan, LoraStore
 from engine.kernels.lora_shrink_items import shrink_rows, shrink_tiles
 from engine.kernels.tiles import ShrinkTile
@@ -38,7 +39,7 @@ def shrink(x: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
     args = (x, store.arena, store.table, plan.shrink, store.h, store.entry(layer, group))
     # along x: 1,024 rows of rank 512 are more than y can count
     grid = (form["SPLITS"] * plan.kind.shrink_items, 1, sides(group, plan))
-    (_shrink_tiles if tile.form == "dot" else _shrink_rows)[grid](*args, **common)
+    launch(_shrink_tiles if tile.form == "dot" else _shrink_rows, grid, *args, **common)
 
 
 def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:

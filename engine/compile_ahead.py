@@ -1,0 +1,58 @@
+"""Compile LoRA's kernels before the first steps need them one by one.
+
+Goes in: the model and the step planner.  Comes out: Triton's cache, filled for every choice of
+tiles, with and without what an adapter has besides its factors.  One after the other, as they were
+met, these took minutes of a start with an empty cache; most of that is the compiler's, which many
+threads can be in at a time.
+"""
+
+import logging
+
+from engine.adapters.plan import StepPlanner
+from engine.kernels.gemm import leads
+from engine.kernels.launch import compiling
+from engine.kernels.lora import lora_expand, lora_joined, lora_shrink
+from engine.kernels.lora_meta import LoraMeta
+from engine.ladder import Ladder
+from engine.models.decoder import Decoder
+from engine.models.layers import LoraLinear
+
+log = logging.getLogger(__name__)
+
+
+def compile_ahead(model: Decoder, planner: StepPlanner, ladder: Ladder | None) -> None:
+    """Wait until all is compiled that steps of `model` may launch for adapters.  Runs nothing."""
+    groups = {m.group: m for m in model.modules() if isinstance(m, LoraLinear)}
+    rows = sorted({rung.rows for rung in ladder.all} if ladder else {1})
+    try:
+        with compiling():
+            for meta in planner.every_choice():
+                for linear in groups.values():
+                    _compile(linear, meta, rows)
+    except Exception as error:  # kernels are compiled when they are met, then: later, and as well
+        log.warning("kernels are compiled one by one: %s: %s", type(error).__name__, error)
+
+
+def _compile(linear: LoraLinear, meta: LoraMeta, rows: list[int]) -> None:
+    weight, fixed = linear.weight, linear.deterministic
+    x, y = (weight.new_empty(rows[-1], width) for width in reversed(weight.shape))
+    lora_shrink(x, layer=linear.layer, modules=linear.modules_fused, meta=meta)
+    lora_expand(
+        y,
+        x,
+        layer=linear.layer,
+        modules=linear.modules_fused,
+        splits=linear.splits,
+        meta=meta,
+        base_bias=linear.bias,
+        deterministic=fixed,
+    )
+    if any(leads(x[:count], weight, deterministic=fixed) for count in rows):
+        lora_joined(
+            y,
+            x,
+            layer=linear.layer,
+            modules=linear.modules_fused,
+            meta=meta,
+            base_bias=linear.bias,
+        )
