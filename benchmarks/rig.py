@@ -4,6 +4,7 @@ Goes in: an EngineConfig.  Comes out: a `Rig` that carries out commands and know
 number.  Noise is right for speed and never enough for correctness.  Knows no workload.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -40,6 +41,19 @@ def random_prompt(rng: np.random.Generator, length: int, vocab: int) -> list[int
     return [int(i) for i in rng.integers(0, vocab, length)]
 
 
+class _Told:
+    """Says on stderr which phase of a start begins, and when: an end by a time limit explains
+    itself."""
+
+    def __init__(self) -> None:
+        self._begun, self._phase = time.monotonic(), ""
+
+    def __call__(self, phase: str, fraction: float) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            print(f"start: {phase} at {time.monotonic() - self._begun:.1f} s", file=sys.stderr)
+
+
 class Rig:
     """A core, and adapters of rank RANK on all projections.
 
@@ -56,7 +70,7 @@ class Rig:
         lookahead: bool | None = None,
         files: int = 1,
     ) -> None:
-        self.core = Engine(config, lookahead=lookahead).core
+        self.core = Engine(config, lookahead=lookahead, progress=_Told()).core
         self._scratch = scratch
         self._files = files
         self._ids = count(1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.assembly import make_planner, make_runner
+from engine.assembly import Progress, make_planner, make_runner
 from engine.compile_ahead import compile_ahead
 from engine.config import EngineConfig
 from engine.graphs import LATE_GRAPHS
@@ -38,7 +38,12 @@ class Use:
 
 
 def measure(
-    config: EngineConfig, spec: ModelSpec, layout: BlockLayout, model: Decoder, vocab_size: int
+    config: EngineConfig,
+    spec: ModelSpec,
+    layout: BlockLayout,
+    model: Decoder,
+    vocab_size: int,
+    progress: Progress,
 ) -> Use:
     """Run the largest steps over a small arena, and capture a few graphs, for what all will take.
 
@@ -51,7 +56,9 @@ def measure(
     arena = Arena(spec, layout, block_size=config.block_size, num_blocks=blocks, device=device)
     planner = make_planner(config, arena, {}, _no_manifest)
     runner = make_runner(config, model, arena, planner, vocab_size, lookahead=True)
+    progress("kernels", 0.8)
     compile_ahead(model, planner, runner.ladder)
+    progress("memory", 0.82)
     made = used_bytes(device)
     graphs, num_graphs = _measure_graphs(runner, device)
     captured = used_bytes(device)

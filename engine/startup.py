@@ -79,7 +79,7 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
     layout = spec.block_layout(block_size=config.block_size, dtype=config.dtype)
     cuda = device.type == "cuda"
     vocab_size = min(spec.vocab_size, tokenizer_size(folder) or spec.vocab_size)
-    use = measure(config, spec, layout, model, vocab_size) if cuda else None
+    use = measure(config, spec, layout, model, vocab_size, progress) if cuda else None
     num_blocks = plan_blocks(config, layout, spec, room=use.room if use else None)
     config = _fit_length(replace(config, num_blocks=num_blocks), spec)
     arena = Arena(spec, layout, block_size=config.block_size, num_blocks=num_blocks, device=device)
