@@ -67,7 +67,7 @@ class ApiError(Exception):
 class Caller:
     """One connection pool.  `host` is as shown to people.
 
-    Over TCP it sends the key of LORAD_API_KEY: command lines are seen by everybody.
+    It sends the key of LORAD_API_KEY: command lines are seen by everybody.
     """
 
     def __init__(self, host: str | os.PathLike[str], timeout: float) -> None:
@@ -82,7 +82,7 @@ class Caller:
             transport=transport,
             timeout=timeout,
             trust_env=False,
-            headers={} if self._uds or not key else {"authorization": f"Bearer {key}"},
+            headers={"authorization": f"Bearer {key}"} if key else {},
         )
 
     def close(self) -> None:

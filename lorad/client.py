@@ -322,14 +322,15 @@ def _operation_path(id: str) -> str:
 
 
 def openai(sock: str | os.PathLike[str], **options: Any) -> Any:
-    """An `openai.OpenAI` over the inference socket; `options` are its own.
+    """An `openai.OpenAI` over the inference socket; `options` are its own.  Its key is that of
+    `LORAD_API_KEY`, unless another one is given.
 
     From version 3 openai-python speaks through httpx2, before that through httpx.
     """
     import openai as sdk
 
     _, base_url, path = address(sock)
-    options.setdefault("api_key", "unused")
+    options.setdefault("api_key", os.environ.get("LORAD_API_KEY") or "unused")
     if not path:
         return sdk.OpenAI(base_url=f"{base_url}/v1", **options)
     if hasattr(sdk, "DefaultHttpx2Client"):

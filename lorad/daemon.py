@@ -254,7 +254,7 @@ class Daemon:
             operators=admin_uids(settings.admin.allow_uids),
             tenants=registry.tenants.all(),
         )
-        self.tenancy = Tenancy(registry, self.callers)
+        self.tenancy = Tenancy(registry, self.callers, self.events)
         self.tenancy.on_change = self.requests.rates.forget
         self.draining = Draining(self.gate, self.names, self.requests, self.events)
         listing = Listing(self.names, self.picture, self.events, info=lambda: self.link.info)

@@ -56,6 +56,10 @@ TYPES: Mapping[str, str] = {
     "slot.loading": "A revision is being copied to the GPU.",
     "slot.undrain": "A revision that drained may stay.",
     "store.collected": "Files that nobody needs were removed.",
+    "tenant.added": "There is a new tenant.",
+    "tenant.key_rotated": "A tenant has a new key; the message names it.",
+    "tenant.removed": "A tenant and its keys are gone.",
+    "tenant.set": "What a tenant is or may was changed; the message says what.",
     "watch.warning": "The inbox cannot be watched as it should be.",
 }
 

@@ -20,6 +20,7 @@ from lorad import __version__
 from lorad.caller import ApiError, Unreachable
 from lorad.cli import (
     adapters,
+    audit,
     config,
     daemon,
     doctor,
@@ -35,6 +36,7 @@ from lorad.cli import (
     pull,
     registry,
     run,
+    tenant,
     verify,
 )
 from lorad.cli.options import Options, asks_json, hoist, may_ask, output_format, seconds
@@ -58,6 +60,7 @@ for part in (
     *(daemon, listing, adapters, pull, explain, verify, gc, metrics),
     *(operations, events, run),
     *(config, doctor, plan, registry, operate, logs),
+    *(tenant, audit),
 ):
     part.register(app)
 

@@ -46,6 +46,17 @@ def live_operation(context: typer.Context, incomplete: str) -> list[str]:
     return _asked(context, ask)
 
 
+def tenant_name(context: typer.Context, incomplete: str) -> list[str]:
+    """Tenants."""
+
+    def ask(client: "LoradClient") -> list[str]:
+        from lorad import client_tenants
+
+        return [t.name for t in client_tenants.every(client).items if t.name.startswith(incomplete)]
+
+    return _asked(context, ask)
+
+
 def _adapters(context: typer.Context, incomplete: str) -> list[wire.Adapter]:
     def ask(client: "LoradClient") -> list[wire.Adapter]:
         page = client.adapters(q=incomplete or None, limit=200)

@@ -14,6 +14,9 @@ import re
 import secrets
 from dataclasses import dataclass, field
 
+#: Of every key.
+BEGINNING = "lorad_"
+
 _KEY = re.compile(r"lorad_([a-z2-7]{8})_[A-Za-z0-9_-]{43}")
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 #: Compared with where there is no such key, so that both take as long.

@@ -18,7 +18,7 @@ from lorad.registry.records import KeyRecord, TenantRecord
 from lorad.registry.registry import Registry
 from lorad.service import keys
 from lorad.service.callers import Callers
-from lorad.service.events import rfc3339
+from lorad.service.events import EventRing, rfc3339
 from lorad.wire_tenants import (
     Key,
     Rotate,
@@ -42,8 +42,8 @@ _MOST = 1 << 31
 class Tenancy:
     """`on_change` hears which tenants there are."""
 
-    def __init__(self, registry: Registry, callers: Callers) -> None:
-        self._registry, self._callers = registry, callers
+    def __init__(self, registry: Registry, callers: Callers, events: EventRing) -> None:
+        self._registry, self._callers, self._events = registry, callers, events
         self.on_change: Callable[[set[str]], None] = lambda names: None
 
     def list(self) -> TenantPage:
@@ -66,17 +66,25 @@ class Tenancy:
         _check(fields)
         key = None if made is None else KeyRecord(id=made.id, digest=made.digest)
         record = await self._write(self._registry.tenants.add(TenantRecord(**fields), key))
+        self._events.publish("tenant.added", name=f"tenant:{record.name}")
         return TenantKey(tenant=_shown(record), key="" if made is None else made.text)
 
     async def set(self, name: str, patch: TenantPatch) -> Tenant:
         """Raises not_found, invalid_value, conflict."""
         values = {k: v for k, v in structs.asdict(patch).items() if v is not None}
         _check(values)
-        return _shown(await self._write(self._registry.tenants.set(name, values)))
+        changed = _shown(await self._write(self._registry.tenants.set(name, values)))
+        words = ", ".join(sorted(values))
+        self._events.publish("tenant.set", name=f"tenant:{name}", message=words)
+        return changed
 
     async def remove(self, name: str) -> TenantGone:
         """Its requests in flight end as they are.  Raises not_found."""
         left = await self._write(self._registry.tenants.remove(name))
+        self._events.publish("tenant.removed", name=f"tenant:{name}")
+        if not left:
+            text = "no tenant is left: whom the inference socket lets in may use everything"
+            self._events.publish("config.warning", level="warn", message=text)
         return TenantGone(name=name, left=left)
 
     async def rotate_key(self, name: str, wish: Rotate) -> TenantKey:
@@ -87,7 +95,9 @@ class Tenancy:
         made = keys.new_key()
         key = KeyRecord(id=made.id, digest=made.digest)
         changed = self._registry.tenants.set_key(name, key, grace_seconds=grace)
-        return TenantKey(tenant=_shown(await self._write(changed)), key=made.text)
+        tenant = _shown(await self._write(changed))
+        self._events.publish("tenant.key_rotated", name=f"tenant:{name}", message=f"key {key.id}")
+        return TenantKey(tenant=tenant, key=made.text)
 
     async def flush(self) -> None:
         """Write the times of last use; losing some is fine."""

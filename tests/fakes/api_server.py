@@ -531,7 +531,7 @@ class ApiServer:
         self.audit: Any = Deaf()
         if self.registry is not None:
             self.audit = Audit(self.registry, "both")
-            self.tenancy = Tenancy(self.registry, self.callers)
+            self.tenancy = Tenancy(self.registry, self.callers, self.events)
             self.tenancy.on_change = self.requests.rates.forget
         self.uploads = Uploads(self.adapters, max_bytes=self._max_upload)
         self.metrics, self.http = FakeMetrics(), HttpCounts()

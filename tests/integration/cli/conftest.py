@@ -61,8 +61,8 @@ def adapter(name: str, **fields: Any) -> wire.Adapter:
 class Server:
     """ApiServer whose listing shows `rows` and whose wishes fail as `failures` say."""
 
-    def __init__(self, folder: Path) -> None:
-        self.api = fakes.ApiServer(folder, LIMITS, max_upload=256 * KIB)
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.api = fakes.ApiServer(folder, LIMITS, max_upload=256 * KIB, **options)
         self.admin, self.inference = self.api.admin, self.api.inference
         listing, adapters = self.api.listing, self.api.adapters
         listing.status, listing.page, listing.slots = self._status, self._page, self._slots
@@ -187,8 +187,8 @@ def make_server(tmp_path: Path) -> Iterator[Any]:
     """`make_server(folder)`: one that the test may end."""
     made = []
 
-    def make(folder: Path | None = None) -> Server:
-        made.append(Server(folder or tmp_path))
+    def make(folder: Path | None = None, **options: Any) -> Server:
+        made.append(Server(folder or tmp_path, **options))
         return made[-1]
 
     yield make

@@ -53,7 +53,7 @@ def who(callers, uid, key, auth):
         (1002, ACME.text, ("rival", "acme", "acme")),
         (9, ACME.text, ("permission_denied", "acme", "acme")),
         (None, ACME.text, ("permission_denied", "acme", "acme")),
-        (1001, "wrong", ("acme", "invalid_api_key", "invalid_api_key")),
+        (1001, "unused", ("acme", "invalid_api_key", "acme")),
         (1001, keys.new_key().text, ("acme", "invalid_api_key", "invalid_api_key")),
         (1001, ACME.text[:-1] + "!", ("acme", "invalid_api_key", "invalid_api_key")),
     ],
