@@ -7,6 +7,7 @@ bytes of a database.  Decides nothing itself.
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lorad.api import audit
 from lorad.api.asked import body
 from lorad.api.deps import deps_of
 from lorad.api.respond import json
@@ -19,6 +20,7 @@ async def check(request: Request) -> Response:
 
 async def backup(request: Request) -> Response:
     data = await deps_of(request).ledger.backup()
+    audit.done(request, "registry.backup", "")
     return Response(data, media_type="application/vnd.sqlite3")
 
 
@@ -27,4 +29,8 @@ async def export(request: Request) -> Response:
 
 
 async def take_in(request: Request) -> Response:
-    return json(await deps_of(request).ledger.take_in(await body(request, RegistryImport)))
+    wish = await body(request, RegistryImport)
+    outcome = await deps_of(request).ledger.take_in(wish)
+    if not wish.dry_run:
+        audit.done(request, "registry.import", "", message=f"{len(wish.items)} names")
+    return json(outcome)

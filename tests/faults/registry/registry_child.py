@@ -23,10 +23,11 @@ from typing import Any
 from engine.messages import PackedModule
 from lorad.errors import LoradError
 from lorad.registry import failpoints, migrate, recover
-from lorad.registry.records import RevisionRecord
+from lorad.registry.records import KeyRecord, RevisionRecord, TenantRecord
 from lorad.registry.registry import Registry
 
 NAMES = [f"{tenant}n{i}" for tenant in ("", "acme/") for i in range(4)]
+TENANTS = ["one", "two", "three"]
 IN_FLIGHT = 4
 
 Op = dict[str, Any]
@@ -50,10 +51,11 @@ class Model:
 
     names: dict[str, Name] = field(default_factory=dict)
     changes: int = 0
+    tenants: dict[str, str] = field(default_factory=dict)  # -> the id of its key
 
     def copy(self) -> "Model":
         names = {k: Name(**(vars(v) | {"labels": dict(v.labels)})) for k, v in self.names.items()}
-        return Model(names, self.changes)
+        return Model(names, self.changes, dict(self.tenants))
 
 
 def apply(before: Model, op: Op) -> Model:
@@ -61,7 +63,13 @@ def apply(before: Model, op: Op) -> Model:
     after = before.copy()
     kind, key = op["op"], op["name"]
     name = after.names.get(key)
-    if kind == "register":
+    if kind.startswith("tenant"):
+        if (key in after.tenants) == (kind == "tenant_add"):
+            return before
+        after.tenants[key] = op["key"]
+        if kind == "tenant_remove":
+            del after.tenants[key]
+    elif kind == "register":
         if name is None:
             name = after.names[key] = Name("registered")
         candidate = op["candidate"] and name.serving != op["rev"]
@@ -129,9 +137,22 @@ def draw(rng: random.Random, model: Model) -> Op:
     """Something to do; `model` only steers promotions to what exists."""
     name = rng.choice(NAMES)
     kind = rng.choices(
-        ["register", "promote", "pin", "quarantine", "fail_candidate", "remove", "missing"],
-        [8, 5, 3, 1, 1, 2, 1],
+        [
+            "register",
+            "promote",
+            "pin",
+            "quarantine",
+            "fail_candidate",
+            "remove",
+            "missing",
+            "tenant",
+        ],
+        [8, 5, 3, 1, 1, 2, 1, 4],
     )[0]
+    if kind == "tenant":
+        act = rng.choice(("add", "add", "rotate", "remove"))
+        key = f"{rng.getrandbits(60):015x}"
+        return {"op": f"tenant_{act}", "name": rng.choice(TENANTS), "key": key}
     op: Op = {"op": kind, "name": name}
     if kind == "register":
         op["content"] = rng.randrange(40)
@@ -165,6 +186,13 @@ def submit(registry: Registry, op: Op) -> "Future[Any]":
             revision=revision(op["rev"]),
             as_candidate=op["candidate"],
         )
+    if kind.startswith("tenant"):
+        key = KeyRecord(id=op["key"], digest=digest(op["key"].encode()))
+        if kind == "tenant_add":
+            return registry.tenants.add(TenantRecord(name=name, adapters=(f"{name}/*",)), key)
+        if kind == "tenant_rotate":
+            return registry.tenants.set_key(name, key)
+        return registry.tenants.remove(name)
     if kind == "promote":
         return registry.promote(name, op["rev"])
     if kind == "pin":

@@ -75,14 +75,15 @@ class Victim:
         try:
             assert not registry.report.recovered, registry.report
             _store_is_whole(registry)
-            seen = _picture(registry)
+            seen, tenants = _picture(registry), _keys(registry.tenants.all())
             changes = _generation(registry) - self.generation + self.model.changes
             fitting = [
                 n
                 for n in range(acknowledged, len(states))
-                if _wanted(states[n]) == seen and states[n].changes == changes
+                if (_wanted(states[n]), states[n].tenants, states[n].changes)
+                == (seen, tenants, changes)
             ]
-            assert fitting, _explain(states[acknowledged:], seen, changes)
+            assert fitting, _explain(states[acknowledged:], {**seen, **tenants}, changes)
             self.model = states[fitting[0]]
             self.acknowledged += acknowledged
             self.applied_unacknowledged += fitting[0] - acknowledged
@@ -95,7 +96,15 @@ class Victim:
             self.audited = audit[0].id if audit else 0
         finally:
             registry.close()
-        _cards_follow(self.folder / "state", seen)
+        _cards_follow(self.folder / "state", seen, tenants)
+
+
+def _keys(records: Any) -> dict[str, str]:
+    """Tenant -> the id of its one key, whose digest is that of the id here."""
+    for record in records:
+        for key in record.keys:
+            assert key.digest == hashlib.sha256(key.id.encode()).hexdigest()
+    return {record.name: ",".join(key.id for key in record.keys) for record in records}
 
 
 def _wanted(model: Any) -> dict[str, Any]:
@@ -139,8 +148,11 @@ def _registry_and_store_agree(registry: Registry) -> None:
     assert list((registry.store.directory / ".staging").iterdir()) == []
 
 
-def _cards_follow(state: Path, seen: dict[str, Any]) -> None:
-    cards, broken = Cards(state / "store" / ".cards").read()
+def _cards_follow(state: Path, seen: dict[str, Any], tenants: dict[str, str]) -> None:
+    folder = Cards(state / "store" / ".cards")
+    card = folder.read_tenants()
+    assert _keys(card.tenants if card else ()) == tenants
+    cards, broken = folder.read()
     there = {card.name: card.adapter for card in cards if card.adapter is not None}
     assert broken == []
     serving = {name: record.serving_rev for name, record in there.items()}
