@@ -274,7 +274,7 @@ def spelled(values: tuple[float, ...]) -> str:
 _METRICS = f"""# Metrics
 
 Made by `python docs/generate.py` from `lorad/metrics/table.py`. How to scrape them is in
-[how to](../howto.md#metrics).
+[how to](../howto/metrics.md).
 
 `GET /metrics` on the admin socket, and on `metrics.tcp` if that is set, answers in Prometheus' text
 format, or in OpenMetrics where the `Accept` header asks for it. `loractl metrics` prints the same.

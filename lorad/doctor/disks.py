@@ -73,7 +73,7 @@ def unit(
         places = [*own, *(SYSTEM_UNITS if system else (*USER_UNITS, *SYSTEM_UNITS))]
     found = [path for place in places if (path := Path(place) / "lorad.service").is_file()]
     if not found:
-        yield warn("unit", "there is no lorad.service", "docs/service.md has one")
+        yield warn("unit", "there is no lorad.service", "docs/howto/systemd.md has one")
         return
     try:
         text = found[0].read_text()
