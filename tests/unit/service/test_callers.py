@@ -1,5 +1,6 @@
 """Callers: whose a connection or a key is, in every mode, and what it may ask for."""
 
+import itertools
 import logging
 
 import pytest
@@ -57,6 +58,7 @@ def who(callers, uid, key, auth):
         (1001, keys.new_key().text, ("acme", "invalid_api_key", "invalid_api_key")),
         (1001, ACME.text[:-1] + "!", ("acme", "invalid_api_key", "invalid_api_key")),
     ],
+    ids=itertools.count(),  # keys are drawn anew in every process, and would name the tests
 )
 def test_the_mode_says_what_counts(callers, uid, key, expected):
     assert tuple(who(callers, uid, key, mode) for mode in MODES) == expected
