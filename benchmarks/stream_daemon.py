@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
+import lorad.assembly
 import lorad.daemon
 from engine.client import EngineClient
 from lorad.cli.serve import app
@@ -97,10 +98,10 @@ class Watch:
 class WatchedDaemon(lorad.daemon.Daemon):
     def _build(self) -> None:
         super()._build()
-        self.tasks.spawn(Watch().run())
+        self.services.tasks.spawn(Watch().run())
 
 
 if __name__ == "__main__":
-    lorad.daemon.EngineClient = PacedClient  # type: ignore[misc]
+    lorad.assembly.EngineClient = PacedClient  # type: ignore[misc]
     lorad.daemon.Daemon = WatchedDaemon  # type: ignore[misc]
     sys.exit(app())

@@ -11,7 +11,7 @@ import pytest
 #: what was written down by an earlier process (pulls.py: how long downloads given up are kept).
 SHOWN = {
     "lorad/demo.py",
-    "lorad/daemon.py",
+    "lorad/assembly.py",
     "lorad/registry/registry.py",
     "lorad/service/generation.py",
     "lorad/service/adapters.py",

@@ -1,0 +1,290 @@
+"""What lives between the sockets and the engine: made here, and introduced to each other.
+
+Goes in: settings and the open registry, inside a running loop.  Comes out: `Services`, of which
+nothing runs yet.  Knows no signal, no listener and no order of starting: those are the daemon's.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from engine.client import EngineClient
+from engine.messages import AdapterEvent
+from lorad import __version__
+from lorad.api.guard import admin_uids
+from lorad.base import fingerprint_of, spec_of
+from lorad.config import Settings
+from lorad.errors import BadConfig
+from lorad.metrics.http import HttpCounts
+from lorad.metrics.metrics import Metrics
+from lorad.metrics.sources import Sources
+from lorad.registry.registry import Registry
+from lorad.service.adapters import AdapterService
+from lorad.service.audit import Audit
+from lorad.service.callers import Callers
+from lorad.service.catalog import Catalog
+from lorad.service.draining import Draining
+from lorad.service.dynamic import Dynamic
+from lorad.service.engine_link import EngineLink
+from lorad.service.events import EventRing
+from lorad.service.explain import Explaining
+from lorad.service.fetching import Fetching, Refetch
+from lorad.service.files import AdapterFiles
+from lorad.service.gate import Gate
+from lorad.service.housekeeping import Housekeeping
+from lorad.service.inbox import Inbox, Memory
+from lorad.service.intake import Intake
+from lorad.service.listing import Listing
+from lorad.service.making_room import RoomMaker
+from lorad.service.names import Names, entry_of
+from lorad.service.operations import Operations
+from lorad.service.picture import Picture
+from lorad.service.pins import PinRoom
+from lorad.service.pulls import Pulls
+from lorad.service.registration import Registration
+from lorad.service.requests import RequestService
+from lorad.service.revisions import Revisions
+from lorad.service.snapshot import Snapshot
+from lorad.service.tasks import Tasks
+from lorad.service.tenancy import Tenancy
+from lorad.service.text import TextService
+from lorad.service.verification import Verification
+from lorad.sources import fetch
+from lorad.sources.reference import Reference
+from lorad.watch.watcher import InboxWatcher
+
+TOKENIZER_THREADS = 4
+
+
+class Services:
+    """Everything that runs beside the servers.  Raises BadConfig for a folder it cannot have."""
+
+    def __init__(self, settings: Settings, registry: Registry) -> None:
+        self.settings, self.registry = settings, registry
+        self.started = time.time()
+        self._loop = asyncio.get_running_loop()
+        self.instance_id = secrets.token_hex(8)
+        self.tasks = Tasks()
+        self.events = EventRing(instance_id=self.instance_id)
+        self.gate = Gate()
+        self.text = TextService(Path(settings.model.base), registry.store.path)
+        self.link = EngineLink(
+            settings.engine_config(),
+            self.events,
+            new_client=partial(EngineClient, stall_seconds=settings.model.stall_after),
+            replace_after=settings.model.replace_after,
+        )
+        self._catalog = Catalog(map(entry_of, registry.pointing()))
+        self.names = Names(registry, self._catalog, model=settings.model.name)
+        self.picture = Picture(self.link)
+        self._know_adapters()
+        self._let_arrive()
+        self._answer()
+        self._show()
+
+    def background(self) -> Iterable[Coroutine[object, object, None]]:
+        """What each of them does all the while; the daemon gives them a task each."""
+        return (
+            self.picture.run(),
+            self.housekeeping.run(),
+            self.operations.run(),
+            self.metrics.run(),
+            self.audit.run(),
+        )
+
+    def apply(self, now: Settings) -> None:
+        """Those who keep a setting that may change are told."""
+        self.requests.limit(now.limits)
+        self.pins.settings = now.lora
+        self.callers.operators = admin_uids(now.admin.allow_uids)
+
+    def _know_adapters(self) -> None:
+        """Files, revisions, names, and what leaves the disk."""
+        settings, registry = self.settings, self.registry
+        self._files = AdapterFiles(settings, spec_of(settings), self.link)
+        self._intake = Intake(registry.store, inspect=self._files.inspect, pack=self._files.pack)
+        self._revisions = Revisions(
+            registry, self.link, self._intake, self._catalog, self.events, self.tasks
+        )
+        self.housekeeping = Housekeeping(registry, self.link, self._revisions, self.events)
+        room = RoomMaker(registry, self._revisions, self.housekeeping.collect)
+        self._intake.make_room = self.housekeeping.make_room = room.make
+        self.pins = pins = PinRoom(registry, self._catalog, self.link, settings.lora)
+        registration = Registration(
+            self.names, self.link, self._intake, self._revisions, self.events, check_pin=pins.check
+        )
+        self.adapters = AdapterService(
+            self.names,
+            self.link,
+            self._intake,
+            self._revisions,
+            registration,
+            self.events,
+            self.tasks,
+            check_pin=pins.check,
+            refresh=self.picture.refresh,
+            gate=self.gate,
+        )
+        self.verification = Verification(
+            self.names,
+            self.link,
+            self._intake,
+            self._revisions,
+            self.events,
+            self.tasks,
+            run=self._files.verify,
+        )
+        self.names.on_change = self._revisions.on_change = self.picture.changed
+        self._revisions.on_retired = self.text.forget
+
+    def _let_arrive(self) -> None:
+        """From the inbox, from elsewhere by a pull, and by a request that asks for one."""
+        settings, registry = self.settings, self.registry
+        self.operations = Operations(registry, self.events, self.tasks)
+        self.adapters.on_left = self.operations.adopt
+        fetching = Fetching(partial(_fetcher_for, settings))
+        self.pulls = Pulls(self.operations, fetching, self.adapters, self.names, self._intake)
+        self._revisions.refetch = Refetch(
+            fetching, registry, self._intake, stopping=lambda: self.operations.stopping
+        )
+        self.dynamic = Dynamic(
+            fetching,
+            self.pulls,
+            self.operations,
+            self.names,
+            self.events,
+            self.tasks,
+            allow=settings.lora.resolve_allow if settings.lora.resolve else (),
+            every=settings.lora.resolve_every,
+            max_waiting=max(1, min(settings.limits.queue, settings.limits.connections) // 2),
+        )
+        self.memory = Memory(Path(settings.registry.dir) / "inbox.json")
+        self.inbox = Inbox(
+            self.adapters,
+            self.names,
+            self._intake,
+            self.events,
+            self.tasks,
+            self.memory,
+            copy=self._files.copy,
+            on_delete=settings.watch.on_delete,
+        )
+        self.adapters.on_removed = self.inbox.reconsider
+        self.adapters.on_lost = self.inbox.recover
+        self.housekeeping.on_lost = self.adapters.lose_files
+        self.watcher = self._make_watcher()
+        self.inbox.watcher = self.watcher
+
+    def _answer(self) -> None:
+        """Requests, and who may make them."""
+        settings, registry = self.settings, self.registry
+        self.text.on_missing = self._on_missing
+        self.pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="lorad-text")
+        self.requests = RequestService(
+            self.adapters,
+            self.link,
+            self.text,
+            limits=settings.limits,
+            version=__version__,
+            base_digest=fingerprint_of(Path(settings.model.base)),
+            pool=self.pool,
+            finder=self.dynamic,
+            gate=self.gate,
+        )
+        self.audit = Audit(registry, settings.admin.audit_log)
+        self.callers = Callers(
+            settings.model.name,
+            operators=admin_uids(settings.admin.allow_uids),
+            tenants=registry.tenants.all(),
+        )
+        self.tenancy = Tenancy(registry, self.callers, self.events)
+        self.tenancy.on_change = self.requests.rates.forget
+        self.draining = Draining(self.gate, self.names, self.requests, self.events)
+
+    def _show(self) -> None:
+        """What is so, to operators and to Prometheus."""
+        listing = Listing(self.names, self.picture, self.events, info=lambda: self.link.info)
+        self.explaining = Explaining(
+            self.names, self.link, info=lambda: self.link.info, gate=self.gate
+        )
+        self.snapshot = Snapshot(
+            self.settings,
+            self.link,
+            self.picture,
+            listing,
+            self.adapters,
+            version=__version__,
+            instance_id=self.instance_id,
+        )
+        self.metrics = self._make_metrics()
+
+    def _make_metrics(self) -> Metrics:
+        """Made, and told of what happens."""
+        sources = Sources(
+            settings=self.settings,
+            version=__version__,
+            link=self.link,
+            picture=self.picture,
+            catalog=self._catalog,
+            registry=self.registry,
+            meter=self.requests.meter,
+            aborted=self.requests.aborted,
+            http=HttpCounts(),
+            ready=self.snapshot.ready,
+            counts=self.snapshot.counts,
+            draining=lambda: self.adapters.draining,
+            watcher=lambda: self.watcher,
+        )
+        metrics = Metrics(sources, started=self.started)
+
+        def on_adapter(event: AdapterEvent) -> None:
+            metrics.take_transition(event)  # first: it may be the last that bears its name
+            self._revisions.take_transition(event)
+
+        self.link.on_adapter = on_adapter
+        self.picture.on_snapshot = metrics.take_snapshot
+        self.operations.on_end = metrics.pulled.take
+        return metrics
+
+    def _make_watcher(self) -> InboxWatcher | None:
+        watch = self.settings.watch
+        if watch.mode == "off":
+            return None
+        inbox = Path(watch.dir)
+        try:
+            inbox.mkdir(mode=0o770, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadConfig(f"watch.dir: cannot make {inbox}: {error.strerror}") from error
+        return InboxWatcher(
+            inbox,
+            settle=watch.settle,
+            rescan=watch.rescan,
+            mode=watch.mode,
+            known=self.inbox.known(),
+            on_folder=self.inbox.on_folder,
+            on_gone=self.inbox.on_gone,
+            on_warning=self._on_watch_warning,
+        )
+
+    def _on_missing(self, rev: str) -> None:
+        """From a thread that wanted to read its chat template."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: self.tasks.spawn(self.adapters.lose_files(rev)))
+
+    def _on_watch_warning(self, message: str) -> None:
+        """From the watcher's thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(
+                lambda: self.events.publish("watch.warning", level="warn", message=message)
+            )
+
+
+def _fetcher_for(
+    settings: Settings, reference: Reference, /, *, token: str, offline: bool
+) -> fetch.Fetcher:
+    return fetch.fetcher_for(reference, settings, token=token, offline=offline)
