@@ -26,8 +26,8 @@ from engine.messages import (
     Submit,
 )
 
-#: 1.3e7 in bfloat16 and in float32: seen by whoever reads it, and so small that masked scores
-#: of a half-filled block do not overflow (3.4e38 made NaN of them, which no mask takes away).
+#: Bytes that are a large finite value in every dtype, 1.3e7 in bfloat16 and in float32.  A poison
+#: of NaN hid the trace of a real bug: what had read it was NaN all over, and told nothing of where.
 POISON = 0x4B
 LENGTHS = (3, 16, 33, 60, 90)
 ENDS = {"length", "abort", "draining", "load_failed", "no_room", "model_not_found"}

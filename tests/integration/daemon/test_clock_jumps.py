@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 #: Where the wall clock may be read: to be shown or written down, or against what a server said or
-#: what was written down by an earlier process (pulls.py: how long downloads given up are kept).
+#: what was written down by an earlier process (pulls.py: how long downloads given up are kept;
+#: callers.py: until when an old key is good; audit.py: rows since when).
 SHOWN = {
     "lorad/demo.py",
     "lorad/assembly.py",
+    "lorad/metrics/adapters.py",
+    "lorad/registry/offline.py",
     "lorad/registry/registry.py",
     "lorad/service/generation.py",
     "lorad/service/adapters.py",
+    "lorad/service/audit.py",
+    "lorad/service/callers.py",
+    "lorad/service/engine_link.py",
     "lorad/service/events.py",
     "lorad/service/pulls.py",
     "lorad/sources/patience.py",

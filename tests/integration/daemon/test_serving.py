@@ -199,7 +199,7 @@ def test_a_hangup_with_a_broken_file_changes_nothing_and_says_so(daemon, poll):
     os.kill(daemon.process.pid, signal.SIGHUP)
     poll(lambda: any(e.type == "config.reloaded" for e in daemon.events()), "the reload")
     event = next(e for e in daemon.events() if e.type == "config.reloaded")
-    assert event.message == "needs a restart: lora"
+    assert event.message == "needs a restart: lora.slots"
     daemon.config.write_text(whole)
     assert daemon.is_ready()
 
