@@ -35,6 +35,7 @@ from lorad.service.events import EventRing
 from lorad.service.explain import Explaining
 from lorad.service.fetching import Fetching, Refetch
 from lorad.service.files import AdapterFiles
+from lorad.service.folders import Folders
 from lorad.service.gate import Gate
 from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
@@ -173,6 +174,9 @@ class Services:
             self.memory,
             copy=self._files.copy,
             on_delete=settings.watch.on_delete,
+        )
+        self.folders = Folders(
+            self.adapters, self._intake, copy=self._files.copy_named, vet=self.names.check_free
         )
         self.adapters.on_removed = self.inbox.reconsider
         self.adapters.on_lost = self.inbox.recover

@@ -145,6 +145,7 @@ def _deps(
             max_bytes=ground.settings.watch.max_adapter_bytes,
             vet=services.names.check_free,
         ),
+        folders=services.folders,
         metrics=services.metrics,
         http=services.metrics.sources.http,
         log=log,

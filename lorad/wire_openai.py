@@ -84,12 +84,19 @@ class CompletionRequest(GenerateRequest, frozen=True, kw_only=True):
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True):
-    """`POST /tokenize`: a `prompt`, or `messages` to put through the chat template."""
+    """`POST /tokenize`: a `prompt`, or `messages` to put through the chat template.
+
+    `add_special_tokens` unless said otherwise for a prompt and not for messages, whose template
+    writes its own; `return_token_strs` asks for the tokens as the vocabulary spells them.
+    """
 
     model: str
     prompt: str | None = None
     messages: tuple[ChatMessage, ...] | None = None
     add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):
@@ -241,6 +248,7 @@ class Tokens(Struct, frozen=True, kw_only=True):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] | None = None
 
 
 class Detokenized(Struct, frozen=True, kw_only=True):

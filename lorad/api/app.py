@@ -9,28 +9,29 @@ from functools import partial
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route as PlainRoute
 from starlette.types import Receive, Scope, Send
 
 from lorad.api import (
     admin,
     audit,
+    compat,
     generate,
     health,
     identity,
     metrics,
+    missing,
     models,
+    openapi,
     operate,
     operations,
     registry,
     tcp,
     tenants,
+    tokens,
 )
 from lorad.api.deps import Deps
 from lorad.api.guard import Bounds, Guard, admin_uids
-from lorad.api.respond import failure
 from lorad.api.tcp import TcpKeys
 from lorad.config import Settings
 
@@ -60,8 +61,9 @@ INFERENCE = [
     Route("/v1/models/{id:path}", models.get_model),
     Route("/v1/chat/completions", generate.chat_completions, methods=["POST"]),
     Route("/v1/completions", generate.completions, methods=["POST"]),
-    Route("/tokenize", models.tokenize, methods=["POST"]),
-    Route("/detokenize", models.detokenize, methods=["POST"]),
+    Route("/tokenize", tokens.tokenize, methods=["POST"]),
+    Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    Route("/openapi.json", openapi.describe),
 ]
 
 _V1 = "/admin/v1"
@@ -103,6 +105,8 @@ ADMIN = [
     Route(f"{_V1}{_FILES}", admin.put_file, methods=["PUT"]),
     Route(f"{_V1}/uploads/{{upload_id}}/commit", admin.commit_upload, methods=["POST"]),
     Route(f"{_V1}/uploads/{{upload_id}}", admin.drop_upload, methods=["DELETE"]),
+    Route("/v1/load_lora_adapter", compat.load_lora_adapter, methods=["POST"]),
+    Route("/v1/unload_lora_adapter", compat.unload_lora_adapter, methods=["POST"]),
 ]
 
 
@@ -197,15 +201,11 @@ def _app(deps: Deps, routes: list[Route], bounds: Bounds, *more: Middleware) -> 
     app = Starlette(
         routes=routes,
         middleware=[guard, *more],
-        exception_handlers={HTTPException: _no_route},
+        exception_handlers={HTTPException: missing.no_route},
     )
     app.router.redirect_slashes = False
     app.state.deps, app.state.bounds = deps, bounds
     return app
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    return failure(error)
 
 
 def _is_upload(scope: Scope) -> bool:

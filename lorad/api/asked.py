@@ -4,19 +4,32 @@ Goes in: a request that the guard let in.  Comes out: a checked value, or a 400 
 parameter.
 """
 
+from collections.abc import Mapping
 from typing import TypeVar
 
+from msgspec import Struct
 from starlette.requests import Request
 
-from lorad.api.body import decode
+from lorad.api import params
+from lorad.api.body import decode, fields
 from lorad.api.deps import deps_of
 from lorad.errors import LoradError
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
 
 
 async def body(request: Request, kind: type[T]) -> T:
     return decode(await request.body() or b"{}", kind, max_depth=deps_of(request).limits.json_depth)
+
+
+async def checked(request: Request, kind: type[S], refused: Mapping[str, params.Refused]) -> S:
+    """A body of the inference socket: what is `refused` and says something is a 400, and unknown
+    keys are where the settings want that."""
+    limits, raw = deps_of(request).limits, await request.body()
+    known = decode(raw, kind, max_depth=limits.json_depth)
+    params.check(fields(raw), refused, frozenset(kind.__struct_fields__), limits.strict_params)
+    return known
 
 
 def uid(request: Request) -> int | None:

@@ -35,6 +35,8 @@ _ACTIONS = {
     ("POST", "uploads"): "add",
     ("PUT", "uploads"): "add",
     ("DELETE", "uploads"): "add",
+    ("POST", "load_lora_adapter"): "add",
+    ("POST", "unload_lora_adapter"): "remove",
 }
 _NAMES = ("name", "tenant", "operation_id", "upload_id")
 
@@ -98,7 +100,7 @@ async def page(request: Request) -> Response:
 
 def _told(scope: Scope) -> tuple[str, str]:
     """What a refused request would have done, and to whom."""
-    _, _, way = scope["path"].partition("/admin/v1/")
+    _, _, way = scope["path"].partition("/v1/")
     word = way.partition("/")[0] or "request"
     params = scope.get("path_params", {})
     name = next((str(params[key]) for key in _NAMES if key in params), "")

@@ -57,6 +57,12 @@ class Wishes(Stage, Protocol):
     async def remove(self, name: str, *, keep_files: bool = False) -> wire.Removed: ...
 
 
+class Named(Protocol):
+    """Of Folders."""
+
+    async def add(self, name: str, path: str, *, replace: bool) -> wire.Added: ...
+
+
 class Verifying(Protocol):
     """Of Verification."""
 
@@ -181,6 +187,7 @@ class Deps:
     events: Events
     link: Engine
     uploads: Uploads
+    folders: Named
     metrics: Exposing
     http: HttpCounts
     log: LogLines

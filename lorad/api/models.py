@@ -1,7 +1,7 @@
-"""`/v1/models`, and what a client may ask about tokens.
+"""`/v1/models`: what can be asked for now.
 
-Goes in: a model's name.  Comes out: cards without file paths, of what can be asked for now, and
-token ids.  An unknown model answers here exactly as it does on the generating routes.
+Goes in: a caller, or a model's name.  Comes out: cards without file paths.  An unknown
+model answers here exactly as it does on the generating routes.
 """
 
 import asyncio
@@ -11,22 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lorad import wire
-from lorad.api.body import decode
 from lorad.api.deps import Deps, deps_of
 from lorad.api.identity import caller_of
-from lorad.api.parse import messages
 from lorad.api.respond import json
-from lorad.errors import LoradError
 from lorad.spelling import split_digest
-from lorad.wire_openai import (
-    Detokenized,
-    DetokenizeRequest,
-    ModelCard,
-    ModelFacts,
-    ModelList,
-    TokenizeRequest,
-    Tokens,
-)
+from lorad.wire_openai import ModelCard, ModelFacts, ModelList
 
 #: Rows between two turns of the event loop: ten thousand at once would be heard in every stream.
 _PAGE = 200
@@ -62,32 +51,6 @@ async def get_model(request: Request) -> Response:
         return json(_base_card(deps, context))
     adapter = deps.listing.detail(split_digest(deps.requests.named(name))[0]).adapter
     return json(_card(deps, context, adapter, name, rev))
-
-
-async def tokenize(request: Request) -> Response:
-    deps = deps_of(request)
-    body = await request.body()
-    asked = decode(body, TokenizeRequest, max_depth=deps.limits.json_depth)
-    if (asked.prompt is None) == (asked.messages is None):
-        raise LoradError("invalid_value", "give prompt or messages, one of them", param="prompt")
-    add_special = asked.add_special_tokens is not False
-    chat = messages(asked.messages) if asked.messages is not None else ()
-    context = deps.requests.engine().max_model_len
-    ids = await deps.requests.tokenize(
-        asked.model,
-        chat or asked.prompt or "",
-        add_special=add_special,
-        caller=caller_of(request),
-    )
-    return json(Tokens(count=len(ids), max_model_len=context, tokens=ids))
-
-
-async def detokenize(request: Request) -> Response:
-    deps = deps_of(request)
-    body = await request.body()
-    asked = decode(body, DetokenizeRequest, max_depth=deps.limits.json_depth)
-    text = await deps.requests.detokenize(asked.model, asked.tokens, caller=caller_of(request))
-    return json(Detokenized(prompt=text))
 
 
 def _base_card(deps: Deps, context: int) -> ModelCard:

@@ -73,6 +73,15 @@ COMPLETION: dict[str, Refused] = _BOTH | {
 }
 
 
+TOKENIZE: dict[str, Refused] = {
+    "tools": Refused(_TOOLS, ([],)),
+    "continue_final_message": Refused("leave it out", (False,)),
+    "chat_template": CHAT["chat_template"],
+    "mm_processor_kwargs": Refused(_TEXT_ONLY, ({},)),
+    "truncate_prompt_tokens": Refused("shorten the prompt"),
+}
+
+
 def check(
     given: Mapping[str, Raw], refused: Mapping[str, Refused], served: frozenset[str], strict: bool
 ) -> None:

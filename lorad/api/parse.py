@@ -19,6 +19,8 @@ from lorad.errors import LoradError
 from lorad.service.ask import Ask, Message
 from lorad.wire_openai import ChatMessage, ChatRequest, CompletionRequest, GenerateRequest
 
+TemplateVars = dict[str, str | int | float | bool | None]
+
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_CHARACTERS = 4096
 _SEED = 1 << 63
@@ -64,7 +66,7 @@ def chat(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
         priority=_priority(request),
         cache_salt=request.cache_salt or "",
         alora_fallback=request.alora_fallback or "",
-        template_vars=_template_vars(request),
+        template_vars=template_vars(request.chat_template_kwargs),
     )
     return ask, _shape(request, top)
 
@@ -123,12 +125,12 @@ def _message(message: ChatMessage, path: str) -> Message:
     return {"role": _ROLES[message.role], "content": content, **named}
 
 
-def _template_vars(request: ChatRequest) -> dict[str, str | int | float | bool | None]:
-    given = request.chat_template_kwargs or {}
-    for name in given:
+def template_vars(given: TemplateVars | None) -> TemplateVars:
+    """`chat_template_kwargs`, without what a template gets from us."""
+    for name in given or ():
         if not name.isidentifier() or name in _RESERVED_VARS:
             raise _invalid("chat_template_kwargs", f"must not hold {name[:40]!r}")
-    return given
+    return dict(given or {})
 
 
 def timeout(header: str | None) -> float | None:

@@ -34,11 +34,19 @@ class AdapterFiles:
 
     def copy(self, folder: Path, staging: StagingDir) -> None:
         """The adapter files of an inbox folder, by descriptor and within the limits."""
+        self._copy(folder, staging, [Path(self._settings.watch.dir)])
+
+    def copy_named(self, folder: Path, staging: StagingDir) -> None:
+        """The same of a folder that an operator names, who may name more than the inbox."""
+        roots = (self._settings.watch.dir, *self._settings.lora.allowed_roots)
+        self._copy(folder, staging, [Path(root) for root in roots])
+
+    def _copy(self, folder: Path, staging: StagingDir, roots: list[Path]) -> None:
         try:
             copy_folder(
                 folder,
                 staging.path,
-                roots=[Path(self._settings.watch.dir)],
+                roots=roots,
                 max_bytes=self._settings.watch.max_adapter_bytes,
             )
         except LocalSourceError as error:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from engine.messages import EngineInfo, SamplingParams, Submit
 from lorad.errors import LoradError
-from lorad.service.ask import Ask, Message
+from lorad.service.ask import Ask
 from lorad.service.choice import Choice
 from lorad.service.door import Door, Place
 from lorad.service.gate import STOPPING, Gate
@@ -154,26 +154,17 @@ class RequestService:
             raise LoradError("loading_base", "the base model is still loading")
         return self._link.info
 
-    async def tokenize(
-        self,
-        model: str,
-        what: str | Sequence[Message],
-        *,
-        add_special: bool,
-        caller: Caller = ANYBODY,
-    ) -> list[int]:
-        """Ids of a text, or of messages in the model's chat template."""
-
-        def work(text: Text) -> list[int]:
-            if isinstance(what, str):
-                return text.encode(what, add_special)
-            return text.encode(text.render(what, {}), add_special=False)
-
-        return await self._with_text(_allowed(model, caller), work)
-
-    async def detokenize(self, model: str, ids: Sequence[int], *, caller: Caller = ANYBODY) -> str:
-        """Text of ids; unknown ids are nothing."""
-        return await self._with_text(_allowed(model, caller), lambda text: text.decode(ids))
+    async def with_text(self, model: str, work: Callable[[Text], T], caller: Caller = ANYBODY) -> T:
+        """`work` in a worker thread, on the text of what `model` means; the files that it reads
+        stay until it has ended."""
+        rev = self.resolve(await self._find(_allowed(model, caller)))
+        if rev is None:
+            return await self._in_pool(lambda: work(self._text(None)))
+        self._adapters.lease(rev)
+        try:
+            return await self._in_pool(lambda: work(self._text(rev)))
+        finally:
+            self._adapters.release(rev)
 
     # ----------------------------------------------------------------- the daemon's hand
     def drain(self) -> None:
@@ -232,17 +223,6 @@ class RequestService:
     def _note_idle(self) -> None:
         fewer, self._fewer = self._fewer, asyncio.Event()
         fewer.set()
-
-    async def _with_text(self, model: str, work: Callable[[Text], T]) -> T:
-        """`work` in a worker thread; the files that it reads stay until it has ended."""
-        rev = self.resolve(await self._find(model))
-        if rev is None:
-            return await self._in_pool(lambda: work(self._text(None)))
-        self._adapters.lease(rev)
-        try:
-            return await self._in_pool(lambda: work(self._text(rev)))
-        finally:
-            self._adapters.release(rev)
 
     # ----------------------------------------------------------------- steps of start
     async def _find(self, model: str, deadline: float | None = None) -> str:

@@ -38,8 +38,12 @@ class RevisionText:
         except TextError as error:
             raise LoradError("invalid_value", str(error), param="prompt") from error
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(ids)
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self.tokenizer.decode(ids, skip_special=skip_special)
+
+    def spell(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary writes it; "" where it has none."""
+        return self.tokenizer.spell(ids)
 
     def token_bytes(self, token: int) -> bytes:
         return self.tokenizer.token_bytes(token)

@@ -99,6 +99,11 @@ class Tokenizer:
         known = [i for i in ids if 0 <= i < self.vocab_size]
         return str(self._inner.decode(known, skip_special_tokens=skip_special))
 
+    def spell(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary writes it, "" if it has none."""
+        known = (i if 0 <= i < self.vocab_size else None for i in ids)
+        return ["" if i is None else self._inner.id_to_token(i) or "" for i in known]
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, halves of characters included; b"" if unknown."""
         known = self._bytes.get(token_id)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
@@ -214,6 +215,10 @@ class FakeAdapters:
     def release(self, rev: str) -> None:
         self.leases[rev] -= 1
         assert self.leases[rev] >= 0
+
+    async def add_folder(self, name: str, path: str, *, replace: bool) -> wire.Added:
+        self._note("add_folder", name, path, replace)
+        return wire.Added(name=name, rev="c3" * 32, state="gpu")
 
     async def stage(self, expected_bytes: int = 0) -> "Staged":
         path = self.folder / f"staged-{len(list(self.folder.iterdir()))}"
@@ -552,6 +557,7 @@ class ApiServer:
             events=self.events,
             link=self.engine,
             uploads=self.uploads,
+            folders=SimpleNamespace(add=self.adapters.add_folder),
             metrics=self.metrics,
             http=self.http,
             log=self.log_ring,

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
+from lorad.errors import LoradError
 from lorad.service.requests import RequestService
 
 
@@ -23,22 +25,25 @@ class Adapters:
         self.leases[rev] -= 1
 
 
-@pytest.mark.parametrize("call", ["tokenize", "detokenize"])
-def test_a_revision_whose_template_is_read_is_leased_meanwhile(call):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_revision_whose_text_is_read_is_leased_meanwhile(fails):
     adapters, seen = Adapters(), []
 
     def text(rev):
         seen.append(adapters.leases[rev])
-        return SimpleNamespace(encode=lambda text, special: [1], decode=lambda ids: "x")
+        return "words"
+
+    def work(text):
+        if fails:
+            raise LoradError("invalid_value", "no")
+        return f"{text} read"
 
     async def scenario():
         service = RequestService(
             adapters, SimpleNamespace(), text, limits=None, version="0", base_digest="0"
         )
-        if call == "tokenize":
-            assert await service.tokenize("r1", "x", add_special=True) == [1]
-        else:
-            assert await service.detokenize("r1", [1]) == "x"
+        with pytest.raises(LoradError) if fails else nullcontext():
+            assert await service.with_text("r1", work) == "words read"
 
     asyncio.run(scenario())
     assert seen == [1]
