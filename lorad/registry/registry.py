@@ -1,56 +1,42 @@
 """Registry: which adapters exist, what each name means, and who changed it when.
 
 Goes in: names, revisions and settings as plain values.  Comes out: frozen records, and futures of
-changes.  Reads run on the caller's thread, each on one snapshot, and never wait for a writer;
-changes run on the one writing thread, each in one transaction, and are on disk when their future
-has a result.  Knows the store's folders; knows nothing of the engine, of files' content or HTTP.
+changes.  Reads are those of `reader.py`; changes run on the one writing thread, each in one
+transaction, and are on disk when their future has a result.  Knows the store's folders; knows
+nothing of the engine, of files' content or HTTP.
 """
 
-import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from engine.adapters.states import State
 from lorad.errors import LoradError
 from lorad.registry import commands, journal, migrate, queries, recover, sqlite
 from lorad.registry.backups import Backups
 from lorad.registry.cards import Cards
-from lorad.registry.counts import Counts
+from lorad.registry.changes import Changes
 from lorad.registry.journal import Stamp
-from lorad.registry.mirror import Mirror, Passed
+from lorad.registry.mirror import Mirror
 from lorad.registry.operations import Operations, stagings_in_use
+from lorad.registry.reader import Reader
 from lorad.registry.records import (
-    AdapterRecord,
     AuditRecord,
-    EventRecord,
-    PackedUse,
-    Packing,
-    Page,
     Registered,
     Removed,
     RevisionRecord,
-    Serving,
-    Tombstone,
 )
 from lorad.registry.recover import OpenReport
 from lorad.registry.store import Store, StoreReport
 from lorad.registry.tenants import Tenants, touch_used
 from lorad.registry.writer import Writer
 
-T = TypeVar("T")
-
-log = logging.getLogger(__name__)
-
 FILE = "registry.db"
 
 
-class Registry:
+class Registry(Reader):
     """Opened with `Registry.open`; the daemon's lock keeps a second one out."""
 
     def __init__(
@@ -63,17 +49,13 @@ class Registry:
         clock: Callable[[], float],
         busy_timeout: float,
     ) -> None:
-        self.path = path
-        self.store = store
+        super().__init__(path, store)
         self.report = report
-        self._clock = clock
         self._mirror = mirror
-        self.transactions = Counts()
-        self._readers = sqlite.reader_engine(path)
-        self._writer = Writer(path, busy_timeout=busy_timeout, counts=self.transactions)
-        self.operations = Operations(self._read, self._writer, clock)
-        self.keep_audit = True  # in the table
-        self.on_audit: Callable[[AuditRecord], None] = lambda record: None  # on the writing thread
+        writer = Writer(path, busy_timeout=busy_timeout, counts=self.transactions)
+        self.changes = Changes(writer, mirror, store, clock)
+        self._change = self.changes.make
+        self.operations = Operations(self._read, writer, clock)
         self.tenants = Tenants(self._read, self._change)
 
     @classmethod
@@ -100,165 +82,17 @@ class Registry:
         report = recover.open_database(path, cards=cards, backups=backups, store=store, now=clock())
         mirror = Mirror(path, cards, backups, clock)
         registry = cls(path, store, report, mirror, clock=clock, busy_timeout=busy_timeout)
-        registry._catch_up()
+        registry.changes.catch_up()
         return registry
 
     def close(self) -> None:
         """End the changes that were given, then the threads and connections."""
-        self._writer.close()
-        self._readers.dispose()
-
-    # ------------------------------------------------------------- reads
-    def get(self, name: str) -> AdapterRecord | None:
-        with self._read() as connection:
-            return queries.adapter(connection, name)
-
-    def list(
-        self,
-        *,
-        state: str | None = None,
-        tenant: str | None = None,
-        q: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        revs: Collection[str] | None = None,
-        without_revs: Collection[str] | None = None,
-        sort: str = "name",
-        limit: int = 100,
-        cursor: str | None = None,
-        packing: Packing | None = None,
-    ) -> Page:
-        """One page of names.
-
-        `state` is a stored one; derived states are asked for with `revs` (names that serve one of
-        them) and `without_revs`.  `q` is a part of the name.  `sort` is a word of `queries.SORTS`,
-        "-" before it turns it round; "size" is of the blocks of `packing`, if given.
-        invalid_value for what is unknown.
-        """
-        with self._read() as connection:
-            return queries.page(
-                connection,
-                state=state,
-                tenant=tenant,
-                q=q,
-                labels=labels,
-                revs=revs,
-                without_revs=without_revs,
-                sort=sort,
-                limit=limit,
-                cursor=cursor,
-                packing=packing,
-            )
-
-    def counts(self) -> dict[State, int]:
-        """Names by stored state; states without a name are absent."""
-        with self._read() as connection:
-            return queries.counts(connection)
-
-    def quarantined(self) -> dict[str, int]:
-        """Names that are quarantined, by reason code."""
-        with self._read() as connection:
-            return queries.quarantined(connection)
-
-    def file_bytes(self) -> int:
-        """Of the database and its log on the disk."""
-        files = (self.path, *sqlite.companions(self.path))
-        return sum(file.stat().st_size for file in files if file.exists())
+        self.changes.writer.close()
+        super().close()
 
     def backed_up_at(self) -> float:
         """When the newest backup was made, in seconds since the epoch; 0.0 without one."""
         return self._mirror.backups.newest_time()
-
-    def revision(self, rev: str) -> RevisionRecord | None:
-        return self.revisions((rev,)).get(rev)
-
-    def revisions(self, revs: Iterable[str]) -> dict[str, RevisionRecord]:
-        """Those of `revs` that are registered."""
-        with self._read() as connection:
-            return queries.revisions_by_rev(connection, self.store, revs)
-
-    def revisions_of(self, name: str) -> tuple[str, ...]:
-        """Revisions that `name` served before its present one, newest first."""
-        with self._read() as connection:
-            return queries.revisions_of(connection, name)
-
-    def names_of(self, rev: str) -> tuple[str, ...]:
-        """Names that serve `rev` or have it as their candidate."""
-        with self._read() as connection:
-            return queries.names_of(connection, rev)
-
-    def known_revs(self) -> set[str]:
-        """Every revision that is registered."""
-        with self._read() as connection:
-            return queries.known_revs(connection)
-
-    def served_revs(self) -> set[str]:
-        """Every revision that a registered name serves."""
-        with self._read() as connection:
-            return queries.served_revs(connection)
-
-    def unused_revs(self, leased: Collection[str] = ()) -> set[str]:
-        """What `collect` would take."""
-        with self._read() as connection:
-            return queries.unused_revs(connection, leased)
-
-    def packed_by_use(self) -> tuple[PackedUse, ...]:
-        """Every packed file, those first that were not used for longest."""
-        with self._read() as connection:
-            return queries.packed_by_use(connection)
-
-    def all_serving(self) -> tuple[Serving, ...]:
-        """Every name with a serving or candidate revision, and those revisions, by name."""
-        with self._read() as connection:
-            return queries.serving(connection, self.store)
-
-    def pointing(self) -> tuple[AdapterRecord, ...]:
-        """The same names alone: a tenth of the work."""
-        with self._read() as connection:
-            return queries.pointing(connection)
-
-    def packed_files(self, layouts: Collection[str]) -> tuple[tuple[str, str, int], ...]:
-        """(rev, layout, blocks) of every packed file of these layouts."""
-        with self._read() as connection:
-            return queries.packed_files(connection, layouts)
-
-    def tombstone(self, name: str) -> Tombstone | None:
-        """The removed content that stays away from `name`."""
-        with self._read() as connection:
-            return queries.tombstone(connection, name)
-
-    def events(
-        self, limit: int = 100, name: str | None = None, *, since: int = 0
-    ) -> tuple[EventRecord, ...]:
-        """The newest `limit` events with an id above `since`, newest first."""
-        with self._read() as connection:
-            return queries.event_page(connection, limit=limit, name=name, since=since)
-
-    def audit_log(
-        self,
-        limit: int = 100,
-        *,
-        after: float = 0.0,
-        actor: str = "",
-        action: str = "",
-        name: str = "",
-    ) -> tuple[AuditRecord, ...]:
-        """The newest `limit` audit rows, newest first: not before `after`, with these words in
-        their actors, actions that begin so, and of this name."""
-        with self._read() as connection:
-            return queries.audit_page(
-                connection, limit=limit, after=after, actor=actor, action=action, name=name
-            )
-
-    @contextmanager
-    def _read(self) -> Iterator[Connection]:
-        try:
-            with self.transactions.transaction("read"), self._readers.begin() as connection:
-                yield connection
-        except Exception as error:
-            translated = sqlite.translate(error, self.path)
-            if translated is error:
-                raise
-            raise translated from error
 
     # ------------------------------------------------------------- changes
     def register(
@@ -405,13 +239,13 @@ class Registry:
 
     def touch_used(self, used: Mapping[str, float]) -> "Future[None]":
         """Times of last use, by name, batched by the caller; losing a batch is fine."""
-        return self._writer.submit(lambda c: commands.touch_used(c, used))
+        return self.changes.writer.submit(lambda c: commands.touch_used(c, used))
 
     def touch_tenants(
         self, names: Mapping[str, float], keys: Mapping[str, float]
     ) -> "Future[None]":
         """The same of tenants and key ids."""
-        return self._writer.submit(lambda c: touch_used(c, names, keys))
+        return self.changes.writer.submit(lambda c: touch_used(c, names, keys))
 
     def audit(
         self,
@@ -497,57 +331,3 @@ class Registry:
             ),
             actor,
         )
-
-    def _change(
-        self,
-        work: Callable[[Connection, Stamp], T],
-        actor: str,
-        *,
-        gone: tuple[str, ...] = (),
-        after: Callable[[T], None] | None = None,
-    ) -> "Future[T]":
-        """One transaction, with the cards of what it touched behind it."""
-        passed, told = Passed(), list[Stamp]()
-        who = journal.actor_now() if actor == journal.DAEMON else actor
-
-        def transact(connection: Connection) -> T:
-            at = journal.stamp(connection, self._clock(), who, keep_audit=self.keep_audit)
-            told[:] = [at]
-            result = work(connection, at)
-            passed.read(connection, self.store, at.generation - 1, gone)
-            return result
-
-        def follow(result: T) -> None:
-            for record in told[0].written:
-                self.on_audit(record)
-            self._mirror.follow(passed)
-            if after is not None:
-                after(result)
-            self._back_up_if_due()
-
-        return self._writer.submit(transact, follow)
-
-    def _catch_up(self) -> None:
-        """Let the cards see what the last process committed and did not come to tell them."""
-        passed = Passed()
-
-        def follow(behind: bool) -> None:
-            if behind:
-                self._mirror.follow(passed)
-
-        self._writer.submit(lambda c: self._mirror.catch_up(c, self.store, passed), follow)
-        self._back_up()
-
-    def _back_up_if_due(self) -> None:
-        if self._mirror.backup_due() and not self._writer.closed:
-            self._back_up()
-
-    def _back_up(self) -> None:
-        """Behind the changes that were given so far: nobody waits for it."""
-        self._writer.submit(self._mirror.back_up_if_due).add_done_callback(_log_failure)
-
-
-def _log_failure(future: "Future[bool]") -> None:
-    error = future.exception()
-    if error is not None:
-        log.warning("the registry could not be backed up: %s", error)

@@ -51,9 +51,9 @@ class Audit:
         self._waiting: list[AuditRecord] = []
         self._seen: dict[_Key, _Seen] = {}
         self._dropped = 0
-        registry.keep_audit = where in ("registry", "both")
+        registry.changes.keep_audit = where in ("registry", "both")
         if where in ("journal", "both"):
-            registry.on_audit = _write_line
+            registry.changes.on_audit = _write_line
 
     def note(
         self, actor: str, action: str, name: str, result: str, *, rev: str = "", message: str = ""

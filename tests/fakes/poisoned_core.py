@@ -26,8 +26,8 @@ from engine.messages import (
     Submit,
 )
 
-#: Bytes that are a large finite value in every dtype, 1.3e7 in bfloat16 and in float32.  A poison
-#: of NaN hid the trace of a real bug: what had read it was NaN all over, and told nothing of where.
+#: Bytes that are large and finite in every dtype: 14.6 in float16, 1.3e7 in bfloat16 and float32.
+#: A poison of NaN hid the trace of a real bug.
 POISON = 0x4B
 LENGTHS = (3, 16, 33, 60, 90)
 ENDS = {"length", "abort", "draining", "load_failed", "no_room", "model_not_found"}

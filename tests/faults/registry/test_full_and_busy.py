@@ -55,7 +55,7 @@ def _limit_pages(registry: Registry, extra: int | None) -> None:
         most = 1 << 30 if extra is None else pages + extra
         connection.exec_driver_sql(f"PRAGMA max_page_count = {most}")
 
-    registry._writer.submit(limit).result()
+    registry.changes.writer.submit(limit).result()
 
 
 def test_a_full_disk_under_the_database_changes_nothing_and_recovers(registry: Registry) -> None:

@@ -105,8 +105,8 @@ def test_several_rows_are_written_at_once_and_asked_for_by_their_words(registry:
 
 def test_what_is_not_kept_is_told_all_the_same(registry: Registry, add: Any) -> None:
     told: list[AuditRecord] = []
-    registry.on_audit = told.append
-    registry.keep_audit = False
+    registry.changes.on_audit = told.append
+    registry.changes.keep_audit = False
     add("x", b"1")
     registry.audit_many([row()]).result()
     assert registry.audit_log() == ()

@@ -173,7 +173,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ]
         connection.execute(insert(models.adapters), rows)
 
-    registry._writer.submit(fill).result()
+    registry.changes.writer.submit(fill).result()
     registry.close()
     yield folder
 

@@ -44,7 +44,7 @@ class LateWriter:
     """Jobs of the registry end some milliseconds after they were given, one after another."""
 
     def __init__(self, registry, seconds) -> None:
-        registry._writer.close()
+        registry.changes.writer.close()
         self._engine = writer.sqlite.writer_engine(registry.path)
         self._connection = self._engine.connect()
         self._seconds = seconds
@@ -98,7 +98,7 @@ class Home(service_parts.World):
         self.engine_seconds = 0.3
         super().__init__(folder)
         self.loop = asyncio.get_running_loop()
-        self.registry._writer = LateWriter(self.registry, lambda: draw.random() * 0.02)
+        self.registry.changes.writer = LateWriter(self.registry, lambda: draw.random() * 0.02)
         self.link._clock = self.loop.time
         self.link._kill = lambda: self.client.die(Fatal("internal_error", "replaced"))
         self.requests = RequestService(
