@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 # The installation is done again only when what it is made from changes.
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check gpu bench docs clean
+.PHONY: demo test test-slow check gpu bench docs site clean
 
 demo: $(STAMP)
 	@$(BIN)/lorad demo
@@ -39,6 +39,12 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
+
+# Not with --quiet: mkdocs then counts no warning, and strict is not strict.
+site: docs
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
