@@ -150,7 +150,7 @@ class Services:
         self.adapters.on_left = self.operations.adopt
         fetching = Fetching(partial(_fetcher_for, settings))
         self.pulls = Pulls(self.operations, fetching, self.adapters, self.names, self._intake)
-        self._revisions.refetch = Refetch(
+        self._revisions.files.refetch = Refetch(
             fetching, registry, self._intake, stopping=lambda: self.operations.stopping
         )
         self.dynamic = Dynamic(

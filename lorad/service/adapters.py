@@ -88,7 +88,7 @@ class AdapterService:
         self._registration, self._events, self._tasks = registration, events, tasks
         self._check_pin, self._clock = check_pin, clock
         self._used: dict[str, float] = {}  # name -> time of last use, not yet in the registry
-        revisions.on_missing = self.mark_missing
+        revisions.files.on_missing = self.mark_missing
         revisions.mending.on_hopeless = self.mark_damaged
         link.bring_up = self.bring_up
 
@@ -327,7 +327,7 @@ class AdapterService:
                 try:
                     await self.revisions.load(entry.rev)
                 except LoradError as error:
-                    self.revisions.publish(
+                    self.revisions.news.publish(
                         "adapter.not_loaded", entry.rev, "warn", error.code, error.message
                     )
 
@@ -336,12 +336,12 @@ class AdapterService:
         behind.  Who was told that a name is replaced must not meet the old revision again."""
         first = [entry for entry in self._names.catalog if entry.pinned or entry.replaced]
         await asyncio.gather(*(self._finish(entry) for entry in first))
-        await self.revisions.bring_up(info)
+        await self.revisions.revival.bring_up()
         await self.refresh()
         self._tasks.spawn(self._finish_the_rest())
 
     async def _finish_the_rest(self) -> None:
-        whole = await self.revisions.packed_already()
+        whole = await self.revisions.files.packed_already()
         for entry in self._names.catalog:
             if entry.candidate is not None or entry.rev not in whole:
                 await self._finish(entry)
@@ -354,10 +354,10 @@ class AdapterService:
                 async with self._names.lock(entry.name):
                     await self._registration.advance(entry.name, entry.candidate)
             elif entry.rev is not None:
-                await self.revisions.pack_ahead(entry.rev)
+                await self.revisions.files.pack_ahead(entry.rev)
         except LoradError as error:
             if entry.rev is not None and error.code not in LATER:
-                self.revisions.publish(
+                self.revisions.news.publish(
                     "adapter.unfinished", entry.rev, "warn", error.code, error.message
                 )
 
@@ -396,10 +396,10 @@ class AdapterService:
         if entry is None or entry.rev is None:
             return
         if not pin:
-            await self.revisions.follow(entry.rev)
+            await self.revisions.standing.follow(entry.rev)
             return
         try:
-            await self.revisions.apply(entry.rev)
+            await self.revisions.standing.apply(entry.rev)
         except LoradError as error:
             if error.code == "no_room" and not before.pinned:  # the engine counts more exactly
                 await self._names.write(name, registry.set_pin(name, False))

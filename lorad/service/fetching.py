@@ -82,7 +82,7 @@ class Fetching:
 
 
 class Refetch:
-    """Brings back the files of a name that were sent away: `Revisions.refetch`.
+    """Brings back the files of a name that were sent away: `PackedFiles.refetch`.
 
     `stopping` says when the daemon stops.
     """

@@ -72,7 +72,7 @@ class RoomMaker:
                 return
 
     async def _send_away(self, lacking: int) -> None:
-        if self._revisions.refetch is None:
+        if self._revisions.files.refetch is None:
             return
         for rev, layouts in await asyncio.to_thread(self._fetchable):
             lacking -= await self._revisions.unpack(rev, layouts, remote=True)

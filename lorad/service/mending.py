@@ -8,27 +8,13 @@ that the revision cannot be served.  Knows no names.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
 
 from lorad.errors import LoradError
+from lorad.service.revision_news import RevisionNews
 from lorad.service.tasks import Tasks
 
 #: An answer may be here before the transition that tells why; both are on their way.
 HEAR_SECONDS = 5.0
-
-
-class Packing(Protocol):
-    """What is asked of Revisions."""
-
-    async def repack(self, rev: str) -> None: ...
-    def publish(
-        self,
-        kind: str,
-        rev: str,
-        level: Literal["info", "warn", "error"] = "info",
-        cause: str = "",
-        message: str = "",
-    ) -> None: ...
 
 
 async def _nobody(rev: str, message: str) -> None:
@@ -36,16 +22,18 @@ async def _nobody(rev: str, message: str) -> None:
 
 
 class Mending:
-    """Used from the daemon's loop."""
+    """Used from the daemon's loop.  `repack` writes a packed file anew, or raises LoradError."""
 
-    def __init__(self, packing: Packing, tasks: Tasks) -> None:
+    def __init__(
+        self, repack: Callable[[str], Awaitable[None]], news: RevisionNews, tasks: Tasks
+    ) -> None:
         self.on_hopeless: Callable[[str, str], Awaitable[None]] = _nobody
-        self._packing, self._tasks = packing, tasks
+        self._repack, self._news, self._tasks = repack, news, tasks
         self._mends: dict[str, asyncio.Task[bool]] = {}  # of those that were not whole since
         self._failed: dict[str, str] = {}  # why it could not be packed anew
         self._later: set[str] = set()  # of these, for a reason that may pass
         self._heard: Counter[str] = Counter()
-        self._news = asyncio.Condition()
+        self._more = asyncio.Condition()
 
     def hear(self, rev: str, message: str) -> None:
         """The engine found it damaged."""
@@ -79,30 +67,30 @@ class Mending:
     async def mended(self, rev: str, since: int) -> bool:
         """Whether it has been packed anew after more damage than `since` was heard of."""
         try:
-            async with asyncio.timeout(HEAR_SECONDS), self._news:
-                await self._news.wait_for(lambda: self._heard[rev] > since)
+            async with asyncio.timeout(HEAR_SECONDS), self._more:
+                await self._more.wait_for(lambda: self._heard[rev] > since)
         except TimeoutError:
             return False
         mend = self._mends.get(rev)
         return mend is None or await asyncio.shield(mend)
 
     async def _tell(self) -> None:
-        async with self._news:
-            self._news.notify_all()
+        async with self._more:
+            self._more.notify_all()
 
     async def _mend(self, rev: str, message: str) -> bool:
         try:
-            await self._packing.repack(rev)
+            await self._repack(rev)
         except LoradError as error:
             self._failed[rev] = error.message
             if error.code in ("adapter_damaged", "adapter_invalid"):  # its source is no better
                 return await self._give_up(rev, error.message)
             self._mends.pop(rev, None)
             self._later.add(rev)
-            self._packing.publish("adapter.unfinished", rev, "warn", error.code, error.message)
+            self._news.publish("adapter.unfinished", rev, "warn", error.code, error.message)
             return False
         self._forget_failure(rev)
-        self._packing.publish("adapter.repacked", rev, "warn", "damaged", message)
+        self._news.publish("adapter.repacked", rev, "warn", "damaged", message)
         return True
 
     def _forget_failure(self, rev: str) -> None:

@@ -185,7 +185,7 @@ class Registration:
             if rev is None:
                 continue
             try:
-                await self._revisions.follow(rev)
+                await self._revisions.standing.follow(rev)
             except LoradError as error:
                 if error.code not in LATER:
                     raise

@@ -90,7 +90,7 @@ class Verification:
         store, staging = self._intake.store, await asyncio.to_thread(self._intake.store.stage)
         self._revisions.lease(rev)
         try:
-            packed = await self._revisions.packed(rev)
+            packed = await self._revisions.files.packed(rev)
             probe, compared = staging.path / "probe", Path(packed.path) if full else None
             source = await self._source(store.path(rev), staging.path, probe, compared)
             report = await self._compare(packed, probe)

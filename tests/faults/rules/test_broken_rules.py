@@ -112,7 +112,7 @@ BREAKS = (
     ),
     Break(
         "L1 what was on the GPU is there again after any number of deaths",
-        "lorad/service/revisions.py",
+        "lorad/service/revival.py",
         '                    if error.code == "engine_restarting":\n'
         "                        return\n",
         "",

@@ -133,10 +133,10 @@ def test_a_packed_file_without_checksums_is_packed_anew(world):
     async def scenario(w):
         await w.start()
         await w.add("a", 1)
-        before = await w.revisions.packed(w.rev(1))
+        before = await w.revisions.files.packed(w.rev(1))
         sums = w.store.path(w.rev(1)) / f"packed-{before.layout}.sums"
         sums.unlink()
-        await w.revisions.packed(w.rev(1))
+        await w.revisions.files.packed(w.rev(1))
         assert w.packed == [w.rev(1)] * 2 and sums.is_file()
 
     world(scenario)
@@ -148,7 +148,7 @@ def test_a_packed_file_that_the_engine_does_not_find_is_packed_anew_and_loaded(w
         await w.start()
         await w.add("a", 1)
         await w.revisions.load(w.rev(1))
-        packed = w.store.packed(w.rev(1), (await w.revisions.packed(w.rev(1))).layout)
+        packed = w.store.packed(w.rev(1), (await w.revisions.files.packed(w.rev(1))).layout)
         if cut:
             packed.chmod(0o640)
             packed.write_bytes(b"")

@@ -228,7 +228,7 @@ def source(w, n):
         shutil.copytree(w.folder(n), staging.path, dirs_exist_ok=True)
         return staging
 
-    w.revisions.refetch = refetch
+    w.revisions.files.refetch = refetch
     return asked
 
 

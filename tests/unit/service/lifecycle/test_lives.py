@@ -312,7 +312,7 @@ class Life:
         for rev, revision in known.items():
             assert revision.leases == revision.running == 0
             pinned, priority = home.catalog.wanted(rev)
-            refused = rev in home.revisions._unpinned
+            refused = rev in home.revisions.standing.unpinned
             assert revision.pinned == (pinned and not refused), f"{rev[:8]}: pin"
             assert revision.priority == priority
             assert home.revisions.tiers.get(rev, "registered") == revision.state

@@ -39,7 +39,7 @@ class Scene:
         self.pulls = Pulls(
             self.operations, self.fetching, world.adapters, world.names, world.intake
         )
-        world.revisions.refetch = Refetch(
+        world.revisions.files.refetch = Refetch(
             self.fetching, world.registry, world.intake, stopping=lambda: self.operations.stopping
         )
 

@@ -325,6 +325,6 @@ def test_files_that_were_sent_away_come_back_from_their_source(scene):
         assert s.staged() == []
         await s.world.add("mine", 2)
         with pytest.raises(LoradError, match="nobody knows where"):
-            await s.world.revisions.refetch("mine")
+            await s.world.revisions.files.refetch("mine")
 
     scene(scenario)

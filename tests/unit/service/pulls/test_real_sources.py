@@ -53,7 +53,7 @@ def attach(scene, endpoint):
     scene.fetching = Fetching(given)
     world = scene.world
     scene.pulls = Pulls(scene.operations, scene.fetching, world.adapters, world.names, world.intake)
-    world.revisions.refetch = Refetch(
+    world.revisions.files.refetch = Refetch(
         scene.fetching, world.registry, world.intake, stopping=lambda: False
     )
 
@@ -77,7 +77,7 @@ def test_a_repository_is_pulled_with_its_token_refetched_and_found_offline(scene
             assert s.staged() == []
             hub.token = ""
             assert await s.world.revisions.unpack(done.rev, (), remote=True) > 0
-            staging = await s.world.revisions.refetch("sql")
+            staging = await s.world.revisions.files.refetch("sql")
             assert {p.name for p in staging.path.iterdir()} == set(s.adapter(1))
             dynamic = s.dynamic("hf:acme/*")
             assert await dynamic.find("hf:acme/sql", 5.0) == "sql"

@@ -1,0 +1,73 @@
+"""What becomes of a revision, as events under its names.
+
+Goes in: the engine's transitions, and what the daemon did.  Comes out: one event a name, with a
+type of `event_types.py`.  Decides nothing.
+"""
+
+from typing import Literal
+
+from engine.adapters.states import RESIDENT, State
+from engine.messages import AdapterEvent
+from lorad.service.catalog import Catalog
+from lorad.service.events import EventRing
+
+
+class RevisionNews:
+    """`catalog` says under which names."""
+
+    def __init__(self, events: EventRing, catalog: Catalog) -> None:
+        self._events, self._catalog = events, catalog
+
+    def publish_transition(self, event: AdapterEvent) -> bool:
+        """False for what every request makes: active and idle are shown by the snapshot."""
+        before, after = State(event.before), State(event.after)
+        kind = _kind(before, after, bool(event.message))
+        if kind is None:
+            return False
+        details = {"before": before.value, "after": after.value}
+        details |= {"seconds": f"{event.seconds:.4f}"} if event.seconds else {}
+        details |= {"slot": str(event.slot)} if event.slot is not None else {}
+        details |= {"num_bytes": str(event.num_bytes)} if event.num_bytes else {}
+        if event.away_seconds is not None:
+            details["thrash"] = f"back after {event.away_seconds:.2f} s"
+        level: Literal["info", "warn"] = "warn" if event.message else "info"
+        self.publish(kind, event.rev, level, event.cause, event.message, details)
+        return True
+
+    def publish(
+        self,
+        kind: str,
+        rev: str,
+        level: Literal["info", "warn", "error"] = "info",
+        cause: str = "",
+        message: str = "",
+        details: dict[str, str] | None = None,
+    ) -> None:
+        """An event under every name of `rev`, or under what a nameless one was called."""
+        for name in self._catalog.names_of(rev) or (self._catalog.label(rev),):
+            self._events.publish(
+                kind,
+                level=level,
+                name=name,
+                rev=rev,
+                cause=cause,
+                message=message,
+                details=details,
+            )
+
+
+def _kind(before: State, after: State, failed: bool) -> str | None:
+    """The event type of a transition; None for those that every request makes."""
+    if {before, after} <= {State.ACTIVE, State.IDLE}:
+        return None
+    if after == State.LOADING:
+        return "slot.loading" if before == State.RAM else "ram.loading"
+    if before == State.LOADING:
+        if after in RESIDENT:
+            return "slot.load"
+        return "slot.load_failed" if failed or after == State.REGISTERED else "ram.load"
+    if after == State.DRAINING:
+        return "slot.drain"
+    if before in RESIDENT:
+        return "slot.evict" if after not in RESIDENT else "slot.undrain"
+    return "ram.drop" if after == State.REGISTERED else "ram.load"

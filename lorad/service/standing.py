@@ -1,0 +1,73 @@
+"""Standing: pin and priority of each revision, told to the engine as the names want them.
+
+Goes in: what the catalog wants by now.  Comes out: SetRevision commands; a pin without room is an
+event, and is tried again when room may be there.  Knows nothing of files.
+"""
+
+from collections.abc import Callable
+
+from engine.messages import SetRevision
+from lorad.errors import LoradError
+from lorad.service.catalog import Catalog
+from lorad.service.engine_link import EngineLink
+from lorad.service.revision_news import RevisionNews
+
+
+class Standing:
+    """Of revisions that the engine knows; `on_change` follows each that it took."""
+
+    def __init__(
+        self,
+        link: EngineLink,
+        catalog: Catalog,
+        news: RevisionNews,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.unpinned: set[str] = set()  # wanted pinned, and the engine has no room for the pin
+        self._link, self._catalog, self._news = link, catalog, news
+        self._on_change = on_change
+
+    async def apply(self, rev: str) -> None:
+        """Tell the engine pin and priority as the names want them now.
+
+        Raises no_room for a pin that does not fit; its priority counts all the same.
+        """
+        if rev not in self._link.known:
+            return
+        pinned, priority = self._catalog.wanted(rev)
+        command_id = self._link.next_id()
+        await self._link.call(
+            SetRevision(command_id=command_id, rev=rev, pinned=pinned, priority=priority)
+        )
+        self.unpinned.discard(rev)
+        if not pinned:
+            await self._retry_pins()
+        self._on_change()
+
+    async def follow(self, rev: str) -> None:
+        """`apply` where nobody waits for the pin: without room it is an event, and waits itself."""
+        try:
+            await self.apply(rev)
+        except LoradError as error:
+            if error.code != "no_room":
+                raise
+            self.note_unpinned(rev, error)
+
+    async def forget(self, rev: str) -> None:
+        """It left the engine: whoever waits for a pin may have its room."""
+        self.unpinned.discard(rev)
+        await self._retry_pins()
+
+    async def _retry_pins(self) -> None:
+        """There may be room now for a pin that had none."""
+        for rev in tuple(self.unpinned):
+            if self._catalog.wanted(rev)[0]:
+                await self.follow(rev)
+            else:
+                self.unpinned.discard(rev)
+
+    def note_unpinned(self, rev: str, error: LoradError) -> None:
+        """It is served like any other, which is better than not at all."""
+        if rev not in self.unpinned:
+            self.unpinned.add(rev)
+            self._news.publish("pin.refused", rev, "warn", error.code, error.message)
