@@ -14,6 +14,9 @@ from lorad import demo_model
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?```sh\n(?P<text>.*?)```", re.S)
 
+#: No daemon outlives a block that failed.
+TIDY = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
+
 
 def blocks() -> list[str]:
     """What a reader pastes, but for what says why it is left out here."""
@@ -34,7 +37,7 @@ def test_the_blocks_of_the_tutorial_do_what_the_page_says():
             "COLUMNS": "200",
         }
         done = subprocess.run(
-            ["bash", "-e", "-o", "pipefail", "-c", "\n".join(blocks())],
+            ["bash", "-e", "-o", "pipefail", "-c", "\n".join([TIDY, *blocks()])],
             cwd=ROOT,
             env=env,
             capture_output=True,
