@@ -1,4 +1,4 @@
-"""The tutorial works when it is pasted: its shell blocks run, in order, in one shell."""
+"""The tutorial works when it is pasted: its blocks run, in order, in one shell."""
 
 import os
 import re
@@ -12,7 +12,9 @@ import pytest
 from lorad import demo_model
 
 ROOT = Path(__file__).parents[3]
-BLOCK = re.compile(r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?```sh\n(?P<text>.*?)```", re.S)
+BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<of>sh|python)\n(?P<text>.*?)```", re.S
+)
 
 #: No daemon outlives a block that failed.
 TIDY = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
@@ -21,7 +23,9 @@ TIDY = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
 def blocks() -> list[str]:
     """What a reader pastes, but for what says why it is left out here."""
     page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
-    return [match["text"] for match in BLOCK.finditer(page) if not match["why"]]
+    found = [match for match in BLOCK.finditer(page) if not match["why"]]
+    python = "python - <<'END'\n{}END\n"
+    return [python.format(m["text"]) if m["of"] == "python" else m["text"] for m in found]
 
 
 @pytest.mark.model
@@ -54,6 +58,9 @@ def test_the_blocks_of_the_tutorial_do_what_the_page_says():
     assert re.search(rf"^ +0  acme/bible  {first}  idle   P ", said, flags=re.M)
     assert re.search(rf'"system_fingerprint":"lorad-[^"]*-{first}"', said)
     assert '"code":"model_not_found"' in said
+    answers = re.findall(r"^(And the LORD .*)$", said, flags=re.M)
+    assert len(answers) == 2, "of loractl run and of openai-python"
+    assert answers[0] == answers[1]
     for action, rev in (("promote", first), ("pin.set", first), ("promote", second)):
         assert re.search(rf"uid {os.getuid()} pid \d+ +{action} +acme/bible +{rev} +ok", said)
     assert "it is pinned and stays" in said

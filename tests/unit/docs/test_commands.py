@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,9 @@ DOCS = Path(__file__).parents[3] / "docs"
 PAGES = sorted([DOCS.parent / "README.md", *DOCS.glob("*.md"), *DOCS.glob("howto/*.md")])
 PAGES = [page for page in PAGES if page.name not in ("bench-log.md", "changelog.md")]
 PROGRAMS = {"loractl": typer.main.get_command(loractl), "lorad": typer.main.get_command(lorad)}
+
+#: Of the lorad.toml in an adapter's folder.
+ADAPTERS_OWN = ("pin", "priority", "model", "labels")
 
 
 def lines(text: str) -> list[str]:
@@ -100,6 +105,26 @@ def test_every_setting_that_a_page_names_is_one_that_there_is(page):
     assert [
         key for key in named if key not in known and not key.endswith((".sock", ".toml", ".py"))
     ] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_toml_that_a_page_shows_is_of_settings_that_there_are(page):
+    text = page.read_text(encoding="utf-8")
+    known = settings()
+    for block in re.findall(r"^```toml\n(.*?)^```", text, flags=re.M | re.S):
+        for section, table in tomllib.loads(block).items():
+            if section in ADAPTERS_OWN:
+                continue
+            (keys,) = table if isinstance(table, list) else (table,)
+            assert [key for key in keys if f"{section}.{key}" not in known] == [], block
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_shell_block_is_one_that_bash_can_read(page):
+    text = page.read_text(encoding="utf-8")
+    shell = "".join(re.findall(r"^```sh\n(.*?)^```", text, flags=re.M | re.S))
+    done = subprocess.run(["bash", "-n"], input=shell, capture_output=True, text=True)
+    assert not done.stderr
 
 
 def test_troubleshooting_names_no_other_codes_and_none_of_ours_is_missing():
