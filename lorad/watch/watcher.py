@@ -60,7 +60,8 @@ class InboxWatcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`known`: folders reported in an earlier run with their signatures ("" if that is not
-        known): they are reported again only if they differ, or as gone."""
+        known): they are reported again only if they differ, or as gone.  Those of another inbox
+        (`watch.dir` was changed) are not this one's to speak of."""
         self.inbox = inbox
         self.mode: Literal["inotify", "polling"] = "polling"
         self.scanned = threading.Event()  # set after the first look at everything
@@ -70,7 +71,8 @@ class InboxWatcher:
         self._clock = clock
         self._settler = Settler(settle)
         for folder, signature in (known or {}).items():
-            self._settler.remember(folder, signature or UNKNOWN)
+            if inbox in folder.parents:
+                self._settler.remember(folder, signature or UNKNOWN)
         self.num_overflows = 0
         #: touched, moved: folders with hints; whole, gone: folders that were reported.
         self.num_events: Counter[str] = Counter()

@@ -624,6 +624,18 @@ def test_what_an_earlier_run_reported_is_reported_only_if_it_differs(
     assert [gone.name for gone in second.gone] == ["deleted"]
 
 
+def test_what_an_earlier_run_reported_of_another_inbox_hinders_nobody(
+    make_rig: Callable[..., Any], tmp_path: Path, fill_folder: Fill
+) -> None:
+    """`watch.dir` was changed between two starts; what is there no more comes up first."""
+    elsewhere = tmp_path / "former"
+    rig = make_rig("inotify", known={elsewhere / "gone": "", elsewhere / "bible": "0" * 32})
+    fill_folder(rig.inbox / "bible")
+    rig.run(10)
+    assert rig.names == ["bible"]
+    assert not rig.gone
+
+
 def test_a_wished_rescan_happens_at_once(
     make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
