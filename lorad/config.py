@@ -249,8 +249,9 @@ class Settings(Struct, frozen=True, kw_only=True):
             )
         except ConfigError as error:
             key = error.message.partition(" ")[0]
-            where = self.origins.get(f"models.{key}") or self.origins.get(f"lora.{key}")
-            told = error.message + (f" ({where})" if where else "")
+            section = "lora" if key in hints(Lora) else "models"
+            where = self.origins.get(f"{section}.{key}")
+            told = f"{section}.{error.message}" + (f" ({where})" if where else "")
             raise BadConfig(told, hint=error.hint) from error
 
 
@@ -314,7 +315,7 @@ def convert(hint: object, raw: object) -> object:
     try:
         value: object = msgspec.convert(raw, hint)
     except msgspec.ValidationError as error:
-        raise ValueError(_expected(error)) from error
+        raise ValueError(_expected(hint, error)) from error
     if marks and isinstance(value, int | float) and value < 0:
         raise ValueError("0 or more")
     return value
@@ -341,8 +342,10 @@ def convert_text(hint: object, text: str) -> object:
     return convert(hint, text)
 
 
-def _expected(error: msgspec.ValidationError) -> str:
-    """msgspec's sentence without its prefix and path."""
+def _expected(hint: object, error: msgspec.ValidationError) -> str:
+    """The choices where there are some, else msgspec's sentence without its prefix and path."""
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
     return str(error).split(" - at")[0].removeprefix("Expected ")
 
 
@@ -358,10 +361,8 @@ def check(settings: Settings) -> Settings:
     need(
         len(settings.models) == 1,
         "models",
-        "exactly one [[models]] table with a base is needed"
-        if not settings.models
-        else "one model a daemon for now",
-        '[[models]]\n       base = "/path/to/model"',
+        f"one model a daemon for now, and there are {len(settings.models)}",
+        "keep one [[models]]; another model is another daemon, with folders and sockets of its own",
     )
     model, admin = settings.model, settings.admin
     need(bool(model.base), "models.base", "a model needs a base: the folder of its files")

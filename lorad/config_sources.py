@@ -60,6 +60,8 @@ def load(
     origins: dict[str, str] = {}
     for layer in layers:
         _merge(layer, merged, models, origins)
+    if not models:
+        raise _without_model(places(config, env, paths))
     settings = Settings(
         models=tuple(Model(**m) for m in models),  # type: ignore[arg-type]
         origins=origins,
@@ -244,6 +246,16 @@ def _read(layer: Layer, section: str, key: str, raw: object, known: Mapping[str,
         shown = str(raw) if isinstance(raw, str) else json.dumps(raw, default=str)
         where = layer.at(section, key)
         raise BadConfig(f"{where}: {section}.{key} = {shown!s}: expected {error}") from error
+
+
+def _without_model(files: tuple[Path, ...]) -> BadConfig:
+    """Most often the file is not the one that was meant: each is named, and whether it is there."""
+    read = [path for path in files if path.is_file()]
+    if not read:
+        message = f"models: no configuration was found: {files[0]} is not there"
+        return BadConfig(message, hint="name your file: --config lorad.toml; it needs a [[models]]")
+    message = f"models: none is in {', '.join(map(str, read))}"
+    return BadConfig(message, hint='a table [[models]], and in it base = "/path/to/model"')
 
 
 def _unknown(what: str, name: str, known: list[str], where: str) -> BadConfig:

@@ -99,7 +99,7 @@ def test_lists_in_the_environment_are_split_at_commas(write, env):
         ("[lora]\nram_cache = '1 parsec'\n", 'expected a size such as "16GiB"', ""),
         ("[lora]\nram_cache = -1\n", "expected 0 or more", ""),
         ("[lora]\nram_cache = 'auto'\n", "expected a size", ""),
-        ("[lora]\nslots = 0\n", "slots = 0: must be 1 to 65536 (", ""),
+        ("[lora]\nslots = 0\n", "lora.slots = 0: must be 1 to 65536 (", ""),
         (
             '[tcp]\nenabled = true\nbind = "0.0.0.0:1"\n',
             "tcp.bind: 0.0.0.0:1 can be reached from other machines, and there are no keys",
@@ -111,10 +111,11 @@ def test_lists_in_the_environment_are_split_at_commas(write, env):
             "tcp.admin_bind: over TCP everybody would be an operator",
             "tcp.admin_keys_file",
         ),
-        ("[inference]\nauth = 'password'\n", "inference.auth", ""),
+        ("[inference]\nauth = 'password'\n", "expected one of peer, key, peer+key", ""),
+        ("[log]\nlevel = 'loud'\n", "expected one of debug, info, warning, error", ""),
         ("[admin]\nmode = '0666'\n", "admin.mode: a socket that everybody", ""),
         ("[admin]\nmode = 'rw'\n", "admin.mode: an octal mode", ""),
-        ("[[models]]\nbase = '/x'\n", "models: one model a daemon", ""),
+        ("[[models]]\nbase = '/x'\n", "models: one model a daemon", "another daemon"),
         ("not toml", "lorad.toml", ""),
     ],
 )
@@ -128,6 +129,21 @@ def test_a_bad_setting_is_refused_with_its_place_and_the_nearest_name(
     assert "lorad.toml" in caught.value.message or message.startswith("models: ")
     assert hint in caught.value.hint
     assert caught.value.exit == 2
+
+
+def test_without_a_model_the_files_are_named_that_were_looked_for(tmp_path, env):
+    main = tmp_path / "lorad" / "lorad.toml"
+    env = env | {"CONFIGURATION_DIRECTORY": str(main.parent)}
+    with pytest.raises(BadConfig) as caught:
+        load(None, env)
+    assert caught.value.message.endswith(f"{main} is not there")
+    assert "--config" in caught.value.hint
+    main.parent.mkdir()
+    main.write_text("[lora]\nslots = 3\n")
+    with pytest.raises(BadConfig) as caught:
+        load(None, env)
+    assert caught.value.message == f"models: none is in {main}"
+    assert "[[models]]" in caught.value.hint
 
 
 def test_an_unknown_variable_is_refused_by_its_name(write, env):
