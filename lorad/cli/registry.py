@@ -116,6 +116,8 @@ def backup(
     s = session(context)
     if file.is_dir():
         raise Usage(f"{file} is a folder: name a file in it")
+    if not file.parent.is_dir():
+        raise Usage(f"{file.parent} is no folder: make it first")
     if file.exists():
         s.confirm(f"replace {file}")
     files = Files(s, state_dir, store)

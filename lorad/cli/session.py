@@ -94,10 +94,10 @@ class Session:
         """Ask, default No.  Without a terminal `--yes` is needed: exit 2, nothing done."""
         if self.options.yes:
             return
-        if not self.options.interactive:
-            text = f"{question}: needs --yes, as there is no terminal to ask on"
-            raise Usage(text, hint="the same with --yes")
         listed = f" ({plain(', '.join(names))})" if names else ""
+        if not self.options.interactive:
+            text = f"{question}{listed}: needs --yes, as there is no terminal to ask on"
+            raise Usage(text, hint="the same with --yes")
         if not typer.confirm(f"{question}{listed}?", default=False, err=True):
             raise typer.Exit(1)
 

@@ -308,8 +308,13 @@ class Inbox:
 def _problem(folder: InboxFolder, model: str) -> LoradError | None:
     """What is wrong with a folder before anybody looks at its files."""
     if not folder.legal:
-        message = "the folder's name is no adapter name: [tenant/]name of a-z 0-9 . _ -"
-        return LoradError("adapter_invalid", message, details={"reason": "E_NAME_ILLEGAL"})
+        message = f"the folder {folder.display_name} has no adapter's name"
+        return LoradError(
+            "adapter_invalid",
+            message,
+            details={"reason": "E_NAME_ILLEGAL"},
+            hint="rename it: [tenant/]name of a-z 0-9 . _ -, first a letter or digit",
+        )
     problem = folder.problem
     if not problem and folder.options.model not in (None, model):
         problem = f"lorad.toml: model = {folder.options.model!r} is not served here"

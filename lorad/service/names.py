@@ -66,6 +66,12 @@ class Names:
     def known(self, name: str) -> AdapterRecord:
         """Its record; raises model_not_found."""
         record = self.registry.get(name)
+        if record is None and name == self.model:
+            raise LoradError(
+                "model_not_found",
+                f"{name!r} is the base model, not an adapter",
+                hint="it is always there: loractl status",
+            )
         if record is None:
             near = nearest(name, [entry.name for entry in self.catalog])
             raise LoradError(

@@ -67,6 +67,8 @@ def parse_reference(text: str, revision: str = "") -> Reference:
         return _s3(rest[2:])
     if scheme in ("http", "https") and rest.startswith("//"):
         return _web(text)
+    if text.startswith((".", "/", "~")):
+        raise _bad(f"{_cut(text)!r} is a path, not a source", "a folder here: loractl add FOLDER")
     raise _bad(f"{_cut((rest and scheme) or text)!r} is no source that lorad knows", _FORMS)
 
 
@@ -92,7 +94,8 @@ def _s3(rest: str) -> Reference:
     bucket, _, prefix = rest[: etags.start() if etags else None].partition("/")
     prefix = prefix.rstrip("/")
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
-        raise _bad(f"s3://{_cut(bucket)} names no bucket", "write s3://BUCKET/PREFIX")
+        what = f"{_cut(bucket)!r} cannot be a bucket's name" if bucket else "s3:// names no bucket"
+        raise _bad(what, "write s3://BUCKET/PREFIX")
     text = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
     if etags:
         return Reference("s3", text + etags[0], revision=etags[1], bucket=bucket, prefix=prefix)

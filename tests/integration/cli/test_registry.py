@@ -81,6 +81,8 @@ def test_a_backup_is_not_replaced_unasked(ctl, tmp_path):
     assert ctl("backup", str(file)).exit == 2 and file.read_text() == "mine"
     assert ctl("backup", str(file), "--yes").exit == 0
     assert ctl("backup", str(tmp_path)).exit == 2
+    nowhere = ctl("backup", str(tmp_path / "nowhere" / "b.db"))
+    assert nowhere.exit == 2 and f"{tmp_path}/nowhere is no folder" in nowhere.err
 
 
 def test_while_somebody_holds_the_state_it_is_a_conflict(ctl, state, tmp_path):

@@ -100,6 +100,7 @@ def test_an_illegal_name_is_filed_under_a_made_up_one(world):
         await w.inbox.take(folder)
         record = w.registry.get("inbox:0123456789ab")
         assert (record.stored_state, record.reason) == ("quarantined", "E_NAME_ILLEGAL")
+        assert folder.display_name in record.reason_message
         await w.inbox.lose(folder.path)
         assert w.registry.get("inbox:0123456789ab") is None
 

@@ -120,6 +120,8 @@ def test_detail_tells_revision_history_and_events(world):
         with pytest.raises(LoradError, match=r"no adapter named 'ab'") as caught:
             w.listing.detail("ab")
         assert caught.value.hint == "did you mean a?"
+        with pytest.raises(LoradError, match="'base' is the base model, not an adapter"):
+            w.listing.detail("base")
 
     world(scenario)
 

@@ -77,6 +77,19 @@ def test_what_is_none_is_refused_in_one_line(text: str) -> None:
     assert len(refusal(text).message) < 300
 
 
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("./sql", "'./sql' is a path", "loractl add"),
+        ("s3://b/prefix", "'b' cannot be a bucket's name", "s3://BUCKET"),
+        ("s3://", "names no bucket", "s3://BUCKET"),
+    ],
+)
+def test_what_is_nearly_one_is_told_what_it_lacks(text: str, message: str, hint: str) -> None:
+    assert message in refusal(text).message
+    assert hint in refusal(text).hint
+
+
 def test_a_page_of_the_hub_is_pointed_at_its_reference() -> None:
     assert "hf:acme/sql" in refusal("https://huggingface.co/acme/sql").hint
 
