@@ -147,7 +147,7 @@ class Services:
         """From the inbox, from elsewhere by a pull, and by a request that asks for one."""
         settings, registry = self.settings, self.registry
         self.operations = Operations(registry, self.events, self.tasks)
-        self.adapters.on_left = self.operations.adopt
+        self.adapters.outcomes.on_left = self.operations.adopt
         fetching = Fetching(partial(_fetcher_for, settings))
         self.pulls = Pulls(self.operations, fetching, self.adapters, self.names, self._intake)
         self._revisions.files.refetch = Refetch(
@@ -179,8 +179,8 @@ class Services:
             self.adapters, self._intake, copy=self._files.copy_named, vet=self.names.check_free
         )
         self.adapters.on_removed = self.inbox.reconsider
-        self.adapters.on_lost = self.inbox.recover
-        self.housekeeping.on_lost = self.adapters.lose_files
+        self.adapters.losses.on_lost = self.inbox.recover
+        self.housekeeping.on_lost = self.adapters.losses.lose_files
         self.watcher = self._make_watcher()
         self.inbox.watcher = self.watcher
 
@@ -277,8 +277,9 @@ class Services:
 
     def _on_missing(self, rev: str) -> None:
         """From a thread that wanted to read its chat template."""
+        lose = self.adapters.losses.lose_files
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(lambda: self.tasks.spawn(self.adapters.lose_files(rev)))
+            self._loop.call_soon_threadsafe(lambda: self.tasks.spawn(lose(rev)))
 
     def _on_watch_warning(self, message: str) -> None:
         """From the watcher's thread."""

@@ -205,7 +205,7 @@ class Daemon:
             if self.services.watcher is not None:
                 self.services.watcher.rescan_now()
         if self.services.link.info is not None:
-            self.services.tasks.spawn(self.services.adapters.raise_pinned())
+            self.services.tasks.spawn(self.services.adapters.finishing.raise_pinned())
         return done
 
     def _on_dump(self) -> None:

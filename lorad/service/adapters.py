@@ -8,7 +8,7 @@ name follow each other; different names do not wait for one another.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +16,20 @@ from typing import Protocol
 
 from msgspec import structs
 
-from engine.adapters.states import State
-from engine.messages import EngineInfo
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.registry.store import StagingDir
-from lorad.service.catalog import Entry
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
+from lorad.service.finishing import Finishing
 from lorad.service.gate import Gate
 from lorad.service.intake import Intake
+from lorad.service.losses import Losses
+from lorad.service.name_settings import NameSettings, in_range
 from lorad.service.names import Names
+from lorad.service.outcomes import Outcomes
 from lorad.service.pins import still_pinned
-from lorad.service.registration import LATER, Registration, Terms
+from lorad.service.registration import Registration, Terms
 from lorad.service.revisions import Revisions
 from lorad.service.tasks import Tasks
 from lorad.service.tenants import unknown
@@ -43,14 +44,6 @@ class Resolved:
     rev: str | None
     base: bool = False
     priority: int | None = None  # of the name; None: the base model has none
-
-
-#: (verb, name, what of it runs on) -> the id of an operation that tells what became of it.
-OnLeft = Callable[[str, str, "asyncio.Task[LoradError | None]"], Awaitable[str]]
-
-
-async def _nobody(verb: str, name: str, task: "asyncio.Task[LoradError | None]") -> str:
-    return ""
 
 
 class Staged(Protocol):
@@ -80,17 +73,17 @@ class AdapterService:
     ) -> None:
         self.gate = gate or Gate()
         self.on_removed: Callable[[str], None] = lambda name: None
-        self.on_left: OnLeft = _nobody
-        self.on_lost: Callable[[str], None] = lambda name: None  # its source may have it still
         self.revisions = revisions
         self.refresh = refresh
         self._names, self._link, self._intake = names, link, intake
         self._registration, self._events, self._tasks = registration, events, tasks
         self._check_pin, self._clock = check_pin, clock
+        self._settings = NameSettings(names, revisions.standing, events)
+        self.losses = Losses(names, revisions, events)
+        self.outcomes = Outcomes(names, revisions, tasks, refresh)
+        self.finishing = Finishing(names, revisions, registration, tasks, refresh)
         self._used: dict[str, float] = {}  # name -> time of last use, not yet in the registry
-        revisions.files.on_missing = self.mark_missing
-        revisions.mending.on_hopeless = self.mark_damaged
-        link.bring_up = self.bring_up
+        link.bring_up = self.finishing.bring_up
 
     @property
     def draining(self) -> bool:
@@ -172,12 +165,12 @@ class AdapterService:
 
     async def take(self, staging: Staged, name: str, terms: Terms) -> wire.Added:
         """The same for whoever has more to say; a name that is pinned is loaded."""
-        _in_range(terms.priority)
+        in_range(terms.priority)
         try:
             async with self._names.lock(name):
                 added = await self._registration.take(StagingDir(staging.path), name, terms)
                 if added.unchanged and not terms.dry_run:
-                    await self._set(name, terms.pin, terms.priority, terms.labels)
+                    await self._settings.set(name, terms.pin, terms.priority, terms.labels)
         finally:
             await self.discard(staging)
         entry = self._names.catalog.get(name)
@@ -194,42 +187,6 @@ class AdapterService:
         async with self._names.lock(name):
             await self._registration.quarantine(name, source, error, display_name)
 
-    async def lose_files(self, rev: str) -> None:
-        """The store lost `rev`.  A copy in memory serves on; without one its names are missing."""
-        if self.revisions.tiers.get(rev, State.REGISTERED) is State.REGISTERED:
-            return await self.mark_missing(rev)
-        for name in self._names.catalog.names_of(rev):
-            self.on_lost(name)
-
-    async def mark_missing(self, rev: str) -> None:
-        """The store lost `rev`: its names cannot be asked for until the content returns."""
-        for name in self._names.catalog.names_of(rev):
-            if await self._names.write(name, self._names.registry.mark_missing(name, rev)):
-                self._events.publish(
-                    "adapter.missing",
-                    level="warn",
-                    name=name,
-                    rev=rev,
-                    message="its files are gone from the store; add it again",
-                )
-                self.on_lost(name)
-        self.revisions.consider_retiring(rev)  # the engine need not keep what nobody can ask for
-
-    async def mark_damaged(self, rev: str, message: str) -> None:
-        """Packed anew, and damaged again: its names are quarantined until it is added again."""
-        for name in self._names.catalog.names_of(rev):
-            condemned = self._names.registry.condemn(name, rev, "E_DAMAGED", message)
-            if await self._names.write(name, condemned):
-                self._events.publish(
-                    "adapter.rejected",
-                    level="error",
-                    name=name,
-                    rev=rev,
-                    cause="E_DAMAGED",
-                    message=message,
-                )
-        self.revisions.consider_retiring(rev)
-
     # ------------------------------------------------------------- an operator's wishes
     async def load(self, names: wire.Names) -> wire.Results:
         async def one(name: str) -> None:
@@ -238,7 +195,7 @@ class AdapterService:
                 await self._pin(name)
             await self.revisions.load(rev, names.tier)
 
-        return await self._each("load", names, one)
+        return await self.outcomes.of("load", names, one)
 
     async def evict(self, names: wire.Names) -> wire.Results:
         wanted = self._names.catalog.wanted
@@ -256,13 +213,13 @@ class AdapterService:
             )
 
         if not names.all:
-            return await self._each("evict", names, one)
+            return await self.outcomes.of("evict", names, one)
         held = [rev for rev in self.revisions.tiers if self.revisions.resident(rev)]
         chosen = [rev for rev in held if names.force or not wanted(rev)[0]]
         names_of = self._names.catalog.names_of
         every = {name for rev in chosen for name in names_of(rev)}
         kept = {name for rev in held for name in names_of(rev)} - every
-        results = await self._each("evict", names, one, sorted(every))
+        results = await self.outcomes.of("evict", names, one, sorted(every))
         return structs.replace(results, skipped=tuple(sorted(kept)))
 
     async def pin(self, names: wire.Names) -> wire.Results:
@@ -272,18 +229,18 @@ class AdapterService:
             if not names.no_load:
                 await self.revisions.load(rev)
 
-        return await self._each("pin", names, one)
+        return await self.outcomes.of("pin", names, one)
 
     async def unpin(self, names: wire.Names) -> wire.Results:
         async def one(name: str) -> None:
             async with self._change(name):
-                await self._set(name, False, None, None)
+                await self._settings.set(name, False, None, None)
 
-        return await self._each("unpin", names, one)
+        return await self.outcomes.of("unpin", names, one)
 
     async def patch(self, name: str, patch: wire.AdapterPatch) -> None:
         """Change pin, priority, labels; read the result from `Listing`."""
-        priority = _in_range(patch.priority)
+        priority = in_range(patch.priority)
         async with self._change(name):
             record = self._names.known(name)
             labels = dict(record.labels)
@@ -294,7 +251,7 @@ class AdapterService:
                     labels[key] = value
             if patch.pinned and record.serving_rev is not None:
                 self._check_pin(record.serving_rev, 0)
-            await self._set(name, patch.pinned, priority, labels)
+            await self._settings.set(name, patch.pinned, priority, labels)
         await self.refresh()
 
     async def remove(
@@ -318,49 +275,6 @@ class AdapterService:
         self.on_removed(name)
         return wire.Removed(name=name, rev=rev)
 
-    # ------------------------------------------------------------- in the background
-    async def raise_pinned(self) -> None:
-        """Those that are pinned and not up, as after a pin that found no room: once more."""
-        held = self.revisions.resident
-        for entry in self._names.catalog:
-            if entry.pinned and entry.rev is not None and not held(entry.rev):
-                try:
-                    await self.revisions.load(entry.rev)
-                except LoradError as error:
-                    self.revisions.news.publish(
-                        "adapter.not_loaded", entry.rev, "warn", error.code, error.message
-                    )
-
-    async def bring_up(self, info: EngineInfo) -> None:
-        """For a new engine: pinned adapters and replacements now; what else is unfinished goes on
-        behind.  Who was told that a name is replaced must not meet the old revision again."""
-        first = [entry for entry in self._names.catalog if entry.pinned or entry.replaced]
-        await asyncio.gather(*(self._finish(entry) for entry in first))
-        await self.revisions.revival.bring_up()
-        await self.refresh()
-        self._tasks.spawn(self._finish_the_rest())
-
-    async def _finish_the_rest(self) -> None:
-        whole = await self.revisions.files.packed_already()
-        for entry in self._names.catalog:
-            if entry.candidate is not None or entry.rev not in whole:
-                await self._finish(entry)
-                await asyncio.sleep(0)  # thousands of looks at the registry, a request between two
-
-    async def _finish(self, entry: Entry) -> None:
-        """A candidate that was cut short takes its name; a revision gets its packed file."""
-        try:
-            if entry.candidate is not None:
-                async with self._names.lock(entry.name):
-                    await self._registration.advance(entry.name, entry.candidate)
-            elif entry.rev is not None:
-                await self.revisions.files.pack_ahead(entry.rev)
-        except LoradError as error:
-            if entry.rev is not None and error.code not in LATER:
-                self.revisions.news.publish(
-                    "adapter.unfinished", entry.rev, "warn", error.code, error.message
-                )
-
     async def flush(self) -> None:
         """Write the times of last use."""
         used, self._used = self._used, {}
@@ -371,40 +285,7 @@ class AdapterService:
     async def _pin(self, name: str) -> None:
         async with self._change(name):
             self._check_pin(self._names.serving(name), 0)
-            await self._set(name, True, None, None)
-
-    async def _set(
-        self,
-        name: str,
-        pin: bool | None,
-        priority: int | None,
-        labels: Mapping[str, str] | None,
-    ) -> None:
-        """With the name's lock held: change what differs, tell, and tell the engine."""
-        before, registry = self._names.known(name), self._names.registry
-        if pin is not None and pin != before.pinned:
-            await self._names.write(name, registry.set_pin(name, pin))
-            self._events.publish("pin.set" if pin else "pin.cleared", name=name)
-        if priority is not None and priority != before.priority:
-            await self._names.write(name, registry.set_priority(name, priority))
-            words = f"{before.priority} -> {priority}"
-            self._events.publish("priority.set", name=name, message=words)
-        if labels is not None and dict(labels) != dict(before.labels):
-            await self._names.write(name, registry.set_labels(name, labels))
-            self._events.publish("labels.set", name=name)
-        entry = self._names.catalog.get(name)
-        if entry is None or entry.rev is None:
-            return
-        if not pin:
-            await self.revisions.standing.follow(entry.rev)
-            return
-        try:
-            await self.revisions.standing.apply(entry.rev)
-        except LoradError as error:
-            if error.code == "no_room" and not before.pinned:  # the engine counts more exactly
-                await self._names.write(name, registry.set_pin(name, False))
-                self._events.publish("pin.cleared", name=name, cause="no_room")
-            raise
+            await self._settings.set(name, True, None, None)
 
     @asynccontextmanager
     async def _change(self, name: str) -> AsyncIterator[None]:
@@ -416,75 +297,3 @@ class AdapterService:
                 waiting.enter_context(self._intake.wanted(rev))
             async with self._names.lock(name):
                 yield
-
-    async def _each(
-        self,
-        verb: str,
-        names: wire.Names,
-        one: Callable[[str], Awaitable[None]],
-        every: Sequence[str] | None = None,
-    ) -> wire.Results:
-        chosen = list(dict.fromkeys(names.names if every is None else every))
-        if not chosen and every is None:
-            raise LoradError("invalid_value", "names is empty", param="names")
-        items = await asyncio.gather(*(self._item(verb, name, one, names) for name in chosen))
-        await self.refresh()
-        return wire.Results(items=tuple(items))
-
-    async def _item(
-        self, verb: str, name: str, one: Callable[[str], Awaitable[None]], names: wire.Names
-    ) -> wire.ItemResult:
-        """One name's outcome.  Work goes on when the caller leaves or runs out of time."""
-        task, operation = None, ""
-        try:
-            self._names.known(name)
-            if not names.dry_run:
-                task = self._tasks.spawn(_caught(one(name)))
-                if names.wait:
-                    async with asyncio.timeout(names.timeout_s):
-                        error = await asyncio.shield(task)
-                    if error is not None:
-                        raise error
-                else:
-                    operation = await self.on_left(verb, name, task)
-        except LoradError as error:
-            return wire.ItemResult(
-                name=name,
-                ok=False,
-                code=error.code,
-                message=error.message,
-                hint=error.hint,
-                details=error.details,
-            )
-        except TimeoutError:
-            assert task is not None
-            operation = await self.on_left(verb, name, task)
-            return wire.ItemResult(
-                name=name,
-                ok=False,
-                code="deadline_exceeded",
-                message=f"not done after {names.timeout_s:g} s; it goes on",
-                hint=f"loractl op show {operation}" if operation else f"loractl show {name}",
-                operation=operation,
-            )
-        entry = self._names.catalog.get(name)
-        rev = entry.rev if entry is not None else None
-        state = self.revisions.tiers.get(rev, State.REGISTERED) if rev else State.QUARANTINED
-        return wire.ItemResult(
-            name=name, ok=True, state=state.value, rev=rev or "", operation=operation
-        )
-
-
-def _in_range(priority: int | None) -> int | None:
-    if priority is not None and not 0 <= priority <= 100:
-        raise LoradError("invalid_value", "priority must be 0 to 100", param="priority")
-    return priority
-
-
-async def _caught(work: Awaitable[None]) -> LoradError | None:
-    """An expected error is a result here: the caller may have gone."""
-    try:
-        await work
-    except LoradError as error:
-        return error
-    return None

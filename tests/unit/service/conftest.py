@@ -336,8 +336,8 @@ class World:
             copy=lambda folder, staging: shutil.copytree(folder, staging.path, dirs_exist_ok=True),
             on_delete="keep",
         )
-        self.adapters.on_lost = self.inbox.recover
-        self.housekeeping.on_lost = self.adapters.lose_files
+        self.adapters.losses.on_lost = self.inbox.recover
+        self.housekeeping.on_lost = self.adapters.losses.lose_files
 
     def new_client(self):
         client = FakeClient(self.info)

@@ -34,7 +34,7 @@ class Scene:
         self.world = world
         self.hub = fakes.Hub(world.dir.parent / "hub")
         self.operations = Operations(world.registry, world.events, world.tasks)
-        world.adapters.on_left = self.operations.adopt
+        world.adapters.outcomes.on_left = self.operations.adopt
         self.fetching = Fetching(self.hub.fetcher)
         self.pulls = Pulls(
             self.operations, self.fetching, world.adapters, world.names, world.intake

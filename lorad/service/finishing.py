@@ -1,0 +1,73 @@
+"""Finishing: what an earlier engine or an earlier run left undone.
+
+Goes in: a new engine; an operator's word to try once more.  Comes out: pinned adapters on the GPU,
+candidates that take their names, packed files for everybody else, behind and a little at a time.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from engine.messages import EngineInfo
+from lorad.errors import LoradError
+from lorad.service.catalog import Entry
+from lorad.service.names import Names
+from lorad.service.registration import LATER, Registration
+from lorad.service.revisions import Revisions
+from lorad.service.tasks import Tasks
+
+
+class Finishing:
+    """`refresh` makes what is shown next show a change."""
+
+    def __init__(
+        self,
+        names: Names,
+        revisions: Revisions,
+        registration: Registration,
+        tasks: Tasks,
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._names, self._revisions = names, revisions
+        self._registration, self._tasks, self._refresh = registration, tasks, refresh
+
+    async def raise_pinned(self) -> None:
+        """Those that are pinned and not up, as after a pin that found no room: once more."""
+        held = self._revisions.resident
+        for entry in self._names.catalog:
+            if entry.pinned and entry.rev is not None and not held(entry.rev):
+                try:
+                    await self._revisions.load(entry.rev)
+                except LoradError as error:
+                    self._revisions.news.publish(
+                        "adapter.not_loaded", entry.rev, "warn", error.code, error.message
+                    )
+
+    async def bring_up(self, info: EngineInfo) -> None:
+        """For a new engine: pinned adapters and replacements now; what else is unfinished goes on
+        behind.  Who was told that a name is replaced must not meet the old revision again."""
+        first = [entry for entry in self._names.catalog if entry.pinned or entry.replaced]
+        await asyncio.gather(*(self._finish(entry) for entry in first))
+        await self._revisions.revival.bring_up()
+        await self._refresh()
+        self._tasks.spawn(self._finish_the_rest())
+
+    async def _finish_the_rest(self) -> None:
+        whole = await self._revisions.files.packed_already()
+        for entry in self._names.catalog:
+            if entry.candidate is not None or entry.rev not in whole:
+                await self._finish(entry)
+                await asyncio.sleep(0)  # thousands of looks at the registry, a request between two
+
+    async def _finish(self, entry: Entry) -> None:
+        """A candidate that was cut short takes its name; a revision gets its packed file."""
+        try:
+            if entry.candidate is not None:
+                async with self._names.lock(entry.name):
+                    await self._registration.advance(entry.name, entry.candidate)
+            elif entry.rev is not None:
+                await self._revisions.files.pack_ahead(entry.rev)
+        except LoradError as error:
+            if entry.rev is not None and error.code not in LATER:
+                self._revisions.news.publish(
+                    "adapter.unfinished", entry.rev, "warn", error.code, error.message
+                )
