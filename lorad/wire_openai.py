@@ -12,6 +12,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from lorad.wire_tools import ToolCall, ToolCallDelta, ToolChoice, ToolGiven
+
 #: What clients type as a Literal; an aborted or failed sequence never ends in a finish reason.
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -25,9 +27,13 @@ class ContentPart(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
+    """`tool_calls` of an assistant, `tool_call_id` of a tool's result."""
+
     role: str
     content: str | tuple[ContentPart, ...] | None = None
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
@@ -70,6 +76,9 @@ class ChatRequest(GenerateRequest, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: tuple[ToolGiven, ...] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -97,6 +106,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     return_token_strs: bool | None = None
+    tools: tuple[ToolGiven, ...] | None = None
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):
@@ -150,9 +160,12 @@ class CompletionLogprobs(Struct, frozen=True):
 
 # ----------------------------------------------------------------- chat answers
 class AssistantMessage(Struct, frozen=True, kw_only=True):
+    """`content` is null when there are calls alone."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -175,6 +188,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 class ChatDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True, kw_only=True):

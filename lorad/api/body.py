@@ -13,6 +13,8 @@ from lorad.errors import LoradError
 
 T = TypeVar("T")
 
+#: Characters of msgspec's sentence, which may quote a value of any size.
+MAX_MESSAGE = 300
 #: Possessive, so that a body of quotes costs linear time.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -74,5 +76,5 @@ def _explain(text: str) -> LoradError:
         path = f"{path}.{field[1]}" if path else field[1]
         return LoradError("unsupported_parameter", f"unknown field: {path}", param=path)
     subject = "a key of " + path if where and where[1] else path or "the body"
-    message = message[:1].lower() + message[1:].replace("`", "")
+    message = message[:1].lower() + message[1:MAX_MESSAGE].replace("`", "")
     return LoradError("invalid_value", f"{subject}: {message}", param=path or None)

@@ -23,7 +23,9 @@ _MARK_BYTES = sse.json_text(_MARK)
 
 
 class Shape(Protocol):
-    """Of ChatShape and CompletionShape."""
+    """Of ChatShape and CompletionShape; `framed`: chunks of text alone differ only in the text."""
+
+    framed: bool
 
     def chunks(self, piece: Piece) -> list[Struct]: ...
     def usage_chunk(self, count: Count) -> Struct: ...
@@ -56,7 +58,7 @@ class EventEncoder:
         frame = self._frames.get(piece.index)
         if frame is None or piece.finish or piece.tokens or piece.prompt:
             events = b"".join(map(sse.event, self._shape.chunks(piece)))
-            if frame is None:
+            if frame is None and self._shape.framed:
                 self._frames[piece.index] = self._frame(piece.index)
             return events
         return frame[0] + sse.json_text(piece.text) + frame[1]

@@ -17,6 +17,7 @@ from lorad.api.identity import caller_of
 from lorad.api.respond import json
 from lorad.api.shapes import ChatShape, CompletionShape, Gathered
 from lorad.api.stream import TokenStream
+from lorad.api.tool_shape import ToolShape
 from lorad.config import Limits
 from lorad.service.ask import Ask
 from lorad.service.generation import Generation
@@ -93,7 +94,16 @@ def _shape(
     generation: Generation, wanted: parse.Shape, shape_class: _ShapeClass
 ) -> ChatShape | CompletionShape:
     facts = _Facts(generation.id, generation.created, generation.ask.model, generation.fingerprint)
-    spell = generation.text.token_bytes
+    spell, ask = generation.text.token_bytes, generation.ask
+    if ask.tools:
+        return ToolShape(
+            facts,
+            spell,
+            wanted.top_logprobs,
+            wanted.include_usage,
+            names=[tool["function"]["name"] for tool in ask.tools],
+            parallel=ask.parallel_tool_calls,
+        )
     return shape_class(facts, spell, wanted.top_logprobs, wanted.include_usage)
 
 

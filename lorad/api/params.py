@@ -22,7 +22,7 @@ class Refused:
     neutral: tuple[object, ...] = ()
 
 
-_TOOLS = "tools are not served yet; describe them in a message"
+_FUNCTIONS = "use tools"
 _GUIDED = "constrained output is not served yet; ask for the format in a message"
 _TEXT_ONLY = "only text is served"
 
@@ -44,11 +44,8 @@ _BOTH: dict[str, Refused] = {
 }
 
 CHAT: dict[str, Refused] = _BOTH | {
-    "tools": Refused(_TOOLS, ([],)),
-    "tool_choice": Refused(_TOOLS, ("none", "auto")),
-    "parallel_tool_calls": Refused(_TOOLS, (True, False)),
-    "functions": Refused(_TOOLS, ([],)),
-    "function_call": Refused(_TOOLS, ("none", "auto")),
+    "functions": Refused(_FUNCTIONS, ([],)),
+    "function_call": Refused(_FUNCTIONS, ("none", "auto")),
     "response_format": Refused(_GUIDED, ({"type": "text"},)),
     "modalities": Refused(_TEXT_ONLY, (["text"],)),
     "audio": Refused(_TEXT_ONLY),
@@ -74,7 +71,6 @@ COMPLETION: dict[str, Refused] = _BOTH | {
 
 
 TOKENIZE: dict[str, Refused] = {
-    "tools": Refused(_TOOLS, ([],)),
     "continue_final_message": Refused("leave it out", (False,)),
     "chat_template": CHAT["chat_template"],
     "mm_processor_kwargs": Refused(_TEXT_ONLY, ({},)),

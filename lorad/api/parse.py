@@ -14,19 +14,16 @@ from msgspec import Struct
 from engine.messages import SamplingParams
 from lorad.api import params
 from lorad.api.body import decode, fields
+from lorad.api.conversation import invalid, messages, template_vars, wanted_tools
 from lorad.config import Limits
 from lorad.errors import LoradError
-from lorad.service.ask import Ask, Message
-from lorad.wire_openai import ChatMessage, ChatRequest, CompletionRequest, GenerateRequest
-
-TemplateVars = dict[str, str | int | float | bool | None]
+from lorad.service.ask import Ask
+from lorad.wire_openai import ChatRequest, CompletionRequest, GenerateRequest
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_CHARACTERS = 4096
 _SEED = 1 << 63
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
-_RESERVED_VARS = ("self", "messages", "tools", "add_generation_prompt")
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +40,13 @@ def chat(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
     request = decode(body, ChatRequest, max_depth=limits.json_depth)
     params.check(fields(body), params.CHAT, _served(ChatRequest), limits.strict_params)
     if request.top_logprobs is not None and not request.logprobs:
-        raise _invalid("top_logprobs", "needs logprobs = true")
+        raise invalid("top_logprobs", "needs logprobs = true")
     _within("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
     top = (request.top_logprobs or 0) if request.logprobs else None
     asked, param = request.max_tokens, "max_tokens"
     if request.max_completion_tokens is not None:
         if asked not in (None, request.max_completion_tokens):
-            raise _invalid("max_completion_tokens", "contradicts max_tokens; give one of them")
+            raise invalid("max_completion_tokens", "contradicts max_tokens; give one of them")
         asked, param = request.max_completion_tokens, "max_completion_tokens"
     _within(param, asked, 1, limits.max_tokens)
     n = _n(request, limits)
@@ -58,6 +55,8 @@ def chat(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
         chat=True,
         model=_model(request),
         messages=messages(request.messages),
+        tools=wanted_tools(request),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
         n=n,
         sampling=_sampling(request, limits, top),
         max_tokens=asked,
@@ -95,57 +94,19 @@ def completion(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
     return ask, _shape(request, request.logprobs)
 
 
-def messages(given: tuple[ChatMessage, ...]) -> tuple[Message, ...]:
-    """Messages as chat templates read them: text parts joined by newlines, developer = system."""
-    if not given:
-        raise _invalid("messages", "must not be empty")
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(given))
-
-
-def _message(message: ChatMessage, path: str) -> Message:
-    if message.role not in _ROLES:
-        text = f"{path}.role: {message.role[:40]!r} is not served; use {', '.join(_ROLES)}"
-        code = "unsupported_parameter" if message.role in ("tool", "function") else "invalid_value"
-        raise LoradError(code, text, param=f"{path}.role")
-    if message.content is None:
-        raise _invalid(f"{path}.content", "is required")
-    content = message.content
-    if not isinstance(content, str):
-        texts = []
-        for i, part in enumerate(content):
-            where = f"{path}.content[{i}]"
-            if part.type != "text":
-                text = f"{where}.type: {part.type[:40]!r} is not supported: only text is served"
-                raise LoradError("unsupported_parameter", text, param=f"{where}.type")
-            if part.text is None:
-                raise _invalid(f"{where}.text", "is required")
-            texts.append(part.text)
-        content = "\n".join(texts)
-    named = {"name": message.name} if message.name is not None else {}
-    return {"role": _ROLES[message.role], "content": content, **named}
-
-
-def template_vars(given: TemplateVars | None) -> TemplateVars:
-    """`chat_template_kwargs`, without what a template gets from us."""
-    for name in given or ():
-        if not name.isidentifier() or name in _RESERVED_VARS:
-            raise _invalid("chat_template_kwargs", f"must not hold {name[:40]!r}")
-    return dict(given or {})
-
-
 def timeout(header: str | None) -> float | None:
     """Seconds of an `x-request-timeout` header: how long the client allows for all of it."""
     if header is None:
         return None
     if not _SECONDS.fullmatch(header) or not float(header):
-        raise _invalid("x-request-timeout", 'must be seconds, above 0, such as "30" or "2.5"')
+        raise invalid("x-request-timeout", 'must be seconds, above 0, such as "30" or "2.5"')
     return float(header)
 
 
 # ----------------------------------------------------------------- shared values
 def _model(request: GenerateRequest) -> str:
     if not request.model:
-        raise _invalid("model", "must not be empty")
+        raise invalid("model", "must not be empty")
     return request.model
 
 
@@ -171,11 +132,11 @@ def _priority(request: GenerateRequest) -> int | None:
 def _stop(request: GenerateRequest, limits: Limits) -> tuple[str, ...]:
     stop = (request.stop,) if isinstance(request.stop, str) else request.stop or ()
     if len(stop) > limits.stop:
-        raise _invalid("stop", f"{len(stop)} strings; at most {limits.stop} are taken")
+        raise invalid("stop", f"{len(stop)} strings; at most {limits.stop} are taken")
     for i, text in enumerate(stop):
         param = "stop" if isinstance(request.stop, str) else f"stop[{i}]"
         if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
-            raise _invalid(param, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
+            raise invalid(param, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
     return tuple(dict.fromkeys(stop))
 
 
@@ -192,10 +153,10 @@ def _sampling(
     _within("min_tokens", request.min_tokens, 0, limits.max_tokens)
     _within("seed", request.seed, -_SEED, _SEED - 1)
     if request.allowed_token_ids is not None and not request.allowed_token_ids:
-        raise _invalid("allowed_token_ids", "must name at least one token")
+        raise invalid("allowed_token_ids", "must name at least one token")
     stop_ids = request.stop_token_ids or ()
     if len(stop_ids) > limits.stop:
-        raise _invalid("stop_token_ids", f"{len(stop_ids)} ids; at most {limits.stop} are taken")
+        raise invalid("stop_token_ids", f"{len(stop_ids)} ids; at most {limits.stop} are taken")
     return SamplingParams(
         temperature=_or(request.temperature, 1.0),
         top_p=max(_or(request.top_p, 1.0), 1e-6),  # 0 keeps the best token alone
@@ -218,7 +179,7 @@ def _sampling(
 def _logit_bias(request: GenerateRequest, limits: Limits) -> dict[int, float]:
     bias = request.logit_bias or {}
     if len(bias) > limits.logit_bias:
-        raise _invalid("logit_bias", f"{len(bias)} tokens; at most {limits.logit_bias} are taken")
+        raise invalid("logit_bias", f"{len(bias)} tokens; at most {limits.logit_bias} are taken")
     for token, value in bias.items():
         _within(f"logit_bias.{token}", value, -100, 100)
     return bias
@@ -229,20 +190,20 @@ def _prompts(request: CompletionRequest) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(prompt, str):
         return (prompt,)
     if not prompt:
-        raise _invalid("prompt", "must not be empty")
+        raise invalid("prompt", "must not be empty")
     ids = tuple(item for item in prompt if isinstance(item, int))
     if len(ids) == len(prompt):
         return (ids,)
     prompts = tuple(item for item in prompt if not isinstance(item, int))
     if ids or len({type(item) for item in prompts}) > 1:
-        raise _invalid("prompt", "mixes text and token ids")
+        raise invalid("prompt", "mixes text and token ids")
     return prompts
 
 
 def _shape(request: GenerateRequest, top_logprobs: int | None) -> Shape:
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
-        raise _invalid("stream_options", "needs stream = true")
+        raise invalid("stream_options", "needs stream = true")
     wants_usage = request.stream_options is not None and request.stream_options.include_usage
     return Shape(stream=stream, include_usage=bool(wants_usage), top_logprobs=top_logprobs)
 
@@ -253,11 +214,7 @@ def _or(value: float | None, default: float) -> float:
 
 def _within(param: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:  # an int may be beyond any float
-        raise _invalid(param, f"must be {low:g} to {high:g}")
-
-
-def _invalid(param: str, rule: str) -> LoradError:
-    return LoradError("invalid_value", f"{param} {rule}", param=param)
+        raise invalid(param, f"must be {low:g} to {high:g}")
 
 
 @cache

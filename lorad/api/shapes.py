@@ -72,6 +72,8 @@ class Gathered:
 class ChatShape:
     """`spell` gives the bytes of a token id; `top` how many alternatives, None = no logprobs."""
 
+    framed = True
+
     def __init__(
         self, facts: Facts, spell: Callable[[int], bytes], top: int | None, null_usage: bool
     ) -> None:
@@ -81,10 +83,7 @@ class ChatShape:
 
     def chunks(self, piece: Piece) -> list[Struct]:
         """The role first, then content, and the finish in a chunk of its own."""
-        chunks = []
-        if piece.index not in self._greeted:
-            self._greeted.add(piece.index)
-            chunks.append(self._chunk(piece.index, ChatDelta(role="assistant", content="")))
+        chunks = self._greeting(piece.index)
         if piece.text or piece.tokens:
             delta = ChatDelta(content=piece.text)
             chunks.append(self._chunk(piece.index, delta, self._logprobs([piece])))
@@ -92,19 +91,17 @@ class ChatShape:
             chunks.append(self._chunk(piece.index, ChatDelta(), None, _FINISH[piece.finish]))
         return chunks
 
+    def finish_of(self, piece: Piece) -> Finish:
+        return _FINISH[piece.finish or "stop"]
+
     def usage_chunk(self, count: Count) -> Struct:
         return self._envelope([], usage(count))
 
+    def message(self, answer: Gathered) -> tuple[AssistantMessage, Finish]:
+        return AssistantMessage(content=answer.text), answer.finish
+
     def body(self, answers: Sequence[Gathered], count: Count) -> Struct:
-        choices = [
-            ChatChoice(
-                index=index,
-                message=AssistantMessage(content=answer.text),
-                logprobs=self._logprobs(answer.pieces),
-                finish_reason=answer.finish,
-            )
-            for index, answer in enumerate(answers)
-        ]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return ChatCompletion(
             id=f"chatcmpl-{self._facts.id}",
             created=self._facts.created,
@@ -113,6 +110,17 @@ class ChatShape:
             usage=usage(count),
             system_fingerprint=self._facts.fingerprint,
         )
+
+    def _choice(self, index: int, answer: Gathered) -> ChatChoice:
+        message, finish = self.message(answer)
+        logprobs = self._logprobs(answer.pieces)
+        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=finish)
+
+    def _greeting(self, index: int) -> list[Struct]:
+        if index in self._greeted:
+            return []
+        self._greeted.add(index)
+        return [self._chunk(index, ChatDelta(role="assistant", content=""))]
 
     def _chunk(
         self,
@@ -154,6 +162,8 @@ class ChatShape:
 
 class CompletionShape:
     """The same for plain completions, whose chunks look like their bodies."""
+
+    framed = True
 
     def __init__(
         self, facts: Facts, spell: Callable[[int], bytes], top: int | None, null_usage: bool

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from lorad.api import params
 from lorad.api.asked import checked
+from lorad.api.conversation import messages, template_vars, tools
 from lorad.api.deps import deps_of
 from lorad.api.identity import caller_of
-from lorad.api.parse import messages, template_vars
 from lorad.api.respond import json
 from lorad.errors import LoradError
 from lorad.service.seams import Text
@@ -58,4 +58,5 @@ def _chat(asked: TokenizeRequest) -> Callable[[Text], list[int]]:
     given, variables = messages(asked.messages or ()), template_vars(asked.chat_template_kwargs)
     variables |= {"add_generation_prompt": asked.add_generation_prompt is not False}
     add_special = bool(asked.add_special_tokens)
-    return lambda text: text.encode(text.render(given, variables), add_special)
+    offered = tools(asked.tools or ())
+    return lambda text: text.encode(text.render(given, variables, offered), add_special)

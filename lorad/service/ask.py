@@ -6,14 +6,16 @@ gets back.  Knows no HTTP and no JSON.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from engine.messages import SamplingParams, TokenLogprobs
 
-#: Of a message: role, content, and name where there is one, as chat templates read them.
-Message = Mapping[str, str]
+#: Of a message: role and content, and name, tool_calls and tool_call_id where there are any; of a
+#: tool: type and function.  As chat templates read them.
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,8 @@ class Ask:
 
     model: str
     messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()  # that the answer may call
+    parallel_tool_calls: bool = True
     prompts: tuple[str | tuple[int, ...], ...] = ()
     chat: bool = False
     n: int = 1

@@ -245,7 +245,7 @@ class RequestService:
         """In a worker thread: the text of the revision, and the ids of every prompt."""
         text = self._text(rev)
         if ask.chat:
-            rendered = text.render(ask.messages, ask.template_vars)
+            rendered = text.render(ask.messages, ask.template_vars, ask.tools)
             return text, [tuple(text.encode(rendered, add_special=False))]
         return text, [
             tuple(text.encode(prompt, add_special=True)) if isinstance(prompt, str) else prompt

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from engine.messages import EngineInfo, SequenceDelta, Submit
-from lorad.service.ask import Message
+from lorad.service.ask import Message, Tool
 
 
 class Resolved(Protocol):
@@ -86,7 +86,12 @@ class Text(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
     def spell(self, ids: Sequence[int]) -> list[str]: ...
     def token_bytes(self, token: int) -> bytes: ...
-    def render(self, messages: Sequence[Message], variables: Mapping[str, object]) -> str: ...
+    def render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, object],
+        tools: Sequence[Tool] = (),
+    ) -> str: ...
     def detokenizer(self, prompt: Sequence[int], stop: Sequence[str]) -> Decoder: ...
 
 

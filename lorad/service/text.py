@@ -48,8 +48,14 @@ class RevisionText:
     def token_bytes(self, token: int) -> bytes:
         return self.tokenizer.token_bytes(token)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """Messages as the model was trained to read them; invalid_value if the template refuses."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """Messages as the model was trained to read them; invalid_value if the template refuses,
+        unsupported_parameter if it was not made for tools."""
         if self.template is None:
             raise LoradError(
                 "invalid_value",
@@ -57,8 +63,11 @@ class RevisionText:
                 param="messages",
                 hint="use /v1/completions",
             )
+        if tools and (why := self.template.refuses_tools()):
+            hint = "leave tools out, and describe them in a message"
+            raise LoradError("unsupported_parameter", why, param="tools", hint=hint)
         try:
-            return self.template.render(messages, **variables)
+            return self.template.render(messages, tools=tools or None, **variables)
         except TextError as error:
             raise LoradError("invalid_value", str(error), param="messages") from error
 

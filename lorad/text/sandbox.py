@@ -26,6 +26,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, TemplateReference, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -101,6 +102,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._source_size = max(self._source_size, len(source))
         tree = _Instrument(self).visit(self.parse(source))
         return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
+
+    def asked_of(self, source: str) -> frozenset[str]:
+        """Variables that a template which could be compiled wants from outside."""
+        return frozenset(find_undeclared_variables(self.parse(source)))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":

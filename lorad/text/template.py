@@ -21,6 +21,11 @@ from lorad.text.tokenizer import TextError, read_json, read_specials
 RENDER_SECONDS = 2.0
 
 
+#: What marks forms of calls that `tool_calls.py` does not read: XML functions (Qwen3-Coder), names
+#: outside of the JSON (Mistral since v11, DeepSeek).
+_UNREAD_CALLS = ("<function=", "[ARGS]", "tool\u2581call\u2581begin")
+
+
 class TemplateError(TextError):
     """A template cannot be compiled, or refuses or fails on these messages; one line."""
 
@@ -47,6 +52,7 @@ class ChatTemplate:
             name: _compile(environment, name, source) for name, source in sources.items()
         }
         self.sources = dict(sources)
+        self._takes_tools = "tool_use" in sources or _asks_for_tools(environment, sources)
 
     @classmethod
     def load(
@@ -82,6 +88,15 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         return self._run(self._choose(tools), values)
+
+    def refuses_tools(self) -> str:
+        """Why a request with tools would not be answered as it should be; "" if it would."""
+        if not self._takes_tools:
+            return "this model's chat template takes no tools"
+        source = self.sources.get("tool_use", "") or "".join(self.sources.values())
+        if any(mark in source for mark in _UNREAD_CALLS):
+            return "this model writes its tool calls in a form that is not read"
+        return ""
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
         if tools and "tool_use" in self._templates:
@@ -148,6 +163,10 @@ def _compile(environment: BoundedEnvironment, name: str, source: str) -> jinja2.
         raise TemplateError(
             f"the chat template {name!r} cannot be used: {_line(error)}{where}"
         ) from None
+
+
+def _asks_for_tools(environment: BoundedEnvironment, sources: Mapping[str, str]) -> bool:
+    return any("tools" in environment.asked_of(source) for source in sources.values())
 
 
 def _raise_exception(message: str) -> None:

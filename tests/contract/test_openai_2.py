@@ -17,6 +17,13 @@ answer = client.chat.completions.create(model="acme/sql", messages=ask)
 stream = list(client.chat.completions.create(
     model="tiny", messages=ask, stream=True, stream_options={"include_usage": True}))
 plain = client.completions.create(model="tiny", prompt="ab", echo=True, logprobs=1)
+tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+tooled = [
+    choice.delta.tool_calls or []
+    for chunk in client.chat.completions.create(
+        model="bible", messages=ask, tools=[tool], stream=True)
+    for choice in chunk.choices
+]
 try:
     client.chat.completions.create(model="nobody", messages=ask)
     error = None
@@ -31,11 +38,17 @@ print(json.dumps({
     "tokens": plain.choices[0].logprobs.tokens[:3],
     "models": [m.id for m in client.models.list()],
     "error": error,
+    "called": [c.function.name for calls in tooled for c in calls if c.function.name],
+    "arguments": "".join(c.function.arguments for calls in tooled for c in calls),
 }))
 """
 
 
+CALL = b'{"name": "f", "parameters": {"a": 1}}'
+
+
 def test_openai_2_reads_every_shape(api, openai_2_site):
+    api.engine.reply = lambda submit: CALL if b"<tools>" in bytes(submit.prompt) else b"Hello world"
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": f"{openai_2_site}{os.pathsep}{root}"}
     done = subprocess.run(
@@ -57,4 +70,6 @@ def test_openai_2_reads_every_shape(api, openai_2_site):
         "tokens": ["a", "b", "H"],
         "models": ["tiny", "acme/sql", "bible"],
         "error": "model_not_found",
+        "called": ["f"],
+        "arguments": '{"a": 1}',
     }

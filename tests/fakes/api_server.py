@@ -53,14 +53,23 @@ REVS = {"acme/sql": "a1" * 32, "bible": "b2" * 32}
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 
 
-def byte_text() -> RevisionText:
+#: Of "bible", which was made for tools.
+TOOL_TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}{{ '\n' }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for call in m.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "{{ '\n' }}{% endfor %}<assistant>"
+)
+
+
+def byte_text(template: str = TEMPLATE) -> RevisionText:
     """A vocabulary of the 256 bytes, each its own id, and an end of turn."""
     inner = tokenizers.Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken("<|im_end|>", special=True)])
     tokenizer = Tokenizer(inner, specials={"eos_token": "<|im_end|>"})
-    return RevisionText(tokenizer, ChatTemplate({"default": TEMPLATE}, {}))
+    return RevisionText(tokenizer, ChatTemplate({"default": template}, {}))
 
 
 class FakeEngine:
@@ -205,7 +214,7 @@ class FakeAdapters:
             return Meant(None)
         if model not in self.revs:
             raise LoradError(
-                "model_not_found", f"The model {model!r} does not exist", param="model"
+                "model_not_found", f"The model {model[:200]!r} does not exist", param="model"
             )
         return Meant(self.revs[model], model, self.priority)
 
@@ -520,12 +529,12 @@ class ApiServer:
         self.run(self._start, listeners)
 
     async def _start(self, listeners: list[Any]) -> None:
-        text = byte_text()
+        text, tooled = byte_text(), byte_text(TOOL_TEMPLATE)
         self.events = EventRing(capacity=8, instance_id="i1")
         self.requests = RequestService(
             self.adapters,
             self.engine,
-            lambda rev: text,
+            lambda rev: tooled if rev == REVS["bible"] else text,
             limits=self.limits,
             version="0.1.0",
             base_digest="ba5eba5eba5e",

@@ -36,7 +36,10 @@ WRONG = {
     "empty messages": ({"model": "tiny", "messages": []}, "messages"),
     "empty model": (ASK | {"model": ""}, "model"),
     "wrong role": (ASK | {"messages": [MESSAGE, {"role": "x", "content": ""}]}, "messages[1].role"),
-    "tool role": (ASK | {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    "function role": (
+        ASK | {"messages": [{"role": "function", "content": "x"}]},
+        "messages[0].role",
+    ),
     "content number": (ASK | {"messages": [MESSAGE | {"content": 1}]}, "messages[0].content"),
     "no content": (ASK | {"messages": [{"role": "user"}]}, "messages[0].content"),
     "n of a billion": (ASK | {"n": 10**9}, "n"),

@@ -6,7 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lorad.errors import BadConfig, LoradError
-from lorad.service.text import TextService
+from lorad.service.text import RevisionText, TextService
+from lorad.text.template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -92,3 +93,35 @@ def test_a_base_without_a_tokenizer_is_a_configuration_error(tmp_path):
     (tmp_path / "empty" / "config.json").write_text(json.dumps({}))
     with pytest.raises(BadConfig, match=r"models\.base: no tokenizer\.json"):
         TextService(tmp_path / "empty", lambda rev: tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ("{% for t in tools %}{{ t.function.name }}{% endfor %}", None),
+        (
+            "{% if not tools is defined %}{% set tools = none %}{% endif %}"
+            "{% if tools is not none %}{{ tools[0].function.name }}{% endif %}",
+            None,
+        ),
+        ("{# tools #}no tools {{ messages }}", "takes no tools"),
+        ("{{ tools }}<tool_call><function=f>", "in a form that is not read"),
+    ],
+)
+def test_tools_are_for_templates_that_were_made_for_them(source, refused):
+    text = RevisionText(None, ChatTemplate({"default": source}, {}))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    if refused is None:
+        assert text.render(MESSAGES, {}, tools) == "f"
+        return
+    with pytest.raises(LoradError, match=refused) as caught:
+        text.render(MESSAGES, {}, tools)
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tools")
+    text.render(MESSAGES, {})
+
+
+def test_a_template_of_its_own_for_tools_is_made_for_them():
+    sources = {"default": "plain", "tool_use": "{{ tools[0].function.name }}"}
+    text = RevisionText(None, ChatTemplate(sources, {}))
+    assert text.render(MESSAGES, {}) == "plain"
+    assert text.render(MESSAGES, {}, [{"function": {"name": "f"}}]) == "f"
