@@ -85,7 +85,7 @@ def unknown(model: str) -> LoradError:
 
 
 def _unknown(model: str) -> str:
-    return f"The model {model!r} does not exist"
+    return f"The model {model[:200]!r} does not exist"
 
 
 #: Where there are no tenants.
