@@ -7,7 +7,6 @@ not on the GPU is passed over and delays nobody; no row is ever computed with ot
 its own.  Torch-free; the clock is injected; knows nothing of text, names or devices.
 """
 
-import heapq
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,8 +14,10 @@ from collections.abc import Callable, Mapping
 from engine.adapters.residency import Residency
 from engine.admission import Refusal, SchedulerLimits, StepBuilder, invoke, never_fits, refusal
 from engine.backlog import Backlog
+from engine.deadlines import Deadlines, lateness
 from engine.drainer import Drainer
 from engine.fairness import GENERATED_WEIGHT, TokenCounters, WaitingQueue
+from engine.kv_blocks import KvBlocks
 from engine.memory.reclaim import Reclaimer
 from engine.messages import FinishReason, SequenceDelta, Submit
 from engine.sequence import Chunk, Doom, Sampled, Sequence, Status, StepWork
@@ -47,11 +48,12 @@ class Scheduler:
         self.limits = limits
         self._clock = clock
         self._pool, self._prefix = memory.pool, memory.prefix
+        self._blocks = KvBlocks(memory, limits)
         self._counters = TokenCounters()
         self._waiting = WaitingQueue(self._counters)
         self._running: list[Sequence] = []  # by rank
         self._live: dict[str, Sequence] = {}
-        self._deadlines: list[tuple[float, int, str]] = []  # time, arrival, request id
+        self._deadlines = Deadlines()
         self._drainer = Drainer(residency, limits.starve_after, self._remaining, clock)
         self._stuck: str | None = None  # a guest that found no seat or memory in the last pass
         self._deltas: list[SequenceDelta] = []
@@ -75,8 +77,7 @@ class Scheduler:
         self._counters.enter(seq.tenant, seq.rev)
         if seq.rev is not None:
             self.residency.lease(seq.rev, seq.priority)
-        if seq.deadline is not None:
-            self._note_deadline(seq, seq.deadline)
+        self._deadlines.note(seq, self._live)
         self._waiting.push(seq)
 
     def abort(self, request_id: str, code: str = "", message: str = "") -> None:
@@ -150,7 +151,7 @@ class Scheduler:
             if chunk.stay == seq.stay:
                 seq.flying -= chunk.length
                 seq.num_computed += chunk.length
-                self._enter_full_blocks(seq)
+                self._blocks.enter_full(seq)
             if chunk.samples and seq.doom is None:
                 seq.doom = sampled[seq.request_id].doom
             if seq.doom is not None:
@@ -191,23 +192,12 @@ class Scheduler:
     def _grow(self, seq: Sequence, step: StepBuilder) -> bool:
         """A block for its newest token, taken from who ranks last; False = `seq` itself did."""
         while seq.length > len(seq.blocks) * self.limits.block_size:
-            if self._take_blocks(seq, step):
+            if self._blocks.take(seq, step):
                 break
             victim = self._running[-1]
             self._preempt(victim, step)
             if victim is seq:
                 return False
-        return True
-
-    def _take_blocks(self, seq: Sequence, step: StepBuilder) -> bool:
-        """Blocks for all tokens of `seq`, at once: no load can take what its next chunk needs."""
-        missing = self.limits.blocks(seq.length) - len(seq.blocks)
-        if missing > 0:
-            blocks = self.memory.take_kv(missing, seq.rev)
-            if blocks is None:
-                return False
-            step.wait_for(self._pool.take_fences(blocks))
-            seq.blocks += blocks
         return True
 
     def _preempt(self, seq: Sequence, step: StepBuilder) -> None:
@@ -274,8 +264,8 @@ class Scheduler:
 
     def _admit(self, seq: Sequence, step: StepBuilder) -> bool:
         """Start `seq` if the pool holds all its tokens; False = it has to wait for memory."""
-        found = self._cached_blocks(seq)
-        if not self._has_room(seq, found):
+        found = self._blocks.cached(seq)
+        if not self._blocks.has_room(seq, found, self._running):
             wrong = never_fits(len(seq.tokens), seq.rev, self.limits, self.memory, self.residency)
             if wrong is None:
                 return False
@@ -287,31 +277,9 @@ class Scheduler:
         seq.slot = self.residency.acquire(seq.rev) if seq.rev is not None else -1
         if seq.cached_tokens is None:
             self._note_first_admission(seq, found)
-        self._prefix.share(found)
-        seq.blocks, seq.num_entered = found, len(found)
-        seq.num_computed = len(found) * self.limits.block_size
-        taken = self._take_blocks(seq, step)
-        assert taken, f"{seq.request_id}: room was promised and is not there"
+        self._blocks.begin(seq, found, step)
         step.begin(seq)
         return True
-
-    def _cached_blocks(self, seq: Sequence) -> list[int]:
-        """Prompt log-probabilities need every row of the prompt, so nothing is reused for them."""
-        if seq.sampling.prompt_logprobs is not None and not seq.num_generated:
-            return []
-        return self._prefix.find(seq.tokens, seq.identity, seq.salt, seq.chain, seq.activation)
-
-    def _has_room(self, seq: Sequence, found: list[int]) -> bool:
-        """Room for all of `seq` beside the next token of those that run.
-
-        Room that is reserved counts as taken, but not while nobody runs: then it could stay taken
-        for ever, for one starving adapter after another.
-        """
-        blocks = self.limits.blocks
-        need = blocks(seq.length + bool(self._running)) - len(found)
-        need += sum(map(self._pool.is_cached, found))
-        need += sum(max(blocks(s.length + 1) - len(s.blocks), 0) for s in self._running)
-        return need <= self.memory.kv_room(seq.rev, admission=bool(self._running))
 
     def _note_first_admission(self, seq: Sequence, found: list[int]) -> None:
         """A sequence that was preempted finds its own blocks again: that saves nobody anything."""
@@ -354,30 +322,12 @@ class Scheduler:
             arrived_at=now,
         )
 
-    def _note_deadline(self, seq: Sequence, deadline: float) -> None:
-        """Those of requests that have ended go when they are most: they are minutes ahead."""
-        heapq.heappush(self._deadlines, (deadline, seq.order, seq.request_id))
-        if len(self._deadlines) > 2 * len(self._live) + 64:
-            orders = {request_id: live.order for request_id, live in self._live.items()}
-            self._deadlines = [d for d in self._deadlines if orders.get(d[2]) == d[1]]
-            heapq.heapify(self._deadlines)
-
     def _launch(self, step: StepBuilder) -> StepWork | None:
         work = step.build()
         for chunk in work.chunks if work else ():
             chunk.seq.flying += chunk.length
             chunk.seq.owed += chunk.samples
         return work
-
-    def _enter_full_blocks(self, seq: Sequence) -> None:
-        count = seq.num_computed // self.limits.block_size
-        if count == seq.num_entered:
-            return
-        identity, activation = seq.identity, seq.activation
-        self._prefix.keys(seq.tokens, count, seq.chain, identity, seq.salt, activation)
-        for i in range(seq.num_entered, count):
-            self._prefix.enter(seq.chain, i, seq.blocks[i], identity, activation)
-        seq.num_entered = count
 
     def _end_what_cannot_go_on(self) -> None:
         for rev, code, message in self.residency.take_failures():
@@ -386,12 +336,8 @@ class Scheduler:
         for rev in self.residency.overdue():
             for seq in [s for s in self._running if s.rev == rev]:
                 self._doom(seq, Doom("abort", "draining", "its adapter was evicted; try again"))
-        now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, order, request_id = heapq.heappop(self._deadlines)
-            late = self._live.get(request_id)
-            if late is not None and late.order == order:  # the id may be another's by now
-                self._doom(late, Doom("error", "deadline_exceeded", _lateness(late)))
+        for late in self._deadlines.pass_by(self._clock(), self._live):
+            self._doom(late, Doom("error", "deadline_exceeded", lateness(late)))
         for rev in self.residency.take_gone():
             self._counters.forget(rev)
             self._prefix.reuse.forget(rev)
@@ -420,8 +366,7 @@ class Scheduler:
 
     def _leave_running(self, seq: Sequence) -> None:
         self._running.remove(seq)
-        self._prefix.release(seq.blocks)
-        seq.blocks, seq.num_computed, seq.num_entered, seq.flying = [], 0, 0, 0
+        self._blocks.give_back(seq)
         seq.stay += 1
         if seq.rev is not None:
             self.residency.release(seq.rev)
@@ -463,11 +408,3 @@ class Scheduler:
             assert leases[revision.rev] == revision.leases, f"{revision.rev}: lease lost"
         for seq in self._live.values():
             seq.check(self.limits.block_size)
-
-
-def _lateness(seq: Sequence) -> str:
-    if seq.num_generated:
-        return f"its deadline came after {seq.num_generated} tokens"
-    if seq.status is Status.RUNNING:
-        return "its deadline came while its prompt was computed"
-    return "its deadline came while it was queued"

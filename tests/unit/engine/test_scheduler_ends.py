@@ -155,7 +155,7 @@ def test_deadlines_of_requests_that_have_ended_are_not_kept_until_then(make):
     for n in range(300):
         h.submit(f"r{n}", [1, n], max_tokens=1, deadline=600.0)
         h.run(until=lambda n=n: h.end(f"r{n}") is not None)
-    assert len(h.scheduler._deadlines) <= 2 * 2 + 64 + 1
+    assert len(h.scheduler._deadlines._heap) <= 2 * 2 + 64 + 1
     assert h.end("stays") is None
     h.clock.now += 30.0
     h.step(2)

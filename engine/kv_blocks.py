@@ -1,0 +1,76 @@
+"""Blocks of sequences: which ones a sequence holds, what it finds in them, whether there is room.
+
+Goes in: sequences that begin, grow, are computed and leave.  Comes out: their `blocks`, shared with
+the prefix index as soon as they are full, and given back once.  Decides about nobody's turn.
+"""
+
+from engine.admission import SchedulerLimits, StepBuilder
+from engine.memory.reclaim import Reclaimer
+from engine.sequence import Sequence
+
+
+class KvBlocks:
+    """Of every running sequence; a waiting one holds none."""
+
+    def __init__(self, memory: Reclaimer, limits: SchedulerLimits) -> None:
+        self._memory, self._limits = memory, limits
+        self._pool, self._prefix = memory.pool, memory.prefix
+
+    def cached(self, seq: Sequence) -> list[int]:
+        """Those that hold the beginning of its tokens; not its own yet.
+
+        Prompt log-probabilities need every row of the prompt, so nothing is reused for them.
+        """
+        if seq.sampling.prompt_logprobs is not None and not seq.num_generated:
+            return []
+        return self._prefix.find(seq.tokens, seq.identity, seq.salt, seq.chain, seq.activation)
+
+    def has_room(self, seq: Sequence, found: list[int], running: list[Sequence]) -> bool:
+        """Room for all of `seq` beside the next token of those that run.
+
+        Room that is reserved counts as taken, but not while nobody runs: then it could stay taken
+        for ever, for one starving adapter after another.
+        """
+        blocks = self._limits.blocks
+        need = blocks(seq.length + bool(running)) - len(found)
+        need += sum(map(self._pool.is_cached, found))
+        need += sum(max(blocks(s.length + 1) - len(s.blocks), 0) for s in running)
+        return need <= self._memory.kv_room(seq.rev, admission=bool(running))
+
+    def begin(self, seq: Sequence, found: list[int], step: StepBuilder) -> None:
+        """Hold `found` and take the rest, which `has_room` has promised."""
+        self._prefix.share(found)
+        seq.blocks, seq.num_entered = found, len(found)
+        seq.num_computed = len(found) * self._limits.block_size
+        taken = self.take(seq, step)
+        assert taken, f"{seq.request_id}: room was promised and is not there"
+
+    def take(self, seq: Sequence, step: StepBuilder) -> bool:
+        """Blocks for all tokens of `seq`, at once: no load can take what its next chunk needs.
+
+        False: there are too few, and none was taken.
+        """
+        missing = self._limits.blocks(seq.length) - len(seq.blocks)
+        if missing > 0:
+            blocks = self._memory.take_kv(missing, seq.rev)
+            if blocks is None:
+                return False
+            step.wait_for(self._pool.take_fences(blocks))
+            seq.blocks += blocks
+        return True
+
+    def enter_full(self, seq: Sequence) -> None:
+        """What is computed now enters the prefix index, and not before."""
+        count = seq.num_computed // self._limits.block_size
+        if count == seq.num_entered:
+            return
+        identity, activation = seq.identity, seq.activation
+        self._prefix.keys(seq.tokens, count, seq.chain, identity, seq.salt, activation)
+        for i in range(seq.num_entered, count):
+            self._prefix.enter(seq.chain, i, seq.blocks[i], identity, activation)
+        seq.num_entered = count
+
+    def give_back(self, seq: Sequence) -> None:
+        """Its full blocks stay filed until somebody needs the room."""
+        self._prefix.release(seq.blocks)
+        seq.blocks, seq.num_computed, seq.num_entered, seq.flying = [], 0, 0, 0
