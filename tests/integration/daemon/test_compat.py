@@ -85,3 +85,23 @@ def test_a_folder_that_holds_no_adapter_is_a_422_with_its_reason(daemon, post):
     answer = post("/v1/load_lora_adapter", lora_name="empty", lora_path=path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "adapter_invalid")
     assert answer.json()["error"]["details"]["reason"].startswith("E_")
+
+
+def test_tools_go_into_the_adapters_own_template_where_it_takes_them(daemon, post, make_adapter):
+    path = folder(daemon, make_adapter, "tooled", 4)
+    names = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    (daemon.shared / "tooled" / "chat_template.jinja").write_text(
+        names + "{{ messages[0].content }}"
+    )
+    assert post("/v1/load_lora_adapter", lora_name="tooled", lora_path=path).status_code == 200
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    chat = {"model": "tooled", "messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    with daemon.http() as http:
+        tokens = http.post("/tokenize", json=chat).json()["tokens"]
+        back = http.post("/detokenize", json={"model": "tooled", "tokens": tokens}).json()
+        assert back == {"prompt": "[look_up]Hi"}
+        answer = http.post("/v1/chat/completions", json=chat | {"max_tokens": 4})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["prompt_tokens"] == len(tokens)
+        base = http.post("/v1/chat/completions", json=chat | {"model": "tiny"})
+    assert (base.status_code, base.json()["error"]["param"]) == (400, "tools")
