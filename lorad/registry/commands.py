@@ -8,13 +8,12 @@ commits.  model_not_found for a name that is not there.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from engine.adapters.states import State
 from lorad.errors import LoradError
-from lorad.registry import failpoints, queries
+from lorad.registry import failpoints, queries, rows
 from lorad.registry.journal import Stamp, note
 from lorad.registry.models import adapters, facts, history, packed, revisions
 from lorad.registry.models import tombstones as tombstones_table
@@ -61,7 +60,7 @@ def register(
     }
     if not candidate:
         values["serving_rev"] = rev
-    values |= _settings(labels, pin, priority)
+    values |= rows.of_settings(labels, pin, priority)
     if before is None:
         defaults = {"labels": "{}", "pinned": False, "priority": DEFAULT_PRIORITY}
         row = defaults | values | {"name": name, "created_at": at.now, "generation": at.generation}
@@ -264,7 +263,7 @@ def change_settings(
     if labels is not None and dict(labels) != dict(before.labels):
         words.append("labels.set")
     if words:
-        _update(connection, at, name, _settings(labels, pin, priority))
+        _update(connection, at, name, rows.of_settings(labels, pin, priority))
     rev = before.serving_rev or ""
     for word in words or ["settings.unchanged"]:
         text = f"priority {before.priority} -> {priority}" if word == "priority.set" else ""
@@ -323,8 +322,7 @@ def settle_files(
     connection: Connection, at: Stamp, store: Store, missing: Iterable[str]
 ) -> tuple[str, ...]:
     """Names whose serving files are gone become missing; forget packed files that are gone."""
-    rows = connection.execute(select(packed.c.rev, packed.c.layout)).all()
-    for rev, layout in rows:
+    for rev, layout in connection.execute(select(packed.c.rev, packed.c.layout)).all():
         if not store.packed(rev, layout).is_file():
             lost = (packed.c.rev == rev) & (packed.c.layout == layout)
             connection.execute(delete(packed).where(lost))
@@ -351,23 +349,7 @@ def restore(
     """Write a name as it was, with its revisions, in place of what is there."""
     for revision in found:
         _add_revision(connection, Stamp(revision.created_at, generation, ""), revision)
-    values = {
-        "tenant": record.tenant or "",
-        "model": record.model,
-        "state": record.stored_state,
-        "pinned": record.pinned,
-        "priority": record.priority,
-        "labels": msgspec.json.encode(record.labels).decode(),
-        "source": record.source,
-        "serving_rev": record.serving_rev,
-        "candidate_rev": record.candidate_rev,
-        "reason": record.reason,
-        "reason_message": record.reason_message,
-        "display_name": record.display_name,
-        "created_at": record.created_at,
-        "last_used_at": record.last_used_at or 0.0,
-        "generation": generation,
-    }
+    values = rows.of_adapter(record, generation)
     row = upsert(adapters).values(name=record.name, **values)
     connection.execute(row.on_conflict_do_update(index_elements=["name"], set_=values))
 
@@ -389,19 +371,6 @@ def _need(connection: Connection, name: str) -> AdapterRecord:
     return found
 
 
-def _settings(
-    labels: Mapping[str, str] | None, pin: bool | None, priority: int | None
-) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    if labels is not None:
-        values["labels"] = msgspec.json.encode(dict(labels)).decode()
-    if pin is not None:
-        values["pinned"] = pin
-    if priority is not None:
-        values["priority"] = priority
-    return values
-
-
 def _update(connection: Connection, at: Stamp, name: str, values: Mapping[str, Any]) -> None:
     change = dict(values) | {"generation": at.generation}
     connection.execute(update(adapters).where(adapters.c.name == name).values(change))
@@ -409,22 +378,7 @@ def _update(connection: Connection, at: Stamp, name: str, values: Mapping[str, A
 
 def _add_revision(connection: Connection, at: Stamp, revision: RevisionRecord) -> None:
     """The same content under two names is one row: the first stays."""
-    row = {
-        "rev": revision.rev,
-        "rank": revision.rank,
-        "ranks": msgspec.json.encode(dict(revision.ranks)).decode(),
-        "alpha": revision.alpha,
-        "rslora": revision.rslora,
-        "targets": msgspec.json.encode(revision.targets).decode(),
-        "num_layers": revision.num_layers,
-        "dtype": revision.dtype,
-        "file_bytes": revision.file_bytes,
-        "changes_kv": revision.changes_kv,
-        "warnings": msgspec.json.encode(revision.warnings).decode(),
-        "modules": queries.encode_modules(revision.modules),
-        "alora_tokens": msgspec.json.encode(revision.alora_tokens).decode(),
-        "created_at": revision.created_at or at.now,
-    }
+    row = rows.of_revision(revision, at.now)
     connection.execute(upsert(revisions).values(row).on_conflict_do_nothing())
 
 

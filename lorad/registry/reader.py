@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from engine.adapters.states import State
-from lorad.registry import queries, sqlite
+from lorad.registry import paging, queries, sqlite
 from lorad.registry.counts import Counts
 from lorad.registry.records import (
     AdapterRecord,
@@ -60,12 +60,12 @@ class Reader:
         """One page of names.
 
         `state` is a stored one; derived states are asked for with `revs` (names that serve one of
-        them) and `without_revs`.  `q` is a part of the name.  `sort` is a word of `queries.SORTS`,
+        them) and `without_revs`.  `q` is a part of the name.  `sort` is a word of `paging.SORTS`,
         "-" before it turns it round; "size" is of the blocks of `packing`, if given.
         invalid_value for what is unknown.
         """
         with self._read() as connection:
-            return queries.page(
+            return paging.page(
                 connection,
                 state=state,
                 tenant=tenant,

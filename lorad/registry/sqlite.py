@@ -5,12 +5,13 @@ Goes in: a path.  Comes out: SQLAlchemy engines for the one writer and for many 
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+import msgspec
+from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, func, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
@@ -138,3 +139,9 @@ def backup(source: Path, target: Path, copied: Callable[[], None]) -> None:
             writer.close()
     finally:
         reader.close()
+
+
+def any_of(values: Iterable[str]) -> Select[Any]:
+    """Any number of values in one bound parameter."""
+    array = msgspec.json.encode(sorted(set(values))).decode()
+    return select(func.json_each(array).table_valued("value", name="wanted").c.value)

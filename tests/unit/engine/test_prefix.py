@@ -219,13 +219,13 @@ def test_what_leaves_waits_for_no_collection(cache):
     gc.collect()
     gc.disable()
     try:
-        before = sum(isinstance(o, Entry) for o in gc.get_objects())
+        before = sum(type(o) is Entry for o in gc.get_objects())
         for turn in range(3):
             cache.pass_through(range(100 * turn, 100 * turn + 12), identity="rev")
         assert len(cache.index) == 9
         cache.evict_oldest("rev")
         cache.index.drop("rev")
-        assert sum(isinstance(o, Entry) for o in gc.get_objects()) == before
+        assert sum(type(o) is Entry for o in gc.get_objects()) == before
     finally:
         gc.enable()
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert
 
 from engine.messages import PackedModule
 from lorad.errors import LoradError
-from lorad.registry import models, queries
+from lorad.registry import models, paging, rows
 from lorad.registry.records import Registered
 from lorad.registry.registry import Registry
 
@@ -110,7 +110,7 @@ def test_a_cursor_belongs_to_its_order(five: Registry) -> None:
 @pytest.mark.parametrize("direction", ["", "-"])
 def test_a_page_walks_an_index_and_sorts_nothing(five: Registry, sort: str, direction: str) -> None:
     cursor = five.list(sort=direction + sort, limit=1).cursor
-    statement, _ = queries.page_statement([], sort=direction + sort, limit=50, cursor=cursor)
+    statement, _ = paging.page_statement([], sort=direction + sort, limit=50, cursor=cursor)
     with five._read() as connection:
         text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}))
         plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}")]
@@ -127,7 +127,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """10,000 adapters with the modules of a 32-layer model, written straight into the tables."""
     folder = tmp_path_factory.mktemp("many")
     registry = Registry.open(folder)
-    modules = queries.encode_modules(
+    modules = rows.encode_modules(
         PackedModule(layer, module, 16, 2.0)
         for layer in range(32)
         for module in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -194,7 +194,7 @@ def test_ten_thousand_adapters_open_within_a_second_and_page_within_200_ms(many:
     try:
         assert _cpu_seconds(registry.all_serving) < 1.5
         assert len(registry.all_serving()) == MANY
-        for sort in queries.SORTS:
+        for sort in paging.SORTS:
             seconds = _cpu_seconds(lambda sort=sort: registry.list(sort=sort, limit=100))
             assert seconds < 0.2, f"{sort}: {seconds}"
         page = registry.list(sort="-priority", limit=1000)

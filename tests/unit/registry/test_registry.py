@@ -10,9 +10,9 @@ import pytest
 from engine.adapters.states import State
 from engine.messages import EngineInfo, PackedModule
 from lorad.errors import LoradError, RegistryUnusable
-from lorad.registry.queries import decode_modules, encode_modules
 from lorad.registry.records import AdapterRecord, PackedRecord, Registered, RevisionRecord
 from lorad.registry.registry import Registry
+from lorad.registry.rows import decode_modules, encode_modules
 
 Add = Callable[..., Registered]
 
