@@ -23,6 +23,7 @@ from lorad.api import (
     missing,
     models,
     openapi,
+    openapi_admin,
     operate,
     operations,
     registry,
@@ -63,7 +64,7 @@ INFERENCE = [
     Route("/v1/completions", generate.completions, methods=["POST"]),
     Route("/tokenize", tokens.tokenize, methods=["POST"]),
     Route("/detokenize", tokens.detokenize, methods=["POST"]),
-    Route("/openapi.json", openapi.describe),
+    Route("/openapi.json", openapi.describing(openapi.INFERENCE)),
 ]
 
 _V1 = "/admin/v1"
@@ -72,6 +73,7 @@ _FILES = "/uploads/{upload_id}/files/{file}"
 
 ADMIN = [
     *HEALTH,
+    Route("/openapi.json", openapi.describing(openapi_admin.ADMIN)),
     Route("/metrics", metrics.scrape),
     Route(f"{_V1}/status", admin.status),
     Route(f"{_V1}/snapshot", admin.status),

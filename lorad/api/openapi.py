@@ -1,13 +1,13 @@
-"""`GET /openapi.json`: the inference routes as OpenAPI 3.1, made from the Structs that parse and
+"""`GET /openapi.json`: the routes of a socket as OpenAPI 3.1, made from the Structs that parse and
 answer them.
 
-Goes in: the table below, one row a method and route.  Comes out: one document; a test holds the
-table against the routes.  Its schemas are msgspec's own, so that they cannot say anything else than
-what is parsed.
+Goes in: a table, one row a method and route; that of the inference socket is here.  Comes out: one
+document; a test holds the tables against the routes.  Its schemas are msgspec's own, so that they
+cannot say anything else than what is parsed.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -28,24 +28,40 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
+class Binary:
+    """An answer that is no JSON, and what it is instead."""
+
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """What one method of a route takes and gives; `chunk` is one event's, where it may stream."""
 
     summary: str
-    answer: Any
+    answer: Any  # None: nothing
     body: type[Struct] | None = None
     chunk: type[Struct] | None = None
+    status: int = 200
 
 
+Table = Mapping[tuple[str, str], Operation]
 _STATUS = dict[str, str]
 
-#: (method, path) -> what it does.
-INFERENCE: Mapping[tuple[str, str], Operation] = {
+#: On both sockets: (method, path) -> what it does.
+HEALTH: Table = {
     ("GET", "/livez"): Operation("The daemon's loop runs", _STATUS),
     ("GET", "/readyz"): Operation("Requests are taken; else 503 says why not", _STATUS),
     ("GET", "/health"): Operation("The same as /readyz", _STATUS),
     ("GET", "/startupz"): Operation("The base model has been loaded", _STATUS),
     ("GET", "/version"): Operation("Version and base model", wire.Version),
+}
+SELF: Table = {("GET", "/openapi.json"): Operation("This document", dict[str, Any])}
+
+#: On the inference socket.
+INFERENCE: Table = {
+    **HEALTH,
+    **SELF,
     ("GET", "/v1/models"): Operation("Models that the caller may use", openai.ModelList),
     ("GET", "/v1/models/{id}"): Operation("One of them; id may hold /", openai.ModelCard),
     ("POST", "/v1/chat/completions"): Operation(
@@ -58,22 +74,30 @@ INFERENCE: Mapping[tuple[str, str], Operation] = {
     ("POST", "/detokenize"): Operation(
         "Token ids to text", openai.Detokenized, openai.DetokenizeRequest
     ),
-    ("GET", "/openapi.json"): Operation("This document", dict[str, Any]),
 }
 
 
-async def describe(request: Request) -> Response:
-    return json(document(deps_of(request).version))
+def describing(table: Table) -> Callable[[Request], Awaitable[Response]]:
+    """The route that answers with the document of `table`, which is made when it is first asked
+    for."""
+
+    @cache
+    def made(version: str) -> dict[str, Any]:
+        return document(table, version)
+
+    async def describe(request: Request) -> Response:
+        return json(made(deps_of(request).version))
+
+    return describe
 
 
-@cache
-def document(version: str) -> dict[str, Any]:
+def document(table: Table, version: str) -> dict[str, Any]:
     """All of it, for one version of lorad."""
-    kinds = list(dict.fromkeys(_kinds()))
+    kinds = list(dict.fromkeys(_kinds(table)))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema_of = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for (method, path), operation in INFERENCE.items():
+    for (method, path), operation in table.items():
         paths.setdefault(path, {})[method.lower()] = _described(path, operation, schema_of)
     return {
         "openapi": "3.1.0",
@@ -83,26 +107,34 @@ def document(version: str) -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{}, {"key": []}],  # whether a key is needed, `inference.auth` says
+        "security": [{}, {"key": []}],  # whether a key is needed, the settings say
     }
 
 
-def _kinds() -> Iterator[Any]:
-    for operation in INFERENCE.values():
+def _kinds(table: Table) -> Iterator[Any]:
+    for operation in table.values():
         wanted = (operation.answer, operation.body, operation.chunk)
-        yield from (kind for kind in wanted if kind is not None)
+        yield from (kind for kind in wanted if kind is not None and not isinstance(kind, Binary))
     yield wire.ErrorEnvelope
 
 
-def _described(path: str, operation: Operation, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
+def _content(operation: Operation, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
+    if operation.answer is None:
+        return {}
+    if isinstance(operation.answer, Binary):
+        return {"content": {operation.answer.media_type: {}}}
     content = {_JSON: {"schema": schema_of[operation.answer]}}
     if operation.chunk is not None:
         content[_EVENTS] = {"schema": schema_of[operation.chunk]}
+    return {"content": content}
+
+
+def _described(path: str, operation: Operation, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
     failed = {_JSON: {"schema": schema_of[wire.ErrorEnvelope]}}
     described: dict[str, Any] = {
         "summary": operation.summary,
         "responses": {
-            "200": {"description": "done", "content": content},
+            str(operation.status): {"description": "done", **_content(operation, schema_of)},
             "default": {"description": "an error; `code` says which", "content": failed},
         },
     }

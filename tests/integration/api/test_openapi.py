@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from lorad.api import openapi
+from lorad.api.openapi_admin import ADMIN
 
 BODIES = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "x"}]},
@@ -42,3 +43,28 @@ def test_an_event_is_what_the_document_says(api, call, path):
 def test_an_error_is_what_the_document_says(api, call):
     answer = call(api.inference, "POST", "/tokenize", {"model": "nobody", "prompt": "x"})
     assert same_fields(answer.json, openapi.wire.ErrorEnvelope)
+
+
+#: Answered by the fakes as the daemon does, without anything there before.
+ANSWERED = [
+    *("livez", "version", "openapi.json", "admin/v1/status", "admin/v1/slots", "admin/v1/adapters"),
+    *("admin/v1/events", "admin/v1/logs", "admin/v1/operations"),
+]
+
+
+@pytest.mark.parametrize("path", ANSWERED)
+def test_an_admin_answer_is_what_the_document_says(api, call, path):
+    answer = call(api.admin, "GET", f"/{path}")
+    assert answer.status == 200, answer.raw
+    assert same_fields(answer.json, ADMIN["GET", f"/{path}"].answer)
+
+
+WISHES = ["load", "evict", "pin", "unpin", "verify", "gc", "drain", "resume", "reload"]
+
+
+@pytest.mark.parametrize("verb", WISHES)
+def test_what_became_of_a_wish_is_what_the_document_says(api, call, verb):
+    body = {} if verb in ("gc", "drain", "resume", "reload") else {"names": ["acme/sql"]}
+    answer = call(api.admin, "POST", f"/admin/v1/{verb}", body)
+    assert answer.status == 200, answer.raw
+    assert same_fields(answer.json, ADMIN["POST", f"/admin/v1/{verb}"].answer)

@@ -25,7 +25,13 @@ def table(routes):
 
 
 OPEN = [path for path, _ in table(HEALTH)]
-MANAGING = [(p, m) for p, ms in table(ADMIN) if p not in OPEN for m in sorted(ms) if m != "HEAD"]
+SHARED = [*OPEN, "/openapi.json"]  # on both, about the socket's own routes
+MANAGING = [
+    (path, method)
+    for path, methods in table(ADMIN)
+    if path not in SHARED
+    for method in sorted(methods - {"HEAD"})
+]
 BOTH = [("inference", *row) for row in table(INFERENCE)] + [("admin", *r) for r in table(ADMIN)]
 
 

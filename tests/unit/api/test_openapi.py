@@ -6,10 +6,16 @@ import msgspec
 import pytest
 
 from lorad.api import openapi
-from lorad.api.app import INFERENCE
+from lorad.api.app import ADMIN, INFERENCE
+from lorad.api.openapi_admin import ADMIN as ADMIN_TABLE
 from lorad.wire_openai import ChatRequest
 
-DOCUMENT = json.loads(msgspec.json.encode(openapi.document("1.2.3")))
+
+def read(table):
+    return json.loads(msgspec.json.encode(openapi.document(table, "1.2.3")))
+
+
+DOCUMENT, ADMIN_DOCUMENT = read(openapi.INFERENCE), read(ADMIN_TABLE)
 SCHEMAS = DOCUMENT["components"]["schemas"]
 
 
@@ -23,23 +29,32 @@ def references(value):
             yield from references(inner)
 
 
-def test_every_route_is_described_and_nothing_else():
+@pytest.mark.parametrize(("table", "document"), [(INFERENCE, DOCUMENT), (ADMIN, ADMIN_DOCUMENT)])
+def test_every_route_is_described_and_nothing_else(table, document):
     routes = {
         (method, route.path.replace(":path", ""))
-        for route in INFERENCE
+        for route in table
         for method in route.methods - {"HEAD"}
     }
     described = {
         (method.upper(), path)
-        for path, operations in DOCUMENT["paths"].items()
+        for path, operations in document["paths"].items()
         for method in operations
     }
     assert described == routes
 
 
-def test_every_schema_that_is_referred_to_is_there():
-    wanted = {reference.rpartition("/")[2] for reference in references(DOCUMENT)}
-    assert wanted == set(SCHEMAS)
+@pytest.mark.parametrize("document", [DOCUMENT, ADMIN_DOCUMENT])
+def test_every_schema_that_is_referred_to_is_there(document):
+    wanted = {reference.rpartition("/")[2] for reference in references(document)}
+    assert wanted == set(document["components"]["schemas"])
+
+
+def test_what_is_no_json_says_what_it_is():
+    answers = ADMIN_DOCUMENT["paths"]["/v1/load_lora_adapter"]["post"]["responses"]
+    assert answers["200"]["content"] == {"text/plain": {}}
+    given_up = ADMIN_DOCUMENT["paths"]["/admin/v1/uploads/{upload_id}"]["delete"]["responses"]
+    assert "content" not in given_up["204"]
 
 
 def test_a_schema_has_the_fields_of_what_is_parsed():

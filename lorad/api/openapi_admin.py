@@ -1,0 +1,114 @@
+"""What the admin routes take and give, for `GET /openapi.json` on the admin socket.
+
+Goes in: nothing.  Comes out: one row a method and route; a test holds them against the routes.
+"""
+
+from collections.abc import Mapping
+
+from lorad import wire, wire_compat, wire_operate, wire_operations, wire_registry, wire_tenants
+from lorad.api.openapi import HEALTH, SELF, Binary, Operation
+
+_PLACE = "/admin/v1"
+_ADAPTER = f"{_PLACE}/adapters/{{name}}"
+_UPLOAD = f"{_PLACE}/uploads/{{upload_id}}"
+_TENANT = f"{_PLACE}/tenants/{{tenant}}"
+
+#: (method, path) -> what it does.
+ADMIN: Mapping[tuple[str, str], Operation] = {
+    **HEALTH,
+    **SELF,
+    ("GET", "/metrics"): Operation("Prometheus or OpenMetrics", Binary("text/plain")),
+    # ------------------------------------------------------------- pictures
+    ("GET", f"{_PLACE}/status"): Operation("The daemon, its engine and its room", wire.Status),
+    ("GET", f"{_PLACE}/snapshot"): Operation("The same", wire.Status),
+    ("GET", f"{_PLACE}/slots"): Operation("Who is on the GPU", wire.SlotPage),
+    ("GET", f"{_PLACE}/adapters"): Operation("A page of adapters", wire.AdapterPage),
+    ("GET", f"{_PLACE}/events"): Operation(
+        "The newest events, or all that follow", wire.EventPage, chunk=wire.EventItem
+    ),
+    ("GET", f"{_PLACE}/logs"): Operation(
+        "The log's last lines, or all that follow",
+        wire_operate.LogPage,
+        chunk=wire_operate.LogLine,
+    ),
+    ("GET", f"{_PLACE}/audit"): Operation("Who did what", wire_tenants.AuditPage),
+    # ------------------------------------------------------------- one adapter
+    ("GET", _ADAPTER): Operation("One adapter", wire.AdapterDetail),
+    ("PATCH", _ADAPTER): Operation("Change it", wire.AdapterDetail, wire.AdapterPatch),
+    ("DELETE", _ADAPTER): Operation("Take its name away", wire.Removed),
+    ("GET", f"{_ADAPTER}/explain"): Operation("Why it is served, or is not", wire.Explained),
+    # An adapter may be called `acme/explain`.
+    ("PATCH", f"{_ADAPTER}/explain"): Operation(
+        "Change the adapter NAME/explain", wire.AdapterDetail, wire.AdapterPatch
+    ),
+    ("DELETE", f"{_ADAPTER}/explain"): Operation("Take the name NAME/explain away", wire.Removed),
+    # ------------------------------------------------------------- wishes
+    ("POST", f"{_PLACE}/load"): Operation("Onto the GPU", wire.Results, wire.Names),
+    ("POST", f"{_PLACE}/evict"): Operation("Off the GPU", wire.Results, wire.Names),
+    ("POST", f"{_PLACE}/pin"): Operation("To stay on the GPU", wire.Results, wire.Names),
+    ("POST", f"{_PLACE}/unpin"): Operation("To stay no more", wire.Results, wire.Names),
+    ("POST", f"{_PLACE}/verify"): Operation(
+        "Hold adapters against their files", wire.Verifications, wire.Names
+    ),
+    ("POST", f"{_PLACE}/gc"): Operation("Remove what nobody needs", wire.Garbage, wire.GcAsk),
+    ("POST", "/v1/load_lora_adapter"): Operation(
+        "Add and load a folder, as of vLLM", Binary("text/plain"), wire_compat.LoadAdapter
+    ),
+    ("POST", "/v1/unload_lora_adapter"): Operation(
+        "Take a name away, as of vLLM", Binary("text/plain"), wire_compat.UnloadAdapter
+    ),
+    # ------------------------------------------------------------- the daemon
+    ("POST", f"{_PLACE}/reload"): Operation("Read the settings anew", wire_operate.Reloaded),
+    ("POST", f"{_PLACE}/drain"): Operation(
+        "Take no new requests", wire_operate.Drained, wire_operate.DrainAsk
+    ),
+    ("POST", f"{_PLACE}/resume"): Operation(
+        "Take them again", wire_operate.Drained, wire_operate.DrainAsk
+    ),
+    ("GET", f"{_PLACE}/registry/check"): Operation(
+        "Is the registry whole?", wire_registry.RegistryCheck
+    ),
+    ("GET", f"{_PLACE}/registry/backup"): Operation(
+        "A copy of its database", Binary("application/vnd.sqlite3")
+    ),
+    ("GET", f"{_PLACE}/registry/export"): Operation("Its names", wire_registry.RegistryExport),
+    ("POST", f"{_PLACE}/registry/import"): Operation(
+        "Take names in", wire_registry.RegistryImported, wire_registry.RegistryImport
+    ),
+    # ------------------------------------------------------------- what comes from elsewhere
+    ("POST", f"{_PLACE}/pulls"): Operation(
+        "Pull an adapter; a dry run answers 200 and its plan",
+        wire_operations.Operation,
+        wire_operations.PullStart,
+        status=202,
+    ),
+    ("GET", f"{_PLACE}/operations"): Operation(
+        "Operations, the newest first", wire_operations.OperationPage
+    ),
+    ("GET", f"{_PLACE}/operations/{{operation_id}}"): Operation(
+        "One of them", wire_operations.Operation
+    ),
+    ("DELETE", f"{_PLACE}/operations/{{operation_id}}"): Operation(
+        "Cancel it", wire_operations.Operation
+    ),
+    ("POST", f"{_PLACE}/uploads"): Operation(
+        "Open an upload", wire.UploadOpen, wire.UploadStart, status=201
+    ),
+    ("PUT", f"{_UPLOAD}/files/{{file}}"): Operation(
+        "One file; the body is its bytes", dict[str, str | int]
+    ),
+    ("POST", f"{_UPLOAD}/commit"): Operation("Add what came", wire.Added, wire.UploadCommit),
+    ("DELETE", _UPLOAD): Operation("Give it up", None, status=204),
+    # ------------------------------------------------------------- tenants
+    ("GET", f"{_PLACE}/tenants"): Operation("Tenants", wire_tenants.TenantPage),
+    ("POST", f"{_PLACE}/tenants"): Operation(
+        "Add one; its key is in this answer alone",
+        wire_tenants.TenantKey,
+        wire_tenants.TenantStart,
+        status=201,
+    ),
+    ("GET", _TENANT): Operation("One tenant", wire_tenants.Tenant),
+    ("PATCH", _TENANT): Operation("Change it", wire_tenants.Tenant, wire_tenants.TenantPatch),
+    ("DELETE", _TENANT): Operation("End it and its keys", wire_tenants.TenantGone),
+    ("POST", f"{_TENANT}/key"): Operation("A new key", wire_tenants.TenantKey, wire_tenants.Rotate),
+}
