@@ -12,6 +12,7 @@ empty: forward N, draw N, forward N + 1, where the draw is put there once draw N
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
@@ -19,6 +20,8 @@ from engine.admission import SchedulerLimits
 from engine.assembly import make_planner, make_runner, warm_up
 from engine.config import EngineConfig
 from engine.explain import Explainer
+from engine.grammar import Grammars
+from engine.guides import Guides
 from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
 from engine.messages import (
@@ -139,6 +142,7 @@ class EngineCore:
         self._answers: list[Answer] = []
         self._refused: list[SequenceDelta] = []
         self._flight: Flight | None = None  # launched, and not settled
+        self.guides = Guides(self._grammars, self.bell.set)
         self._prefill = PrefillClock(self.reclaimer.costs.observe_prefill)
         self._ran = False
         progress("ready", 1.0)
@@ -151,6 +155,7 @@ class EngineCore:
     def step(self) -> StepFrame:
         """One turn: what arrived, what has ended, what runs now, what there is to tell."""
         self._carry_out_commands()
+        self._let_guided_go_on()
         work = self.scheduler.schedule()  # polls reads and copies first
         deltas = self.scheduler.take_deltas()
         self._ran = work is not None or self._flight is not None
@@ -205,6 +210,7 @@ class EngineCore:
             self.runner.collect(self._flight)
             self._flight = None
         self.verifier.close()
+        self.guides.close()
         self.machine.copier.close()
         self.machine.host.close()
 
@@ -244,7 +250,9 @@ class EngineCore:
         if submit.prompt and not 0 <= min(submit.prompt) <= max(submit.prompt) < size:
             wrong = f"the prompt holds a token id outside 0..{size - 1}"
         if wrong is None:
-            self.scheduler.add(submit)
+            seq = self.scheduler.add(submit)
+            if seq is not None and submit.sampling.grammar:
+                self.guides.enter(seq)
             return
         self._refused.append(
             SequenceDelta(
@@ -265,7 +273,7 @@ class EngineCore:
         if self._flight is None:
             self._prefill.forget()
         else:
-            self.runner.sample(self._flight)  # every token before the one to draw is known now
+            self._sample(self._flight)  # every token before the one to draw is known now
         if self._flight is not None and not self.lookahead:
             deltas += self._settle(self._flight)
             self._flight = None
@@ -278,16 +286,36 @@ class EngineCore:
         self.pool.stamp = self.runner.fence
         return flight
 
+    def _sample(self, flight: Flight) -> None:
+        if not self.guides:
+            self.runner.sample(flight)
+            return
+        masks = self.guides.masks(flight.batch.sampled)
+        chunks = {chunk.seq: chunk for chunk in flight.work.chunks}
+        for row in masks.late:
+            self.scheduler.put_off(chunks[flight.batch.sampled[row]])
+        self.runner.sample(flight, masks)
+
+    def _let_guided_go_on(self) -> None:
+        for seq, code, message in self.guides.take_failures():
+            self.scheduler.fail(seq, code, message)
+        for seq in self.guides.take_ready():
+            self.scheduler.resume(seq)
+
     def _settle(self, flight: Flight) -> list[SequenceDelta]:
         waited = flight.drawn is not None or self.machine.device.type == "cpu"
         sampled = self.runner.collect(flight)
         now = time.monotonic()
         self._prefill.settled(flight.work, flight.launched, now, waited=waited)
         self.stats.note(flight.work, flight.launched, now, waited=waited)
-        return self.scheduler.settle(flight.work, sampled)
+        deltas = self.scheduler.settle(flight.work, sampled)
+        if self.guides:
+            self.guides.follow(chunk.seq for chunk in flight.work.chunks)
+        return deltas
 
     def _publish(self, deltas: list[SequenceDelta]) -> StepFrame:
         self.runner.forget(d.request_id for d in deltas if d.finish_reason is not None)
+        self.guides.forget_ended()
         frame = StepFrame(
             step=self.stats.steps,
             deltas=(*self._refused, *deltas),
@@ -300,6 +328,11 @@ class EngineCore:
         )
         self._answers, self._refused = [], []
         return frame
+
+    def _grammars(self) -> Grammars:
+        """On a helper thread."""
+        folder, ends = Path(self.config.model), self.machine.spec.eos_token_ids
+        return Grammars(folder / "tokenizer.json", self.machine.vocab_size, ends)
 
     def _manifest(self, rev: str) -> PackedManifest:
         return self.residency.manifest(rev)

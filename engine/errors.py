@@ -6,7 +6,9 @@
     ├── ModelUnsupported model_unsupported   yes, at start
     ├── AdapterInvalid   adapter_invalid     yes: carries an E_ code of adapters/peft.py
     ├── RequestInvalid   invalid_value       yes
-    │   └── NotInvoked   invocation_missing  yes: an aLoRA whose tokens the prompt lacks
+    │   ├── NotInvoked   invocation_missing  yes: an aLoRA whose tokens the prompt lacks
+    │   └── GrammarInvalid invalid_value     yes: a grammar that no answer can follow
+    ├── GuidesMissing    unsupported_parameter  no: llguidance is not installed
     ├── UnknownRevision  model_not_found     yes
     ├── NoRoom           no_room             no: the pool cannot hold it
     ├── LoadFailed       load_failed         no: its packed file is unreadable
@@ -67,6 +69,16 @@ class NotInvoked(RequestInvalid):
     """A prompt for an activated LoRA does not hold its invocation tokens."""
 
     code = "invocation_missing"
+
+
+class GrammarInvalid(RequestInvalid):
+    """No answer can follow this grammar; the message names the construct."""
+
+
+class GuidesMissing(EngineError):
+    """Answers cannot be guided: llguidance is not installed."""
+
+    code = "unsupported_parameter"
 
 
 class UnknownRevision(EngineError):

@@ -42,6 +42,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     allowed_token_ids: tuple[int, ...] | None = None  # no others are drawn, end tokens included
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end tokens
     ignore_eos: bool = False
+    #: What the answer must follow, as `engine/grammar.py` makes it; "" = nothing.
+    grammar: str = ""
 
 
 class PackedModule(Struct, frozen=True):

@@ -17,6 +17,7 @@ from engine.adapters.plan import StepPlanner
 from engine.adapters.slots import SlotRow
 from engine.batch import Batch, Batcher
 from engine.graphs import START_GRAPHS, StepGraphs
+from engine.guides import Masks
 from engine.kernels.lora_meta import LoraMeta
 from engine.ladder import Ladder, Rung
 from engine.memory.arena import Arena
@@ -26,6 +27,7 @@ from engine.sampler import Drawn, Sampler
 from engine.sequence import Chunk, Sampled, Sequence, StepWork
 from engine.upload import Words
 
+NO_MASKS = Masks()
 #: Prompt rows get their logits this many at a time: 2,048 rows of a 128k vocabulary are 1 GB.
 PROMPT_ROWS = 128
 
@@ -38,6 +40,7 @@ class Flight:
     batch: Batch
     logits: Tensor | None
     drawn: Drawn | None = None
+    late: frozenset[int] = frozenset()  # rows whose draw is nobody's
     launched: float = 0.0  # seconds of the caller's clock
 
 
@@ -131,13 +134,20 @@ class Runner:
         return Flight(work, batch, logits)
 
     @torch.inference_mode()
-    def sample(self, flight: Flight) -> None:
-        """Start the draw for a launched step; its sequences' earlier tokens are known by now."""
+    def sample(self, flight: Flight, masks: Masks = NO_MASKS) -> None:
+        """Start the draw for a launched step; its sequences' earlier tokens are known by now.
+
+        What is drawn for the `late` rows of `masks`, which it needs none for, is nobody's.
+        """
+        flight.late = frozenset(masks.late)
         self._drawing = {seq: i for i, seq in enumerate(flight.batch.sampled)}
         if flight.logits is None:
             return
         flight.drawn = self._sampler.launch(
-            flight.logits, flight.batch.sampled, tokens=self._batcher.ids
+            flight.logits,
+            flight.batch.sampled,
+            tokens=self._batcher.ids,
+            masks=masks.ready,
         )
         flight.logits = None
 
@@ -148,7 +158,8 @@ class Runner:
         drawn = self._sampler.finish(flight.drawn)
         return {
             seq.request_id: self._with_prompt(seq, one)
-            for seq, one in zip(flight.batch.sampled, drawn, strict=True)
+            for row, (seq, one) in enumerate(zip(flight.batch.sampled, drawn, strict=True))
+            if row not in flight.late
         }
 
     def start_over(self) -> None:

@@ -44,8 +44,8 @@ DOOMS = {
     NOTHING_LEFT: Doom(
         "error",
         "invalid_value",
-        "every token is ruled out by allowed_token_ids, logit_bias and min_tokens together; "
-        "allow one more",
+        "every token is ruled out by allowed_token_ids, logit_bias, min_tokens and the format that "
+        "was asked for together; allow one more",
     ),
     NOT_FINITE: Doom(
         "error",
@@ -95,7 +95,8 @@ class Sampler:
         self._vocab = limits.vocab_size
         self._max_rows = max_rows
         self._planner = Planner(limits, secrets.token_bytes(16), max_rows)
-        self._up = Parcel(max_rows * WISH_WORDS, device)
+        mask_words = -(-limits.vocab_size // 64)  # of 64 bits, as a parcel's are
+        self._up = Parcel(max_rows * (WISH_WORDS + mask_words), device)
         self._down = DownloadRing(max_rows * (2 + 2 * MAX_TOP), device)
         self._reference: Ops = ReferenceOps(limits.vocab_size)
         if kernels is None and device.type == "cuda":

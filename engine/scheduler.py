@@ -62,16 +62,16 @@ class Scheduler:
         self.num_preemptions = 0
 
     # ------------------------------------------------------------- arriving and leaving
-    def add(self, submit: Submit) -> None:
+    def add(self, submit: Submit) -> Sequence | None:
         """Queue a request and want its adapter; one that cannot ever run ends in `take_deltas`."""
         if submit.request_id in self._live:
             # The other one goes on: this delta is the end of the second Submit, not of the first.
             self._refuse(submit, "invalid_value", f"request id {submit.request_id} is in use")
-            return
+            return None
         ready = self._ready(submit)
         if isinstance(ready, Refusal):
             self._refuse(submit, ready.code, ready.message)
-            return
+            return None
         seq = self._sequence(*ready)
         self._live[seq.request_id] = seq
         self._counters.enter(seq.tenant, seq.rev)
@@ -79,12 +79,18 @@ class Scheduler:
             self.residency.lease(seq.rev, seq.priority)
         self._deadlines.note(seq, self._live)
         self._waiting.push(seq)
+        return seq
 
     def abort(self, request_id: str, code: str = "", message: str = "") -> None:
         """End a sequence now, or when a launched step is settled.  Unknown ids are ignored."""
         seq = self._live.get(request_id)
         if seq is not None:
             self._doom(seq, Doom("abort", code, message))
+
+    def fail(self, seq: Sequence, code: str, message: str) -> None:
+        """The same with an error, for one that cannot go on."""
+        if seq.status is not Status.FINISHED and seq.doom is None:
+            self._doom(seq, Doom("error", code, message))
 
     def abort_all(self, code: str = "", message: str = "") -> None:
         """End everything, for a shutdown."""
@@ -165,6 +171,19 @@ class Scheduler:
                 deltas.append(delta)
         return deltas
 
+    # ------------------------------------------------------------- rows that are not drawn for
+    def put_off(self, chunk: Chunk) -> None:
+        """Nothing is drawn for the last row of a launched chunk: it counts as not computed, and is
+        computed once more after `resume`.  Its sequence keeps its place and its memory."""
+        seq = chunk.seq
+        assert chunk.samples and seq.status is Status.RUNNING and chunk.stay == seq.stay
+        chunk.samples, chunk.length = False, chunk.length - 1
+        seq.owed, seq.flying, seq.held = seq.owed - 1, seq.flying - 1, True
+
+    def resume(self, seq: Sequence) -> None:
+        """The row that was put off may be computed now."""
+        seq.held = False
+
     # ------------------------------------------------------------- running sequences
     def _extend_decoding(self, step: StepBuilder) -> list[Sequence]:
         """A row for everybody who makes tokens; returns those at their prompt still, by rank.
@@ -174,6 +193,8 @@ class Scheduler:
         prompts = []
         for seq in list(self._running):
             if seq.status is not Status.RUNNING or seq.doom is not None or not seq.may_go_on:
+                continue
+            if seq.held and seq.pending == 1:
                 continue
             if seq.is_prompt:
                 prompts.append(seq)

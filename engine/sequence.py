@@ -64,6 +64,7 @@ class Sequence:
     admitted_at: float = 0.0  # the last time, of the injected clock
     doom: Doom | None = None
     told: bool = False  # the first delta is out
+    held: bool = False  # all that is pending is the row of a draw that waits for its mask
 
     @property
     def may_go_on(self) -> bool:
@@ -120,8 +121,9 @@ class Sequence:
 class Chunk:
     """Rows of one sequence in one step: `tokens[start : start + length]`.
 
-    The last one may be a token that the step before is still drawing.  Nobody changes a chunk; it
-    is not frozen because that takes three times as long to build, once a sequence in each step.
+    The last one may be a token that the step before is still drawing.  Nobody but
+    `Scheduler.put_off` changes a chunk; frozen ones take three times as long to build, once a
+    sequence in each step.
     """
 
     seq: Sequence

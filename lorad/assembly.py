@@ -37,6 +37,7 @@ from lorad.service.fetching import Fetching, Refetch
 from lorad.service.files import AdapterFiles
 from lorad.service.folders import Folders
 from lorad.service.gate import Gate
+from lorad.service.guides import Guides
 from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
 from lorad.service.intake import Intake
@@ -189,6 +190,7 @@ class Services:
         settings, registry = self.settings, self.registry
         self.text.on_missing = self._on_missing
         self.pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="lorad-text")
+        self.guides = Guides(Path(settings.model.base))
         self.requests = RequestService(
             self.adapters,
             self.link,
@@ -199,6 +201,7 @@ class Services:
             pool=self.pool,
             finder=self.dynamic,
             gate=self.gate,
+            guide=self.guides,
         )
         self.audit = Audit(registry, settings.admin.audit_log)
         self.callers = Callers(

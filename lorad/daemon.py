@@ -172,6 +172,7 @@ class Daemon:
         await self.services.tasks.cancel()
         await self._save()
         self.services.pool.shutdown(wait=False, cancel_futures=True)
+        self.services.guides.close()
         self.services.metrics.close()
         self.progress.say("stopped")
 

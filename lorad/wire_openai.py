@@ -10,7 +10,7 @@ Accepted without effect, since they are only labels of the caller's: `user`, `sa
 
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from lorad.wire_tools import ToolCall, ToolCallDelta, ToolChoice, ToolGiven
 
@@ -40,6 +40,30 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
+class JsonSchema(Struct, frozen=True, kw_only=True):
+    """The schema is followed whatever `strict` says; `name` and `description` are labels."""
+
+    name: str
+    schema: Raw
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(Struct, frozen=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's own spelling; one of them."""
+
+    json: Raw = field(default_factory=Raw)
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class GenerateRequest(Struct, frozen=True, kw_only=True):
     """What both generating routes share."""
 
@@ -67,6 +91,13 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     alora_fallback: Literal["base"] | None = None
+    response_format: ResponseFormat | None = None
+    # vLLM's names for the same; a schema as JSON, or as text that holds it
+    guided_json: Raw = field(default_factory=Raw)
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(GenerateRequest, frozen=True, kw_only=True):

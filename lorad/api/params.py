@@ -23,15 +23,9 @@ class Refused:
 
 
 _FUNCTIONS = "use tools"
-_GUIDED = "constrained output is not served yet; ask for the format in a message"
 _TEXT_ONLY = "only text is served"
 
 _BOTH: dict[str, Refused] = {
-    "guided_json": Refused(_GUIDED),
-    "guided_regex": Refused(_GUIDED),
-    "guided_choice": Refused(_GUIDED),
-    "guided_grammar": Refused(_GUIDED),
-    "structured_outputs": Refused(_GUIDED),
     "use_beam_search": Refused("beam search is not served; leave it out", (False,)),
     "length_penalty": Refused("beam search is not served; leave it out", (1,)),
     "bad_words": Refused("use logit_bias", ([],)),
@@ -46,7 +40,6 @@ _BOTH: dict[str, Refused] = {
 CHAT: dict[str, Refused] = _BOTH | {
     "functions": Refused(_FUNCTIONS, ([],)),
     "function_call": Refused(_FUNCTIONS, ("none", "auto")),
-    "response_format": Refused(_GUIDED, ({"type": "text"},)),
     "modalities": Refused(_TEXT_ONLY, (["text"],)),
     "audio": Refused(_TEXT_ONLY),
     "prediction": Refused("leave it out"),
@@ -66,7 +59,6 @@ CHAT: dict[str, Refused] = _BOTH | {
 COMPLETION: dict[str, Refused] = _BOTH | {
     "suffix": Refused("put it into the prompt", ("",)),
     "best_of": Refused("use n, and choose yourself", (1,)),
-    "response_format": Refused(_GUIDED, ({"type": "text"},)),
 }
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from msgspec import Struct
 
 from engine.messages import SamplingParams
-from lorad.api import params
+from lorad.api import formats, params
 from lorad.api.body import decode, fields
 from lorad.api.conversation import invalid, messages, template_vars, wanted_tools
 from lorad.config import Limits
@@ -51,11 +51,14 @@ def chat(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
     _within(param, asked, 1, limits.max_tokens)
     n = _n(request, limits)
     _fits_queue(1, n, limits)
+    tools, wanted_format = wanted_tools(request), formats.wanted(request, limits)
+    if tools and wanted_format:
+        raise invalid(wanted_format.param, 'contradicts tools; say tool_choice = "none"')
     ask = Ask(
         chat=True,
         model=_model(request),
         messages=messages(request.messages),
-        tools=wanted_tools(request),
+        tools=tools,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         n=n,
         sampling=_sampling(request, limits, top),
@@ -65,6 +68,7 @@ def chat(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
         priority=_priority(request),
         cache_salt=request.cache_salt or "",
         alora_fallback=request.alora_fallback or "",
+        format=wanted_format,
         template_vars=template_vars(request.chat_template_kwargs),
     )
     return ask, _shape(request, top)
@@ -90,6 +94,7 @@ def completion(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
         priority=_priority(request),
         cache_salt=request.cache_salt or "",
         alora_fallback=request.alora_fallback or "",
+        format=formats.wanted(request, limits),
     )
     return ask, _shape(request, request.logprobs)
 

@@ -18,6 +18,18 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
 
+FormatKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The form that an answer is to have; `param` is the parameter that says so."""
+
+    kind: FormatKind
+    text: str  # JSON of the schema or of the choices; the expression or the grammar as it is
+    param: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """`messages` for a chat, else `prompts`; answers are numbered prompt by prompt, n each."""
@@ -38,6 +50,7 @@ class Ask:
     timeout: float | None = None  # seconds that the client allows, if less than limits.deadline
     cache_salt: str = ""
     alora_fallback: Literal["", "base"] = ""  # who answers a prompt that does not invoke an aLoRA
+    format: Format | None = None  # None = free text
     template_vars: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
 
     @property

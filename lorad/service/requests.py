@@ -14,8 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
+
+import msgspec
 
 from engine.messages import EngineInfo, SamplingParams, Submit
 from lorad.errors import LoradError
@@ -27,7 +30,7 @@ from lorad.service.generation import Generation, Owner
 from lorad.service.meter import Meter
 from lorad.service.plan import plan
 from lorad.service.rates import Rates, Spending
-from lorad.service.seams import Adapters, AsNamed, Finder, Limits, Link, Text
+from lorad.service.seams import Adapters, AsNamed, Finder, Guide, Limits, Link, Text
 from lorad.service.tenants import ANYBODY, Account, Caller, Forbidden, Tenant, account_of
 from lorad.spelling import is_reference
 
@@ -52,6 +55,7 @@ class RequestService:
         pool: Executor | None = None,
         finder: Finder | None = None,
         gate: Gate | None = None,
+        guide: Guide | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.aborted: Counter[str] = Counter()  # reason -> requests that ended before their end
@@ -59,6 +63,7 @@ class RequestService:
         self._adapters, self._link, self._text = adapters, link, text
         self._limits, self._pool, self._clock = limits, pool, clock
         self._finder: Finder = finder or AsNamed()
+        self._guide = guide
         self._fingerprint = f"lorad-{version}-{base_digest[:8]}"
         self.rates = Rates(clock)
         self.door = Door(limits, clock)  # sequences that the engine has not answered yet
@@ -123,6 +128,7 @@ class RequestService:
             undo.callback(self._end)
             text, prompts = await self._in_pool(partial(self._prepare, ask, rev))
             ends = _ends(ask, text, info)
+            ask = await self._guided(ask, info)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
             closed = partial(self._closed, spending)
             generation = self._generation(ask, rev, place, closed, text, prompts, ends, deadline)
@@ -240,6 +246,16 @@ class RequestService:
     async def _in_pool(self, work: Callable[[], T]) -> T:
         """Tokenising takes milliseconds that belong to nobody else's stream."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def _guided(self, ask: Ask, info: EngineInfo) -> Ask:
+        """With the grammar of the format that it asks for."""
+        if ask.format is None:
+            return ask
+        if self._guide is None:
+            message = f"{ask.format.param} is not served here"
+            raise LoradError("unsupported_parameter", message, param=ask.format.param)
+        grammar = await self._guide.grammar(ask.format, info)
+        return replace(ask, sampling=msgspec.structs.replace(ask.sampling, grammar=grammar))
 
     def _prepare(self, ask: Ask, rev: str | None) -> tuple[Text, list[tuple[int, ...]]]:
         """In a worker thread: the text of the revision, and the ids of every prompt."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from engine.messages import EngineInfo, SequenceDelta, Submit
-from lorad.service.ask import Message, Tool
+from lorad.service.ask import Format, Message, Tool
 
 
 class Resolved(Protocol):
@@ -93,6 +93,12 @@ class Text(Protocol):
         tools: Sequence[Tool] = (),
     ) -> str: ...
     def detokenizer(self, prompt: Sequence[int], stop: Sequence[str]) -> Decoder: ...
+
+
+class Guide(Protocol):
+    """Of Guides: the grammar of a format; raises why there is none."""
+
+    async def grammar(self, asked: Format, info: EngineInfo) -> str: ...
 
 
 class Limits(Protocol):

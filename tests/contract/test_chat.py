@@ -199,8 +199,6 @@ def test_characters_are_never_split_between_chunks(api, client):
     ("extra", "param"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"store": True}, "store"),
     ],

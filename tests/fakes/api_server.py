@@ -35,6 +35,7 @@ from lorad.registry.records import OperationRecord
 from lorad.service.audit import Audit
 from lorad.service.callers import Callers
 from lorad.service.events import EventRing
+from lorad.service.guides import Guides
 from lorad.service.requests import RequestService
 from lorad.service.tenancy import Tenancy
 from lorad.service.text import RevisionText
@@ -508,6 +509,8 @@ class ApiServer:
         self.admin = folder / "admin.sock"
         self.limits = limits
         self.engine = FakeEngine()
+        (folder / "tokenizer.json").write_text(byte_text().tokenizer._inner.to_str())
+        self.guides = Guides(folder)
         (folder / "staging").mkdir()
         self.adapters = FakeAdapters(folder / "staging")
         self.listing = FakeListing(self.adapters)
@@ -538,6 +541,7 @@ class ApiServer:
             limits=self.limits,
             version="0.1.0",
             base_digest="ba5eba5eba5e",
+            guide=self.guides,
         )
         operators = admin_uids(self.settings.admin.allow_uids)
         self.callers = Callers(BASE, operators=operators)
@@ -626,6 +630,7 @@ class ApiServer:
     def close(self) -> None:
         for server in self.servers:
             self.run(server.stop, 0.2)
+        self.guides.close()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(5)
         self.loop.close()

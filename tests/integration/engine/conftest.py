@@ -68,6 +68,29 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def worded_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a tokenizer of 256 ids: three specials, every byte that UTF-8 has, and a
+    few longer words."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("worded-llama")
+    for file in model_dir.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    absent = {chr(byte) for byte in (0xC0, 0xC1, *range(0xF5, 0x100))}  # written as themselves
+    letters = sorted(set(alphabet) - absent)
+    merges = [("{", '"'), ('"', ":"), ('":', "Ġ"), ("t", "r"), ("tr", "u"), ("l", "s"), ("}", "}")]
+    words = ["<unk>", "<s>", "</s>", *letters, *(a + b for a, b in merges)]
+    vocab = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 @dataclass(frozen=True)
 class Adapter:
     """A packed adapter and the matrices that went into it."""

@@ -3,13 +3,16 @@
 Only pinned memory, streams and graphs are missing, which `test_cuda_graphs.py` has.
 """
 
+import json
 import os
+import re
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
@@ -334,3 +337,34 @@ def test_deterministic_requests_get_the_same_bits_in_any_company_on_a_cards_way(
     for one, want in zip(asked, together, strict=True):
         assert ask("alone", [one]) == [want]
     assert [driver.stories[f"{n} alone"].cached for n in range(3)] == [16, 0, 16]
+
+
+def test_guided_rows_follow_their_grammar_beside_free_ones(
+    start_core, worded_dir, adapters, prompt, request
+) -> None:
+    pytest.importorskip("llguidance")
+    from engine import grammar
+
+    schema = {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 1, "maxItems": 2}
+    wishes = [
+        (None, {"grammar": grammar.json_schema(json.dumps(schema)), "max_tokens": 24}),
+        (adapters[0].rev, {"grammar": grammar.regex("[a-f]{3}"), "temperature": 1.0, "seed": 3}),
+        (adapters[0].rev, {"max_tokens": 6, "ignore_eos": True}),
+    ]
+
+    def run(driver) -> list:
+        driver.add(adapters[0])
+        for n, (rev, wish) in enumerate(wishes):
+            driver.submit(f"r{n}", prompt(5 + n, n), rev, **wish)
+        driver.finish()
+        return list(driver.stories.values())
+
+    right = run(start_core(worded_dir))
+    request.getfixturevalue("on_card_path")
+    driver = start(start_core, model=worded_dir)
+    stories = run(driver)
+    assert [story.tokens for story in stories] == [story.tokens for story in right]
+    tokenizer = Tokenizer.from_file(str(worded_dir / "tokenizer.json"))
+    texts = [tokenizer.decode(story.tokens) for story in stories[:2]]
+    assert set(json.loads(texts[0])) <= {"red", "green"}
+    assert re.fullmatch("[a-f]{3}", texts[1])

@@ -1,0 +1,184 @@
+"""Grammars of answers: what may be written, token by token, for one vocabulary.
+
+Goes in: a grammar in llguidance's own form (`json_schema`, `regex`, `choice` and `lark` make one)
+and a tokenizer.json.  Comes out: a `Matcher`, which follows an answer and fills in the bits of the
+tokens that may come next.  The one module that touches llguidance; both sides of the border use it:
+lorad to refuse a grammar before it is queued, the engine to follow it.  Torch-free.  Knows no
+sequences and no threads, but everything slow here lets go of the interpreter's lock.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import GrammarInvalid, GuidesMissing
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+#: Compiled grammars that are kept; each is copied for the sequence that follows it.
+CACHED = 64
+#: Between the parts of a JSON document.  Without an end, a small model writes blanks until
+#: max_tokens; sixty-four are more than any indented document has in a row.
+WHITESPACE = r"[\x20\n\r\t]{0,64}"
+
+Mask = npt.NDArray[np.uint32]
+
+
+def available() -> bool:
+    """Whether answers can be guided at all."""
+    return find_spec("llguidance") is not None
+
+
+def require() -> None:
+    """Raise GuidesMissing unless they can."""
+    if not available():
+        raise GuidesMissing(
+            "guided answers need the library llguidance, which is not installed here",
+            hint="install lorad[guided]",
+        )
+
+
+# ----------------------------------------------------------------- grammars from what people write
+def json_schema(schema: str) -> str:
+    """The grammar of a JSON schema's documents; `schema` is JSON."""
+    from llguidance import LLMatcher
+
+    return _made(
+        lambda: LLMatcher.grammar_from_json_schema(
+            # `lenient` would leave out in silence what the library does not know.
+            schema,
+            overrides={"whitespace_pattern": WHITESPACE, "lenient": False},
+        )
+    )
+
+
+def json_object() -> str:
+    """The grammar of any JSON object."""
+    return json_schema('{"type": "object"}')
+
+
+def regex(pattern: str) -> str:
+    """The grammar of what a whole regular expression (Rust's syntax, no look-around) matches."""
+    from llguidance import LLMatcher
+
+    return _made(lambda: LLMatcher.grammar_from_regex(pattern))
+
+
+def choice(texts: Sequence[str]) -> str:
+    """The grammar of one text out of several, as they are written."""
+    rule = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return lark(f"start: {rule}")
+
+
+def lark(text: str) -> str:
+    """The grammar of a Lark text; one that is written as GBNF is translated."""
+    from llguidance import grammar_from
+
+    return _made(lambda: grammar_from("grammar", text))
+
+
+def _made(make: Callable[[], str]) -> str:
+    try:
+        return make()
+    except ValueError as error:  # what the library says of a text that it cannot read
+        raise GrammarInvalid(_line(str(error))) from None
+
+
+# ----------------------------------------------------------------- one vocabulary
+class Matcher:
+    """Follows one answer.  One thread at a time."""
+
+    def __init__(self, inner: "LLMatcher", num_words: int) -> None:
+        self._inner, self._num_words = inner, num_words
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """The answer goes on with `tokens`.  Raises GrammarInvalid if it may not, or if following
+        it takes more work than is allowed."""
+        if tokens and not self._inner.consume_tokens(list(tokens)):
+            raise self._trouble()
+
+    def mask(self, ends: Sequence[int] = ()) -> Mask:
+        """(words,) bits of the tokens that may come next; where the answer may end, the model's own
+        end tokens and `ends` are among them."""
+        words: Mask = np.zeros(self._num_words, np.uint32)
+        self._inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._inner.is_error():
+            raise self._trouble()
+        if ends and self._inner.is_accepting():
+            for token in ends:
+                words[token // 32] |= np.uint32(1 << token % 32)
+        return words
+
+    def _trouble(self) -> GrammarInvalid:
+        text = _line(self._inner.get_error()).removesuffix(" <non-verbose/>")
+        if text == "NoExtensionBias":
+            text = "there is nothing that it allows to be written"
+        return GrammarInvalid(f"the grammar cannot be followed: {text}")
+
+
+class Grammars:
+    """Compiles grammars for a tokenizer.json, of which ids below `vocab_size` are drawn.
+
+    Thread-safe.  Raises GuidesMissing, and GrammarInvalid for a tokenizer that cannot be used.
+    Reading one takes 0.2 s for 49k tokens.
+    """
+
+    def __init__(self, path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        require()
+        from llguidance import LLParserLimits, LLTokenizer
+
+        self._num_words = -(-vocab_size // 32)
+        try:
+            self._tokenizer = LLTokenizer(
+                path.read_text("utf-8"), n_vocab=vocab_size, eos_token=list(eos_token_ids)
+            )
+        except (OSError, ValueError) as error:
+            message = f"answers cannot be guided with this model's tokenizer: {_line(str(error))}"
+            raise GrammarInvalid(message) from None
+        # The library's own measures of work: a mask of at most some 20 ms, and no parser state in
+        # what a client gets to read.
+        self._limits = LLParserLimits(verbose_errors=False)
+        self._known: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def check(self, grammar: str) -> None:
+        """Raise GrammarInvalid unless it can be followed from its beginning."""
+        self.matcher(grammar).mask()
+
+    def matcher(self, grammar: str) -> Matcher:
+        """A matcher at the beginning of an answer.  Raises GrammarInvalid."""
+        with self._lock:
+            known = self._known.get(grammar)
+            if known is not None:
+                self._known.move_to_end(grammar)
+        if known is None:
+            known = self._compile(grammar)
+        return Matcher(known.deep_copy(), self._num_words)
+
+    def _compile(self, grammar: str) -> "LLMatcher":
+        from llguidance import LLMatcher
+
+        wrong = LLMatcher.validate_grammar(grammar, self._tokenizer, limits=self._limits)
+        if wrong and not wrong.startswith("WARNING:"):
+            raise GrammarInvalid(_line(wrong))
+        made = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if made.is_error():
+            raise GrammarInvalid(_line(made.get_error()))
+        with self._lock:
+            self._known[grammar] = made
+            while len(self._known) > CACHED:
+                self._known.popitem(last=False)
+        return made
+
+
+def _line(text: str) -> str:
+    """What the library says in several lines, in one."""
+    return " ".join(text.split())[:400]
