@@ -27,6 +27,17 @@ def any_name(context: typer.Context, incomplete: str) -> list[str]:
     return [a.name for a in _adapters(context, incomplete)]
 
 
+def model_name(context: typer.Context, incomplete: str) -> list[str]:
+    """What `run` can ask: the base, too."""
+
+    def ask(client: "LoradClient") -> list[str]:
+        names = [client.status().model]
+        names += [a.name for a in client.adapters(q=incomplete or None, limit=200).items]
+        return [name for name in names if name.startswith(incomplete)]
+
+    return _asked(context, ask)
+
+
 def resident_name(context: typer.Context, incomplete: str) -> list[str]:
     """What `evict` can take."""
     return [a.name for a in _adapters(context, incomplete) if a.slot is not None]
@@ -39,11 +50,12 @@ def cold_name(context: typer.Context, incomplete: str) -> list[str]:
 
 def live_operation(context: typer.Context, incomplete: str) -> list[str]:
     """What `op cancel` can take."""
+    return _operations(context, incomplete, live=True)
 
-    def ask(client: "LoradClient") -> list[str]:
-        return [o.id for o in client.operations(live=True).items if o.id.startswith(incomplete)]
 
-    return _asked(context, ask)
+def any_operation(context: typer.Context, incomplete: str) -> list[str]:
+    """What `op show` can take."""
+    return _operations(context, incomplete, live=False)
 
 
 def tenant_name(context: typer.Context, incomplete: str) -> list[str]:
@@ -53,6 +65,13 @@ def tenant_name(context: typer.Context, incomplete: str) -> list[str]:
         from lorad import client_tenants
 
         return [t.name for t in client_tenants.every(client).items if t.name.startswith(incomplete)]
+
+    return _asked(context, ask)
+
+
+def _operations(context: typer.Context, incomplete: str, *, live: bool) -> list[str]:
+    def ask(client: "LoradClient") -> list[str]:
+        return [o.id for o in client.operations(live=live).items if o.id.startswith(incomplete)]
 
     return _asked(context, ask)
 

@@ -74,7 +74,7 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="And where each is from.")] = False,
     file: File = None,
 ) -> None:
-    """Print every setting as a daemon started here and now would have it."""
+    """Print every setting that a daemon started here would have."""
     s = session(context)
     settings = _load(file)
     if s.options.machine:
@@ -96,7 +96,7 @@ def check(
         Path | None, typer.Argument(metavar="FILE", help="Read last, as with lorad --config.")
     ] = None,
 ) -> None:
-    """Check the configuration and the base's files; exit 2 if a start would refuse them."""
+    """Check the configuration and the base's files. Exit 2 if a start would refuse them."""
     s = session(context)
     settings = _load(file)
     try:
@@ -113,7 +113,7 @@ def check(
 
 @config.command("path")
 def path(context: typer.Context, file: File = None) -> None:
-    """List the files that settings are read from; later ones win, the environment over all."""
+    """List the files that settings are read from. Later ones win, the environment over all."""
     from lorad.config_sources import places
 
     s = session(context)
@@ -127,7 +127,7 @@ def path(context: typer.Context, file: File = None) -> None:
 
 @config.command("default")
 def default(context: typer.Context) -> None:
-    """Print a lorad.toml of every key with its default, each behind a #."""
+    """Print a lorad.toml of all defaults, each key behind a #."""
     from lorad.config_sources import defaults, load_defaults
 
     s = session(context)

@@ -41,7 +41,7 @@ def doctor(
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Do not ask the hub.")] = False,
 ) -> None:
-    """Check sockets, card, libraries, limits, disks, hub, unit and configuration."""
+    """Look for what is wrong with this machine. Configuration, sockets, card, libraries, limits, disks, hub, unit."""
     s = session(context)
     items = tuple(_all(s, config, ask=not offline))
     failed = [f for f in items if f.status == "fail"]

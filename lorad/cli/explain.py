@@ -34,7 +34,7 @@ def explain(
         str, typer.Argument(metavar="NAME", autocompletion=any_name, show_default=False)
     ],
 ) -> None:
-    """Say why an adapter is or is not served now, what happens next, and when."""
+    """Say whether and why an adapter is served, and what comes next."""
     s = session(context)
     told = s.client.explain(checked_name(name))
     if s.options.machine:

@@ -32,7 +32,7 @@ def gc(
     context: typer.Context,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed.")] = False,
 ) -> None:
-    """Remove from the store what no adapter needs; lorad does so by itself now and then."""
+    """Remove from the store what no adapter needs. lorad does so by itself now and then."""
     s = session(context)
     patience = s.timeout(600.0)
     found = s.client.gc(dry_run=True, timeout_s=patience)

@@ -39,7 +39,7 @@ def logs(
         str, typer.Option("--level", metavar="LEVEL", help="This level and above.")
     ] = "debug",
 ) -> None:
-    """The daemon's log; its engine's own words are on its stderr alone."""
+    """Print the daemon's log. Its engine's own words are on its stderr alone."""
     s = session(context)
     if level not in LEVELS:
         raise Usage(f"unknown level {level!r}", hint=f"one of {', '.join(LEVELS)}")

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def reload(context: typer.Context) -> None:
-    """Read the configuration anew: limits, log level, keys; look at the inbox and at pins."""
+    """Read the configuration anew. Limits, log level, keys; looks at the inbox and at pins."""
     s = session(context)
     done = s.client.reload()
     if s.options.machine:
@@ -49,7 +49,7 @@ def drain(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing runs.")] = True,
 ) -> None:
-    """Take no new requests, of all or of one adapter, until `resume`; what runs ends."""
+    """Take no new requests, of all or of one adapter. What runs ends; `resume` takes them again."""
     s = session(context)
     wanted = None if name is None else checked_name(name)
     ask = DrainAsk(name=wanted, timeout_s=s.timeout(30.0), wait=wait, cancel=cancel)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lorad.cli.complete import live_operation
+from lorad.cli.complete import any_operation, live_operation
 from lorad.cli.listing import short
 from lorad.cli.output import (
     UNKNOWN,
@@ -28,7 +28,10 @@ from lorad.wire_operations import Operation, OperationPage
 
 app = typer.Typer(help="Operations: what goes on when its client leaves.", no_args_is_help=True)
 
-Id = Annotated[str, typer.Argument(metavar="ID", autocompletion=live_operation, show_default=False)]
+Id = Annotated[str, typer.Argument(metavar="ID", autocompletion=any_operation, show_default=False)]
+Live = Annotated[
+    str, typer.Argument(metavar="ID", autocompletion=live_operation, show_default=False)
+]
 
 
 def register(root: typer.Typer) -> None:
@@ -103,7 +106,7 @@ def show(context: typer.Context, id: Id) -> None:
     )
 
 
-def cancel(context: typer.Context, id: Id) -> None:
+def cancel(context: typer.Context, id: Live) -> None:
     """End an operation, and take away what it had begun."""
     s = session(context)
     o = s.client.cancel_operation(id)

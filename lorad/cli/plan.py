@@ -101,7 +101,7 @@ def plan(
         ),
     ] = None,
 ) -> None:
-    """Say how many adapters and requests fit on a card, and what a step with them costs."""
+    """Say how many adapters fit on a card, and what a step costs."""
     from engine.errors import EngineError
     from lorad import capacity
 

@@ -37,7 +37,7 @@ from lorad.wire_registry import (
 )
 
 registry = typer.Typer(
-    help="The registry of adapters as a whole: check, back up, restore, take along.",
+    help="The registry of adapters: check, back up, restore, take along.",
     no_args_is_help=True,
 )
 #: Lines of one call: far below the bytes that a body may have.
@@ -74,7 +74,7 @@ def register(app: typer.Typer) -> None:
 
 @registry.command("check")
 def check(context: typer.Context, state_dir: State = None, store: StoreDir = None) -> None:
-    """Read every page of the registry, hold it against the store; exit 1 if something is wrong."""
+    """Hold every page and reference against the store. Exit 1 if something is wrong."""
     s = session(context)
     files = Files(s, state_dir, store)
     found = files.check() if files.alone() else s.client.check_registry()
@@ -112,7 +112,7 @@ def backup(
     state_dir: State = None,
     store: StoreDir = None,
 ) -> None:
-    """Write one consistent copy of the registry to FILE, while adapters come and go."""
+    """Write one consistent copy of the registry to FILE. Adapters may come and go meanwhile."""
     s = session(context)
     if file.is_dir():
         raise Usage(f"{file} is a folder: name a file in it")
@@ -145,7 +145,7 @@ def restore(
     state_dir: State = None,
     store: StoreDir = None,
 ) -> None:
-    """Put a backup in the registry's place; what was there is kept beside it."""
+    """Put a backup in the registry's place. What was there is kept beside it."""
     s = session(context)
     files = Files(s, state_dir, store)
     entries = files.read_backup(file)
@@ -170,7 +170,7 @@ def rebuild(
     state_dir: State = None,
     store: StoreDir = None,
 ) -> None:
-    """Make the registry anew from its newest good backup and the store, and say what is lost."""
+    """Make the registry anew of its newest good backup and the store. Says what is lost."""
     s = session(context)
     files = Files(s, state_dir, store)
     files.need_alone()
@@ -216,7 +216,7 @@ def take_in(
     state_dir: State = None,
     store: StoreDir = None,
 ) -> None:
-    """Take names, pins, priorities and labels of an export in; contents come from the store."""
+    """Take names, pins, priorities and labels of an export in. Contents come from the store."""
     s = session(context)
     entries = read_lines(file)
     files = Files(s, state_dir, store)

@@ -14,7 +14,7 @@ import typer
 
 from lorad import wire
 from lorad.caller import ApiError
-from lorad.cli.complete import any_name
+from lorad.cli.complete import model_name
 from lorad.cli.output import note, print_document, print_line, print_text
 from lorad.cli.session import Failed, Interrupted, Session, Usage, session
 from lorad.cli.unanswered import unanswered
@@ -35,7 +35,7 @@ def run(
     context: typer.Context,
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="An adapter or the base.", autocompletion=any_name),
+        typer.Argument(metavar="NAME", help="An adapter or the base.", autocompletion=model_name),
     ],
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="Default, and with -: stdin.")

@@ -136,7 +136,7 @@ def set_(
     max_priority: Most = None,
     weight: Weight = None,
 ) -> None:
-    """Change what a tenant is and may; what is repeatable is replaced as a whole."""
+    """Change what a tenant is and may. What is repeatable is replaced as a whole."""
     s = session(context)
     fields = _fields(adapters, uid, base, rpm, tpm, queue, max_priority, weight)
     if not fields:
@@ -151,7 +151,7 @@ def rm(
         list[str], typer.Argument(metavar="NAME", autocompletion=tenant_name, show_default=False)
     ],
 ) -> None:
-    """Remove tenants and their keys; requests in flight end as they are."""
+    """Remove tenants and their keys. Requests in flight end as they are."""
     s = session(context)
     chosen = list(dict.fromkeys(names))
     last = {t.name for t in calls.every(s.client).items} <= set(chosen)

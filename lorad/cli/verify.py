@@ -43,7 +43,7 @@ def verify(
         bool, typer.Option("--full", help="Pack the stored files anew, too, and compare.")
     ] = False,
 ) -> None:
-    """Hold adapters on the GPU against their stored files: effect and bytes."""
+    """Hold adapters on the GPU against their stored files. Effect and bytes are compared."""
     if bool(names) == every:
         raise Usage("give a NAME, or --all" if not names else "give names or --all, not both")
     s = session(context)

@@ -241,6 +241,7 @@ def test_the_shell_completes_names_and_nothing_else(server, outcome, make_row):
 
     assert complete("loractl show ") == ["acme/sql", "bible"]
     assert complete("loractl show b") == ["bible"]
+    assert complete("loractl run ") == ["tiny", "acme/sql", "bible"]
     assert complete("loractl load ") == ["acme/sql"]
     assert complete("loractl evict ") == ["bible"]
 
