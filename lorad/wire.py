@@ -165,6 +165,7 @@ class Status(Struct, frozen=True, kw_only=True):
     admin_socket: str
     inbox: str | None
     state_dir: str
+    store_dir: str = ""
     adapters: dict[str, int]  # state -> how many
     slots_total: int
     slots_used: int

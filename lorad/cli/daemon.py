@@ -64,6 +64,7 @@ def status(context: typer.Context) -> None:
             ("admin", f"unix://{st.admin_socket}"),
             ("inbox", st.inbox or UNKNOWN),
             ("state dir", st.state_dir),
+            ("store dir", st.store_dir or UNKNOWN),
         ]
     )
 

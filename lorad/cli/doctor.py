@@ -58,7 +58,7 @@ def doctor(
             if item.fix:
                 print_line(f"        try: {one_line(item.fix)}")
         warned = sum(f.status == "warn" for f in items)
-        note(f"{len(items)} checks, {warned} warnings, {len(failed)} failures", s.options)
+        note(f"{len(items)} checks, {warned} warn, {len(failed)} fail", s.options)
     if failed:
         raise typer.Exit(1)
 
@@ -159,8 +159,9 @@ def _folders(
 ) -> dict[str, Path]:
     state = Path(status.state_dir) if status else places.state
     found = {"state": Path(settings.registry.dir) if settings and not status else state}
-    if settings is not None:
-        found["store"] = Path(settings.store.dir)
+    store = (status and status.store_dir) or (settings and settings.store.dir)
+    if store:
+        found["store"] = Path(store)
     found["cache"] = places.cache
     return found
 

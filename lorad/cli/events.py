@@ -87,7 +87,8 @@ def events(
         int | None, typer.Option(metavar="ID", min=0, help="Only after this event.")
     ] = None,
     limit: Annotated[
-        int, typer.Option(metavar="N", min=1, help="At most this many, the newest.")
+        int,
+        typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many, the newest."),
     ] = 100,
     kind: Annotated[
         str, typer.Option("--type", metavar="TYPE", help="Only types that begin so.")

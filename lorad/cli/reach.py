@@ -71,6 +71,9 @@ def advise(error: Unreachable) -> Advice:
     tcp = error.host.startswith(("http://", "https://"))
     if error.kind == "denied":
         return Advice(5, _ownership(path), _way_in(path))
+    if error.kind == "loading" and tcp:
+        why = "the name is unknown here, or nothing answers within the time"
+        return Advice(3, why, "look at address and port: `[tcp] admin_bind`", "it does not answer")
     if error.kind == "loading":
         why = "something holds the socket and does not answer within the time"
         return Advice(3, why, "wait a moment, or look at the daemon's log")

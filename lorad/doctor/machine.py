@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from lorad.cli.card import Card
+from lorad.cli.output import human_bytes
 from lorad.doctor.finding import Finding, fail, ok, warn
 
 PROC = Path("/proc")
@@ -87,7 +88,7 @@ def inotify(inbox: Path | None, mode: str, proc: Path = PROC) -> Iterator[Findin
         yield warn("inotify", "its limits cannot be read; lorad looks every `[watch] rescan`")
         return
     folders = 1 + sum(1 for path in inbox.rglob("*") if path.is_dir()) if inbox.is_dir() else 1
-    said = f"{folders} folders in the inbox, max_user_watches {watches}"
+    said = f"folders in the inbox: {folders}, max_user_watches {watches}"
     if instances < 1 or folders > watches * SHARE_OF_WATCHES:
         fix = f"sudo sysctl -w fs.inotify.max_user_watches={max(524288, 4 * folders)}"
         yield warn("inotify", f"{said}: lorad may have to look every `[watch] rescan`", fix)
@@ -108,9 +109,9 @@ def limits(
         yield warn("limits", f"those of {whose} cannot be read", "run doctor as the daemon's user")
         return
     locked, files = found["Max locked memory"], found["Max open files"]
-    shown = "unlimited" if locked is None else f"{locked} bytes"
+    shown = "any number of bytes" if locked is None else human_bytes(locked)
     if pinned_bytes and locked is not None and locked < pinned_bytes:
-        text = f"{whose} may lock {shown}, [lora] ram_cache is {pinned_bytes}"
+        text = f"{whose} may lock {shown}, [lora] ram_cache is {human_bytes(pinned_bytes)}"
         yield warn("memlock", text, "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited")
     else:
         yield ok("memlock", f"{whose} may lock {shown}")

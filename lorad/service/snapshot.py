@@ -71,6 +71,7 @@ class Snapshot:
             admin_socket=settings.admin.socket,
             inbox=settings.watch.dir if settings.watch.mode != "off" else None,
             state_dir=settings.registry.dir,
+            store_dir=settings.store.dir,
             adapters=self._listing.counts(),
             slots_total=snapshot.slots_total if snapshot else 0,
             slots_used=snapshot.slots_used if snapshot else 0,

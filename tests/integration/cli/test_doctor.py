@@ -40,7 +40,7 @@ def test_without_a_daemon_it_still_says_all_the_rest_and_exits_1_for_a_failure(
     heading, *lines = done.out.splitlines()
     assert heading.split() == ["STATUS", "CHECK", "FOUND"]
     assert lines[1].startswith("        try: ")
-    assert "checks," in done.err and "1 failures" in done.err
+    assert "checks," in done.err and "1 fail\n" in done.err
 
 
 def test_what_is_wrong_with_the_configuration_is_its_first_line(server, loractl, etc):

@@ -25,7 +25,7 @@ def ids(done):
 def test_the_newest_come_oldest_first(server, loractl, publish):
     last = publish("pin.set", name="bible", message="hi\x1b").id
     assert ids(loractl("events", "--limit", "3", "--json")) == [last - 2, last - 1, last]
-    table = loractl("events", "--limit", "1").out.splitlines()
+    table = loractl("events", "-n", "1").out.splitlines()
     assert table[0].split() == ["TIME", "TYPE", "NAME", "REV", "CAUSE", "MESSAGE"]
     assert table[1].split()[2:] == ["pin.set", "bible", "-", "-", "hi?"]
     assert loractl("events", "--limit", "2", "-o", "name").out == f"{last - 1}\n{last}\n"

@@ -240,6 +240,7 @@ def test_status_says_what_there_is(server, loractl):
     assert "lorad       0.1.0  ready\n" in said
     assert "adapters    2 idle, 1 quarantined\n" in said
     assert f"inference   unix://{server.inference}\n" in said
+    assert "store dir   -\n" in said, "a daemon that does not tell"
     assert loractl("status", "--json").json["schema"] == "lorad/status.v1"
     assert len(loractl("status", "-o", "jsonl").out.splitlines()) == 1
 

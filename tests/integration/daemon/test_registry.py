@@ -4,6 +4,7 @@ around it looked over."""
 import json
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +121,8 @@ def test_doctor_and_plan_of_a_daemon_that_runs(daemon, ctl):
     planned = json.loads(said)
     with daemon.client() as client:
         picture, row = client.status(), daemon.adapter("two")
+    assert (Path(picture.state_dir) / "registry.db").is_file() and Path(picture.store_dir).is_dir()
+    assert found["store folder"]["message"].startswith(picture.store_dir)
     assert planned["arena"]["num_blocks"] == picture.pool.total
     assert planned["arena"]["block_bytes"] == picture.pool.block_bytes
     assert planned["adapters"][0]["num_bytes"] == row.num_bytes, "rank 4, on all projections"

@@ -158,7 +158,7 @@ def test_inotify_limits_are_held_against_the_folders_of_the_inbox(tmp_path):
     for number in range(40):
         (inbox / str(number)).mkdir()
     status, said, fix = only(machine.inotify(inbox, "auto", tmp_path / "proc"))
-    assert status == "warn" and "41 folders in the inbox, max_user_watches 64" in said
+    assert status == "warn" and "folders in the inbox: 41, max_user_watches 64" in said
     assert fix.endswith("max_user_watches=524288")
     assert only(machine.inotify(inbox, "polling", tmp_path / "proc"))[0] == "ok"
     assert only(machine.inotify(inbox, "auto", tmp_path / "none"))[0] == "warn"
@@ -182,7 +182,10 @@ def test_limits_of_the_daemon(tmp_path, files, locked, wanted):
     (tmp_path / "77").mkdir()
     (tmp_path / "77" / "limits").write_text(LIMITS.format(files=files, locked=locked))
     assert [f.status for f in machine.limits(77, GIB, 1024, tmp_path)] == wanted
-    assert next(machine.limits(77, 0, 0, tmp_path)).status == "ok", "no card wants it locked"
+    without_card = next(machine.limits(77, 0, 0, tmp_path))
+    assert without_card.status == "ok", "no card wants it locked"
+    shown = "any number of bytes" if locked == "unlimited" else "8M"
+    assert without_card.message == f"the daemon may lock {shown}"
 
 
 def test_our_own_limits_can_be_read():

@@ -66,6 +66,11 @@ def failure(path):
     return caught.value
 
 
+def test_an_address_that_does_not_answer_is_no_socket_that_somebody_holds():
+    told = advise(Unreachable("http://gpu:8412", "loading"))
+    assert told.exit == 3 and "socket" not in told.cause + told.why and "admin_bind" in told.hint
+
+
 def test_a_missing_socket_is_absent(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "none", tmp_path / "file" / "below"):
