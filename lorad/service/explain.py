@@ -5,7 +5,7 @@ says what the name means, the engine how its revision stands; `tell` puts both i
 pure function of them.  Changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,6 +19,7 @@ from lorad.registry.records import AdapterRecord
 from lorad.service.engine_link import EngineLink
 from lorad.service.gate import STOPPING, Gate
 from lorad.service.names import Names
+from lorad.service.pins import pinning
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,9 @@ class Explaining:
         if told is None and rev is not None and rev in self._link.known:
             facts = await self._ask(rev)
         if facts is not None:
-            state, told = State(facts.state), tell(facts, self._names.catalog.label)
+            catalog = self._names.catalog
+            others = [] if record.pinned else pinning(catalog, facts.rev)
+            state, told = State(facts.state), tell(facts, catalog.label, others)
         elif told is None:
             told = Told(
                 why="nobody has asked for it since the engine started",
@@ -167,11 +170,12 @@ class Explaining:
 
 
 # ----------------------------------------------------------------- words
-def tell(facts: Explanation, label: Shown) -> Told:
-    """What the engine's numbers mean; `label` names revisions."""
+def tell(facts: Explanation, label: Shown, pinned_as: Sequence[str] = ()) -> Told:
+    """What the engine's numbers mean; `label` names revisions.  `pinned_as`: other names of the
+    same content whose pins keep it."""
     match State(facts.state):
         case State.ACTIVE | State.IDLE:
-            return _on_gpu(facts)
+            return _on_gpu(facts, pinned_as)
         case State.DRAINING:
             return _draining(facts, label)
         case State.LOADING:
@@ -204,7 +208,7 @@ def _held_back(name: str, gate: Gate, facts: Explanation | None) -> Told:
     )
 
 
-def _on_gpu(facts: Explanation) -> Told:
+def _on_gpu(facts: Explanation, pinned_as: Sequence[str]) -> Told:
     why = "it is on the GPU"
     if facts.waiting:
         turn = f"its turn is {facts.queue_turn} of {facts.queue_turns}"
@@ -213,11 +217,13 @@ def _on_gpu(facts: Explanation) -> Told:
             next=f"they start as others end; {turn}",
             served=True,
         )
-    return Told(why=why, next=_leaving(facts), served=True, seconds=0.0)
+    return Told(why=why, next=_leaving(facts, pinned_as), served=True, seconds=0.0)
 
 
-def _leaving(facts: Explanation) -> str:
+def _leaving(facts: Explanation, pinned_as: Sequence[str]) -> str:
     cost = facts.cost
+    if cost.pinned and pinned_as:
+        return f"it stays: {', '.join(pinned_as)} has the same content, and is pinned"
     if cost.pinned:
         return "it is pinned and stays"
     if not cost.place:

@@ -68,9 +68,14 @@ class PinRoom:
         return -(-file_bytes // info.block_bytes)
 
 
+def pinning(catalog: Catalog, rev: str) -> list[str]:
+    """The names whose pins keep a revision."""
+    return [n for n in catalog.names_of(rev) if (entry := catalog.get(n)) and entry.pinned]
+
+
 def still_pinned(catalog: Catalog, name: str, rev: str) -> LoradError:
     """Why `name` stays.  Equal content is one revision, and stays for any of its names."""
-    pins = [n for n in catalog.names_of(rev) if (entry := catalog.get(n)) and entry.pinned]
+    pins = pinning(catalog, rev)
     message = f"{name!r} is pinned"
     if name not in pins:
         message = f"{name!r} has the same content as {', '.join(pins)}, which is pinned"

@@ -51,7 +51,7 @@ FACTS = Explanation(
 )
 
 
-def told(**facts):
+def told(pinned_as=(), **facts):
     cost, room = facts.pop("cost", {}), facts.pop("room", {})
     changed = msgspec.structs.replace(
         FACTS,
@@ -59,7 +59,7 @@ def told(**facts):
         room=msgspec.structs.replace(ROOM, **room),
         **facts,
     )
-    return tell(changed, lambda rev: f"name-of-{rev}")
+    return tell(changed, lambda rev: f"name-of-{rev}", pinned_as)
 
 
 def test_one_on_the_gpu_is_served_and_says_when_it_makes_way():
@@ -67,6 +67,8 @@ def test_one_on_the_gpu_is_served_and_says_when_it_makes_way():
     assert said.served and said.why == "it is on the GPU"
     assert said.next == "it makes way as number 3 of 7 when room is short"
     assert told(state="idle", cost={"pinned": True}).next == "it is pinned and stays"
+    shared = told(["jargon"], state="idle", cost={"pinned": True})
+    assert shared.next == "it stays: jargon has the same content, and is pinned"
     assert told(state="active", cost={"place": 0}).next == "it stays while requests run on it"
     waits = told(state="active", running=1, waiting=2, queue_turn=2, queue_turns=5)
     assert waits.served and "2 of its requests wait" in waits.why
@@ -169,6 +171,20 @@ def test_the_engines_numbers_come_in_bytes_and_under_names(world):
         assert said.cost.saved_seconds == pytest.approx(3600 * 2**30 * 1e-9)
         del w.engine.explanations[w.rev(1)]  # the engine has just forgotten it
         assert "since the engine started" in (await explaining(w).explain("a")).why
+
+    world(scenario)
+
+
+def test_the_same_content_stays_for_another_names_pin(world):
+    async def scenario(w):
+        await w.add("a", 1)
+        await w.add("twin", 1, pin=True)
+        w.engine.explanations[w.rev(1)] = msgspec.structs.replace(
+            FACTS, rev=w.rev(1), state="idle", cost=msgspec.structs.replace(COST, pinned=True)
+        )
+        said = await explaining(w).explain("a")
+        assert said.next == "it stays: twin has the same content, and is pinned"
+        assert (await explaining(w).explain("twin")).next == "it is pinned and stays"
 
     world(scenario)
 
