@@ -41,7 +41,10 @@ def doctor(
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Do not ask the hub.")] = False,
 ) -> None:
-    """Look for what is wrong with this machine. Configuration, sockets, card, libraries, limits, disks, hub, unit."""
+    """Look for what is wrong with this machine.
+
+    Configuration, sockets, card, libraries, limits, disks, hub and unit.
+    """
     s = session(context)
     items = tuple(_all(s, config, ask=not offline))
     failed = [f for f in items if f.status == "fail"]
