@@ -34,6 +34,7 @@ from engine.messages import (
 )
 from lorad.errors import TABLE, BadConfig, LoradError, NoUsableDevice, StartError, from_engine
 from lorad.service.events import EventRing
+from lorad.service.flights import Flights, OnDelta
 from lorad.service.turns import Turns
 
 log = logging.getLogger("lorad.engine")
@@ -41,7 +42,6 @@ log = logging.getLogger("lorad.engine")
 LinkState = Literal[
     "starting", "loading_base", "ready", "engine_stalled", "engine_restarting", "stopped"
 ]
-OnDelta = Callable[[SequenceDelta], None]
 
 #: This many crashes within this many seconds, and the daemon gives up.
 MAX_CRASHES, CRASH_WINDOW = 5, 600.0
@@ -112,6 +112,7 @@ class EngineLink:
         self.on_death: Callable[[], None] = lambda: None  # before the next process hears anything
         self.on_progress: Callable[[str, float], None] = lambda phase, fraction: None
         self.on_state: Callable[[], None] = lambda: None  # `state` or `progress` has changed
+        self.flights = Flights(self._live, self.known, lambda rev: self.prepare(rev), self._spawn)
         self.ready = asyncio.Event()  # set while the state is `ready`
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._new_client = new_client
@@ -119,8 +120,6 @@ class EngineLink:
         self._pause = first_pause
         self._replace_after = replace_after
         self._client: Client | None = None
-        self._sinks: dict[str, OnDelta] = {}
-        self._preparing: dict[str, asyncio.Task[None]] = {}
         self._crashes: deque[float] = deque()
         self._moved = clock()  # when the state changed, or a start reported progress
         self._tasks: set[asyncio.Task[None]] = set()
@@ -143,21 +142,11 @@ class EngineLink:
         fails, the one delta is an error.  Raises LoradError while the engine is not ready.
         """
         self.check()
-        self._sinks[submit.request_id] = on_delta
-        if submit.rev is None or submit.rev in self.known:
-            self._send(submit)
-            return
-        task = self._spawn(self._prepare_and_send(submit.rev, submit))
-        self._preparing[submit.request_id] = task
-        task.add_done_callback(lambda _: self._preparing.pop(submit.request_id, None))
+        self.flights.begin(submit, on_delta)
 
     def abort(self, request_id: str) -> None:
         """End a sequence; its last delta follows.  Unknown ids are ignored."""
-        if request_id in self._preparing:
-            self._preparing.pop(request_id).cancel()
-            self._deliver(SequenceDelta(request_id=request_id, finish_reason="abort"))
-        elif request_id in self._sinks and self._client is not None:
-            self._client.abort(request_id)
+        self.flights.abort(request_id)
 
     def next_id(self) -> int:
         """A fresh id for a command of the present engine process."""
@@ -184,11 +173,7 @@ class EngineLink:
     @property
     def running(self) -> int:
         """Sequences in flight, as the daemon counts them."""
-        return len(self._sinks)
-
-    def abort_all(self) -> None:
-        for request_id in list(self._sinks):
-            self.abort(request_id)
+        return len(self.flights)
 
     @property
     def tended(self) -> bool:
@@ -216,7 +201,7 @@ class EngineLink:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._end_all("draining", "lorad is stopping")
+        self.flights.end_all("draining", "lorad is stopping")
 
     # ------------------------------------------------------------- supervision
     async def _supervise(self) -> None:
@@ -276,7 +261,7 @@ class EngineLink:
                 for transition in event.adapters:
                     self.on_adapter(transition)
                 for delta in event.deltas:
-                    self._deliver(delta)
+                    self.flights.deliver(delta)
 
     async def _rise(self, info: EngineInfo) -> None:
         """From EngineReady to `ready`: one forward pass, then the adapters that belong there."""
@@ -300,9 +285,8 @@ class EngineLink:
             if delta.finish_reason and not done.done():
                 done.set_result(delta)
 
-        self._sinks[WARM_UP_ID] = ended
         one_token = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-        self._send(Submit(request_id=WARM_UP_ID, prompt=[0], sampling=one_token))
+        self.flights.begin(Submit(request_id=WARM_UP_ID, prompt=[0], sampling=one_token), ended)
         delta = await done
         if delta.finish_reason == "error":
             raise LoradError("internal_error", f"the first forward pass failed: {delta.message}")
@@ -319,7 +303,7 @@ class EngineLink:
         self.restarts += 1
         self._set("engine_restarting", f"the engine is restarting: {fatal.message}")
         self.events.publish("engine.died", level="error", cause=fatal.code, message=fatal.message)
-        self._end_all("engine_restarting", f"the engine ended: {fatal.message}")
+        self.flights.end_all("engine_restarting", f"the engine ended: {fatal.message}")
 
     def _fail(self, error: StartError) -> None:
         self._set("stopped", error.message)
@@ -366,43 +350,6 @@ class EngineLink:
         if self._client is None:
             raise LoradError("loading_base", f"the engine is not ready: {self.progress}")
         return self._client
-
-    def _send(self, submit: Submit) -> None:
-        try:
-            self._live().submit(submit)
-        except EngineError as error:
-            self._refuse(submit.request_id, from_engine(error))
-
-    async def _prepare_and_send(self, rev: str, submit: Submit) -> None:
-        try:
-            await self.prepare(rev)
-        except LoradError as error:
-            self._refuse(submit.request_id, error)
-            return
-        self._send(submit)
-
-    def _refuse(self, request_id: str, error: LoradError) -> None:
-        self._deliver(
-            SequenceDelta(
-                request_id=request_id,
-                finish_reason="error",
-                code=error.code,
-                message=error.message,
-            )
-        )
-
-    def _deliver(self, delta: SequenceDelta) -> None:
-        sink = self._sinks.get(delta.request_id)
-        if delta.finish_reason is not None:
-            self._sinks.pop(delta.request_id, None)
-        if sink is not None:
-            sink(delta)
-
-    def _end_all(self, code: str, message: str) -> None:
-        for task in list(self._preparing.values()):
-            task.cancel()
-        for request_id in list(self._sinks):
-            self._refuse(request_id, LoradError(code, message))
 
     def _drain_events(self, client: Client) -> None:
         while not client.events.empty():

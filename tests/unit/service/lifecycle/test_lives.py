@@ -301,7 +301,7 @@ class Life:
         """Daemon, engine and store say the same, and nobody holds anything."""
         home, engine = self.home, self.home.client.engine
         assert (home.requests.active, home.requests.waiting, home.link.running) == (0, 0, 0)
-        assert home.catalog._leases == {} and not home.link._preparing
+        assert home.catalog._leases == {} and not home.link.flights._preparing
         assert +home.requests.door._lines == {}, "somebody waits at the door"
         known = {revision.rev: revision for revision in engine.residency.revisions()}
         assert set(known) == home.link.known, "engine and daemon know different revisions"
