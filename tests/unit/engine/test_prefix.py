@@ -216,16 +216,20 @@ def test_an_adapter_that_changes_no_kv_shares_all_blocks_wherever_it_is_activate
 
 def test_what_leaves_waits_for_no_collection(cache):
     """A collection runs between two steps: entries point to each other, and must not in a ring."""
+
+    def entries() -> int:
+        return sum(type(o) is Entry for o in gc.get_objects())
+
     gc.collect()
     gc.disable()
     try:
-        before = sum(type(o) is Entry for o in gc.get_objects())
+        before = entries()
         for turn in range(3):
             cache.pass_through(range(100 * turn, 100 * turn + 12), identity="rev")
         assert len(cache.index) == 9
         cache.evict_oldest("rev")
         cache.index.drop("rev")
-        assert sum(type(o) is Entry for o in gc.get_objects()) == before
+        assert entries() == before
     finally:
         gc.enable()
 
