@@ -15,7 +15,7 @@ import typer
 
 from engine import histogram
 from engine.adapters import reasons
-from lorad import config, config_sources, errors, event_types
+from lorad import config, config_sources, config_values, errors, event_types
 from lorad.cli import app as loractl
 from lorad.cli import serve as lorad
 from lorad.metrics import table as metric_table
@@ -76,7 +76,7 @@ def configuration() -> str:
         fields = msgspec.structs.fields(kind)
         words = matched(WORDS["configuration"][name], (f.name for f in fields), name)
         heading = "[[models]]" if name == "models" else f"[{name}]"
-        hints = config.hints(kind)
+        hints = config_values.hints(kind)
         rows = (
             (
                 f"`{f.name}`",

@@ -184,7 +184,7 @@ def _base(
 def _memory(text: str) -> int:
     """Bytes; `auto` is the first card of this machine."""
     from lorad.cli.card import cards
-    from lorad.config import parse_size
+    from lorad.config_values import parse_size
 
     if text != AUTO:
         try:
@@ -199,7 +199,7 @@ def _memory(text: str) -> int:
 
 def _machine(bandwidth: str | None) -> "Machine":
     from lorad.capacity_speed import H200_BANDWIDTH, Machine
-    from lorad.config import parse_size
+    from lorad.config_values import parse_size
 
     if bandwidth is None:
         return Machine(H200_BANDWIDTH)

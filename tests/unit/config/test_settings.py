@@ -6,8 +6,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from lorad.config import doubts, parse_duration, parse_size
+from lorad.config import doubts
 from lorad.config_sources import dump, load
+from lorad.config_values import parse_duration, parse_size
 from lorad.errors import BadConfig
 from lorad.paths import find
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lorad import errors
-from lorad.config import Admin, Inference, Shutdown, parse_duration
+from lorad.config import Admin, Inference, Shutdown
+from lorad.config_values import parse_duration
 
 CONTRIB = Path(__file__).resolve().parents[3] / "docs" / "contrib"
 SYSTEMD = CONTRIB / "systemd"
