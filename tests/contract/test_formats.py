@@ -74,6 +74,11 @@ def test_all_answers_of_a_request_have_its_grammar_and_completions_too(api, clie
             "response_format.json_schema.schema",
             "frob",
         ),
+        (  # llguidance panics: its message is cut within a character
+            {"response_format": named({"type": "object", "required": {"ab": "é" * 99}})},
+            "response_format.json_schema.schema",
+            "broke off",
+        ),
         ({"response_format": named(True)}, "response_format.json_schema.schema", "JSON object"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
