@@ -89,12 +89,8 @@ def _call(call: ToolCall, path: str) -> dict[str, Any]:
 # ----------------------------------------------------------------- tools
 def wanted_tools(request: ChatRequest) -> tuple[Tool, ...]:
     """What the model may call; none with `tool_choice` "none"."""
-    choice = request.tool_choice
     given = tools(request.tools or ())
-    if choice not in (None, "none", "auto"):
-        text = 'tool_choice: only "auto" and "none" are served; ask for the call in a message'
-        raise LoradError("unsupported_parameter", text, param="tool_choice")
-    return () if choice == "none" else given
+    return () if request.tool_choice == "none" else given
 
 
 def tools(given: Sequence[ToolGiven]) -> tuple[Tool, ...]:

@@ -27,7 +27,11 @@ def wanted(request: GenerateRequest, limits: Limits) -> Format | None:
     if len(given) > 1:
         first, second = given[0].param, given[1].param
         raise _invalid(second, f"contradicts {first}; give one of them")
-    [asked] = given
+    return checked(given[0], request, limits)
+
+
+def checked(asked: Format, request: GenerateRequest, limits: Limits) -> Format:
+    """What can be seen of it without the tokenizer."""
     if request.ignore_eos:
         raise _invalid("ignore_eos", f"contradicts {asked.param}: the answer ends with its format")
     size = len(asked.text.encode("utf-8", "surrogatepass"))

@@ -12,7 +12,7 @@ from functools import cache
 from msgspec import Struct
 
 from engine.messages import SamplingParams
-from lorad.api import formats, params
+from lorad.api import forced_calls, formats, params
 from lorad.api.body import decode, fields
 from lorad.api.conversation import invalid, messages, template_vars, wanted_tools
 from lorad.config import Limits
@@ -54,6 +54,7 @@ def chat(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
     tools, wanted_format = wanted_tools(request), formats.wanted(request, limits)
     if tools and wanted_format:
         raise invalid(wanted_format.param, 'contradicts tools; say tool_choice = "none"')
+    wanted_format = wanted_format or forced_calls.wanted(request, tools, limits)
     ask = Ask(
         chat=True,
         model=_model(request),

@@ -53,13 +53,20 @@ def envelope(error: LoradError) -> ErrorEnvelope:
         details["hint"] = error.hint
     return ErrorEnvelope(
         ErrorBody(
-            message=error.message,
+            message=_inert(error.message),
             type=error.type,
             param=error.param,
             code=error.code,
             details=details,
         )
     )
+
+
+def _inert(message: str) -> str:
+    """It may quote what others wrote, and be shown in a terminal."""
+    if message.isprintable():
+        return message
+    return "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
 
 
 def error_headers(error: LoradError) -> dict[str, str]:

@@ -5,6 +5,8 @@ import json
 import openai
 import pytest
 
+from engine import grammar
+
 ASK = [{"role": "user", "content": "Weather?"}]
 TOOL = {
     "type": "function",
@@ -133,8 +135,6 @@ def test_what_looks_like_a_call_is_text_where_no_tools_are(api, client):
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"model": "acme/sql"}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
     ],
@@ -143,4 +143,84 @@ def test_what_cannot_be_promised_is_refused(api, client, more, param):
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, **more)
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", param)
+    assert not api.engine.submits
+
+
+def call_of(name, schema):
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": schema},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+WEATHER = call_of("get_weather", TOOL["function"]["parameters"])
+OTHER = {"type": "function", "function": {"name": "f"}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "schema"),
+    [
+        (NAMED, WEATHER),
+        ("required", {"anyOf": [WEATHER, call_of("f", {"type": "object"})]}),
+    ],
+)
+def test_a_call_that_must_be_is_all_that_the_answer_can_be(api, client, choice, schema):
+    pytest.importorskip("llguidance")
+    api.engine.reply = f'{{"name":"get_weather","arguments":{ARGUMENTS}}}'.encode()
+    [answer] = ask(client, tools=[TOOL, OTHER], tool_choice=choice).choices
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    assert answer.message.tool_calls[0].function.arguments == ARGUMENTS
+    sent = json.loads(api.engine.submits[0].sampling.grammar)
+    assert sent == json.loads(grammar.json_schema(json.dumps(schema)))
+
+
+def with_parameters(schema, name="f"):
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def test_what_a_tools_schema_refers_to_is_found(api, client):
+    pytest.importorskip("llguidance")
+    shelf = {"$defs": {"city": {"type": "string"}}}
+    schema = {"type": "object", "properties": {"to": {"$ref": "#/$defs/city"}}}
+    ask(client, tools=[with_parameters(schema | shelf)], tool_choice="required")
+    sent = json.loads(api.engine.submits[0].sampling.grammar)
+    assert sent == json.loads(grammar.json_schema(json.dumps(call_of("f", schema) | shelf)))
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name",
+        ),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tool_choice": "required", "tools": [with_parameters({"not": {}})]}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [with_parameters({"$defs": 3})]}, "tools"),
+        (
+            {"tool_choice": "required", "tools": [with_parameters({"items": {"$ref": "#"}})]},
+            "tools",
+        ),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [
+                    with_parameters({"$defs": {"a": {"type": "string"}}}),
+                    with_parameters({"$defs": {"a": {"type": "integer"}}}, "g"),
+                ],
+            },
+            "tools",
+        ),
+        ({"tool_choice": "required", "extra_body": {"ignore_eos": True}}, "ignore_eos"),
+    ],
+)
+def test_a_call_that_cannot_be_forced_is_refused(api, client, more, param):
+    pytest.importorskip("llguidance")
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **more)
+    assert caught.value.param == param
     assert not api.engine.submits

@@ -118,3 +118,9 @@ def test_the_admin_bodies_are_as_strict(api, call):
         answer = call(api.admin, "POST", "/admin/v1/load", body)
         assert answer.status == 400
     assert not api.adapters.calls
+
+
+def test_what_an_error_quotes_drives_no_terminal(api, call):
+    answer = call(api.inference, "POST", CHAT, ASK | {"tool_choice": "\x1b]0;title\x07\nnext"})
+    assert answer.status == 400
+    assert answer.json["error"]["message"].endswith("'?]0;title? next'")

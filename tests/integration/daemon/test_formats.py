@@ -23,10 +23,13 @@ ASK = [{"role": "user", "content": "a thing"}]
 
 
 @pytest.fixture(scope="module")
-def daemon(make_daemon):
+def daemon(make_daemon, make_adapter):
     daemon = make_daemon()
     daemon.inbox.mkdir(parents=True)
     daemon.drop("bible", 1)
+    tooled = make_adapter(daemon.root / "tooled", 2)
+    (tooled / "chat_template.jinja").write_text("{{ tools | tojson }}{{ messages[0].content }}")
+    tooled.rename(daemon.inbox / "tooled")
     yield daemon.start()
     assert daemon.stop() == 0, daemon.tail()
 
@@ -82,3 +85,36 @@ def test_a_schema_that_cannot_be_followed_is_refused_and_the_daemon_goes_on(clie
         client.chat.completions.create(model="tiny", messages=ASK, response_format=bad)
     assert caught.value.param == "response_format.json_schema.schema"
     assert client.chat.completions.create(model="tiny", messages=ASK, max_tokens=2).choices
+
+
+def function(name, schema):
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+TOOLS = [function("paint", SCHEMA), function("wash", {"type": "object", "maxProperties": 0})]
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "paint"}}]
+)
+def test_a_call_that_must_be_is_one(daemon, client, choice):
+    """Of random weights, which would never call anything."""
+    daemon.wait_state("tooled", "registered", "idle", "active", "resident")
+    asked = {"model": "tooled", "messages": ASK, "tools": TOOLS, "tool_choice": choice}
+    answer = client.chat.completions.create(**asked, n=4, seed=3, max_tokens=300)
+    ended = [c for c in answer.choices if c.finish_reason == "tool_calls"]
+    assert ended
+    for choice_ in ended:
+        [call] = choice_.message.tool_calls
+        assert choice_.message.content is None
+        if call.function.name == "paint":
+            check(call.function.arguments)
+        else:
+            assert (choice, json.loads(call.function.arguments)) == ("required", {})
+    stream = client.chat.completions.create(**asked, seed=3, max_tokens=300, stream=True)
+    parts = [
+        part.function.arguments
+        for chunk in stream
+        for part in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert "".join(parts) == answer.choices[0].message.tool_calls[0].function.arguments

@@ -89,15 +89,6 @@ def test_none_is_called_where_none_is_chosen():
     assert wanted_tools(request(tools=[TOOL], tool_choice="none")) == ()
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "f"}}, {"type": "x"}]
-)
-def test_a_call_cannot_be_forced(choice):
-    with pytest.raises(LoradError) as caught:
-        wanted_tools(request(tools=[TOOL], tool_choice=choice))
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tool_choice")
-
-
 def function(**fields):
     return [{"type": "function", "function": {"name": "f"} | fields}]
 
