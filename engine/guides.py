@@ -7,6 +7,7 @@ put into the device's queue behind that.  Who is late is not drawn for in this s
 its mask, and nobody else does for more than `WAIT_SECONDS`.  Knows nothing of devices.
 """
 
+import os
 import threading
 import time
 import traceback
@@ -25,8 +26,9 @@ from engine.sequence import Sequence, Status
 WAIT_SECONDS = 0.002
 #: A mask takes longer than this only if a thread is lost: then its sequence fails.
 LOST_SECONDS = 30.0
-#: A mask that takes long must not keep all others waiting.
-MASK_THREADS = 2
+#: A mask that takes long must not keep all others waiting; and where each takes long (a regular
+#: expression over 128k tokens: 370 us), a batch of 64 has to be shared out to be there in time.
+LEAST_THREADS, MOST_THREADS = 2, 8
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +79,9 @@ class Guides:
         """A sequence with a grammar arrives: compile it, and make its first mask."""
         if self._compilers is None:
             self._compilers = ThreadPoolExecutor(1, thread_name_prefix="lorad-grammar")
-            self._maskers = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="lorad-mask")
+            half = (os.cpu_count() or 1) // 2
+            threads = min(max(half, LEAST_THREADS), MOST_THREADS)
+            self._maskers = ThreadPoolExecutor(threads, thread_name_prefix="lorad-mask")
         track = self._tracks[seq] = _Track(seq, since=time.monotonic())
         self._compilers.submit(self._tell, track, partial(self._begin, track))
 
