@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from lorad.errors import LoradError
 from lorad.wire_openai import ChatRequest, CompletionRequest
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
@@ -121,6 +122,6 @@ def test_the_admin_bodies_are_as_strict(api, call):
 
 
 def test_what_an_error_quotes_drives_no_terminal(api, call):
-    answer = call(api.inference, "POST", CHAT, ASK | {"tool_choice": "\x1b]0;title\x07\nnext"})
-    assert answer.status == 400
-    assert answer.json["error"]["message"].endswith("'?]0;title? next'")
+    api.engine.not_ready = LoradError("invalid_value", "no such type: \x1b]0;title\x07\n  next é")
+    answer = call(api.inference, "POST", CHAT, ASK)
+    assert answer.json["error"]["message"] == "no such type: ?]0;title? next é"
