@@ -56,7 +56,8 @@ from lorad.service.tasks import Tasks
 from lorad.service.tenancy import Tenancy
 from lorad.service.text import TextService
 from lorad.service.verification import Verification
-from lorad.sources import fetch
+from lorad.sources import choice
+from lorad.sources.fetch import Fetcher
 from lorad.sources.reference import Reference
 from lorad.watch.watcher import InboxWatcher
 
@@ -294,5 +295,5 @@ class Services:
 
 def _fetcher_for(
     settings: Settings, reference: Reference, /, *, token: str, offline: bool
-) -> fetch.Fetcher:
-    return fetch.fetcher_for(reference, settings, token=token, offline=offline)
+) -> Fetcher:
+    return choice.fetcher_for(reference, settings, token=token, offline=offline)

@@ -31,7 +31,7 @@ PASSING = ("source_unreachable", "source_busy", "source_offline")
 
 
 class FetcherFor(Protocol):
-    """`sources.fetch.fetcher_for` with the settings given; may take a while."""
+    """`sources.choice.fetcher_for` with the settings given; may take a while."""
 
     def __call__(self, reference: Reference, /, *, token: str, offline: bool) -> Fetcher: ...
 

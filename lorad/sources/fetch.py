@@ -1,6 +1,6 @@
 """Where adapters may be fetched from, and the face that all such sources have.
 
-    fetcher_for(reference, settings) -> Fetcher      resolve, then fetch
+    choice.fetcher_for(reference, settings) -> Fetcher      resolve, then fetch
     ├── hf:ORG/REPO[@commit]    hub.py        a model repository of a Hugging Face hub
     ├── s3://bucket/prefix      s3.py         objects of any S3 endpoint
     └── https://host/path       web.py        an archive, or a folder's files by name
@@ -17,7 +17,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from lorad.config import Settings
 from lorad.sources.errors import Cancelled, FetchError
 from lorad.sources.reference import Reference, Scheme, parse_reference
 
@@ -30,7 +29,6 @@ __all__ = [
     "RemoteFile",
     "Resolved",
     "Scheme",
-    "fetcher_for",
     "parse_reference",
 ]
 
@@ -78,28 +76,3 @@ class Fetcher(Protocol):
         """Put exactly the files into `folder`, which is empty or holds what an earlier call for the
         same `resolved` left there: that goes on where it ended.  Raises Cancelled, too."""
         ...
-
-
-def fetcher_for(
-    reference: Reference, settings: Settings, *, token: str = "", offline: bool = False
-) -> Fetcher:
-    """The source of `reference`.  `token` goes before the one that the settings name (hf: alone).
-    `offline`: nobody is asked, whatever the settings say.  Raises FetchError if the source cannot
-    be had: an extra that is not installed, plain http to another machine, no cache to go by."""
-    if reference.scheme == "hf":
-        from lorad.sources.hub import HubFetcher
-
-        return HubFetcher(settings, token=token, offline=offline)
-    if offline:
-        raise FetchError(
-            "source_offline",
-            f"{reference.text} cannot be fetched with --offline: only the hub has a cache here",
-            hint="leave --offline out, or add the files with `loractl add`",
-        )
-    if reference.scheme == "s3":
-        from lorad.sources.s3 import S3Fetcher
-
-        return S3Fetcher(settings)
-    from lorad.sources.web import WebFetcher
-
-    return WebFetcher(reference, settings)

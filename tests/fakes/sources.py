@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lorad.sources import fetch
+from lorad.sources import choice
 from lorad.sources.errors import Cancelled, FetchError
 from lorad.sources.fetch import RemoteFile, Resolved
 from lorad.sources.reference import Reference
@@ -139,7 +139,7 @@ def main() -> None:
     def fetcher_for(reference: Reference, settings: object, **options: Any) -> HubFetcher:
         return hub.fetcher(reference, **options)
 
-    fetch.fetcher_for = fetcher_for
+    choice.fetcher_for = fetcher_for
     sys.argv = ["lorad", *sys.argv[2:]]
     from lorad.cli.serve import main as serve
 

@@ -15,7 +15,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from lorad.config import Settings
-from lorad.sources.fetch import Cancelled, FetchError, fetcher_for, parse_reference
+from lorad.sources.choice import fetcher_for
+from lorad.sources.fetch import Cancelled, FetchError, parse_reference
 from lorad.sources.patience import Patience
 from lorad.sources.s3 import S3Fetcher
 
@@ -338,7 +339,8 @@ def test_without_boto3_the_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['boto3'] = None\n"
         "from lorad.config import Settings\n"
-        "from lorad.sources.fetch import FetchError, fetcher_for, parse_reference\n"
+        "from lorad.sources.choice import fetcher_for\n"
+        "from lorad.sources.fetch import FetchError, parse_reference\n"
         "try: fetcher_for(parse_reference('s3://models/lora'), Settings())\n"
         "except FetchError as error: print(error.message, error.hint)\n"
     )

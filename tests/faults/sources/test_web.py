@@ -14,12 +14,12 @@ import pytest
 
 from lorad.config import Settings
 from lorad.sources import addresses, transfer
+from lorad.sources.choice import fetcher_for
 from lorad.sources.fetch import (
     Cancelled,
     FetchError,
     RemoteFile,
     Resolved,
-    fetcher_for,
     parse_reference,
 )
 from lorad.sources.patience import Patience

@@ -12,7 +12,7 @@ import pytest
 from lorad.config import HuggingFace, Pull, Settings, Watch
 from lorad.service.fetching import Fetching, Refetch
 from lorad.service.pulls import Pulls
-from lorad.sources.fetch import fetcher_for
+from lorad.sources.choice import fetcher_for
 
 COMMIT, NEWER = "a" * 40, "b" * 40
 
