@@ -16,6 +16,8 @@ _INSTEAD = {
     "/v1/responses": ("the Responses API is not served", "use POST /v1/chat/completions"),
     "/v1/assistants": ("the Assistants API is not served", "use POST /v1/chat/completions"),
     "/v1/threads": ("the Assistants API is not served", "use POST /v1/chat/completions"),
+    "/v1/embeddings": ("embeddings are not served", ""),
+    "/metrics": ("metrics are on the admin socket", ""),
     "/v1/load_lora_adapter": ("adapters are managed on the admin socket", ""),
     "/v1/unload_lora_adapter": ("adapters are managed on the admin socket", ""),
     "/v1/tokenize": ("there is no such route here", "use POST /tokenize"),

@@ -70,6 +70,15 @@ def test_another_api_is_a_404_that_names_this_one(api, call, path, method):
     assert "/v1/chat/completions" in answer.json["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "says"), [("/v1/embeddings", "not served"), ("/metrics", "on the admin socket")]
+)
+def test_what_is_not_here_says_so(api, call, path, says):
+    answer = call(api.inference, "GET", path)
+    assert (answer.status, answer.code) == (404, "not_found")
+    assert says in answer.json["error"]["message"]
+
+
 def test_a_path_that_only_begins_alike_is_just_unknown(api, call):
     answer = call(api.inference, "POST", "/v1/responsesx", {})
     assert "Responses" not in answer.json["error"]["message"]
