@@ -3,7 +3,10 @@
 import json
 import tempfile
 
+import pytest
 
+
+@pytest.mark.slow
 def test_every_case_runs_and_a_filled_daemon_serves_what_it_was_filled_with(capsys):
     from registry import main
 

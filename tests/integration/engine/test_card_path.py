@@ -217,6 +217,7 @@ def test_chunks_of_every_size_answer_as_plain_torch_with_a_graph_and_without(
     assert 0 < runner.forward_passes - runner.graphs.num_replays <= 2
 
 
+@pytest.mark.slow
 def test_an_activated_lora_in_chunks_beside_others_answers_as_plain_torch(
     start_core, adapters, prompt, expected, request
 ) -> None:
@@ -314,6 +315,7 @@ def test_an_abort_with_a_row_under_way_harms_nobody(start_core, prompt, expected
     assert gone.finish == "abort" and story.tokens == right[0].tokens
 
 
+@pytest.mark.slow
 def test_deterministic_requests_get_the_same_bits_in_any_company_on_a_cards_way(
     start_core, adapters, prompt, request
 ) -> None:

@@ -99,6 +99,6 @@ def test_nobody_waits_for_the_packing_of_what_was_dropped_into_the_inbox(world, 
         packed = w.packed.copy()
         await asyncio.gather(*drops)
         mine = w.rev(99) if wait == "add" else rev
-        assert packed.index(mine) < 5, packed.index(mine)
+        assert packed.index(mine) < 12, packed.index(mine)  # in its turn it would be the 30th
 
     world(scenario)
