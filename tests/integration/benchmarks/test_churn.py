@@ -78,7 +78,8 @@ def test_newcomers_find_their_adapter_where_the_line_says(churn):
 def test_the_loop_s_own_time_for_a_load_is_told(churn):
     [line] = churn("host-time", seconds="1")
     assert line["resident"] == 6 and 1 < line["loads"] <= 18
-    # What the loop takes with loads less what it takes without: below zero on a busy machine.
+    # With loads less without: other processes may make the wall time's difference anything.
+    assert line["advance_cpu_ms"] > 0
     assert line["advance_ms"] <= line["advance_max_ms"]
     assert line["longest_over_median_max"] >= line["longest_over_median"] >= 1
     assert line["bars"]["host_ms"]["value"] == pytest.approx(line["advance_ms"], abs=1e-3)

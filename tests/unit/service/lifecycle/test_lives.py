@@ -18,7 +18,7 @@ from engine.messages import Fatal
 from lorad import wire
 from lorad.errors import LoradError
 
-FAST, ALL = 15, 1500  # lives
+FAST, ALL = 25, 1500  # lives
 ACTS = 80
 NAMES = ("a", "b", "c", "d", "t/e", "t/f")
 PROMPTS = [tuple(range(n)) for n in (1, 4, 9, 17)] + [(7,) * 12, (1, 2, 3, 4, 9, 9)]
