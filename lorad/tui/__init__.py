@@ -1,0 +1,1 @@
+"""`loractl top`: the dashboard.  It knows the wire and nothing behind it."""
