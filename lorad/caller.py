@@ -96,7 +96,7 @@ class Caller:
         *,
         content: Any = None,
         headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str | int] | None = None,
+        query: Mapping[str, str | int | float] | None = None,
         timeout: float | None = None,
         stream: bool = False,
     ) -> Iterator["Answer"]:
@@ -155,18 +155,25 @@ class Answer:
 
     def events(self) -> Iterator[tuple[str, str]]:
         """(id, data) of every server-sent event; comments are skipped."""
-        event_id = ""
+        for event_id, _, data in self.messages():
+            yield event_id, data
+
+    def messages(self) -> Iterator[tuple[str, str, str]]:
+        """(id, name, data) of every server-sent event."""
+        event_id = kind = ""
         data: list[str] = []
         for line in self.lines():
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
             if not line and data:
-                yield event_id, "\n".join(data)
-                event_id, data = "", []
+                yield event_id, kind, "\n".join(data)
+                event_id, kind, data = "", "", []
             elif name == "data":
                 data.append(value)
             elif name == "id":
                 event_id = value
+            elif name == "event":
+                kind = value
 
 
 def address(host: str | os.PathLike[str]) -> tuple[str, str, str]:

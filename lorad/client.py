@@ -25,6 +25,7 @@ from lorad.wire_registry import (
     RegistryImport,
     RegistryImported,
 )
+from lorad.wire_stream import Board, Delta
 
 __all__ = ["ApiError", "LoradClient", "Unreachable", "openai"]
 
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 _UPLOAD_BYTES = 1 << 20
 _ADMIN = "/admin/v1"
+#: By the name of the event; others may come one day.
+_BOARD_MESSAGES: dict[str, Any] = {"board": Board, "delta": Delta, "event": wire.EventItem}
 
 
 class LoradClient:
@@ -156,6 +159,27 @@ class LoradClient:
     def follow_logs(self, last_id: str = "") -> Iterator[tuple[str, LogLine]]:
         """(id to resume from, line) until the daemon ends."""
         return self._follow("logs", last_id, LogLine)
+
+    # ----------------------------------------------------------------- live (admin.sock)
+    def board(self) -> Board:
+        """All that a dashboard shows, as it is now."""
+        return self.get(f"{_ADMIN}/board", Board)
+
+    def follow_board(
+        self, interval: float = 1.0, last_event_id: str = ""
+    ) -> Iterator[tuple[str, Board | Delta | wire.EventItem]]:
+        """(id to resume from, message) until the daemon ends; `lorad.board_apply` applies them.
+
+        `interval`: seconds between two deltas, 0.2 to 10.  A board may come again at any time.
+        """
+        headers = _stream_headers(last_event_id)
+        with self._caller.open(
+            "GET", f"{_ADMIN}/stream", headers=headers, query={"interval": interval}, stream=True
+        ) as response:
+            for event_id, name, data in response.messages():
+                last_event_id = event_id or last_event_id
+                if (kind := _BOARD_MESSAGES.get(name)) is not None:
+                    yield last_event_id, msgspec.json.decode(data, type=kind)
 
     # ----------------------------------------------------------------- wishes (admin.sock)
     def load(self, *names: str, **options: Any) -> wire.Results:
@@ -282,9 +306,7 @@ class LoradClient:
 
     # ----------------------------------------------------------------- details
     def _follow(self, what: str, last_id: str, kind: type[T]) -> Iterator[tuple[str, T]]:
-        headers = {"accept": "text/event-stream"}
-        if last_id:
-            headers["last-event-id"] = last_id
+        headers = _stream_headers(last_id)
         with self._caller.open("GET", f"{_ADMIN}/{what}", headers=headers, stream=True) as response:
             for event_id, data in response.events():
                 last_id = event_id or last_id
@@ -310,6 +332,11 @@ class LoradClient:
             self.request("DELETE", path)
         except (ApiError, Unreachable):
             return
+
+
+def _stream_headers(last_id: str) -> dict[str, str]:
+    headers = {"accept": "text/event-stream"}
+    return headers | {"last-event-id": last_id} if last_id else headers
 
 
 def _adapter_path(name: str) -> str:
