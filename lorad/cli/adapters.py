@@ -213,15 +213,20 @@ def rm(
     keep_files: Annotated[
         bool, typer.Option("--keep-files", help="Keep the stored files, too.")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
 ) -> None:
     """Unregister adapters; requests in flight end first.  The source folder is never touched."""
     s = session(context)
-    s.confirm("unregister", names)
 
     def remove(name: str) -> tuple[str, str]:
         return "removed", s.client.remove(name, keep_files=keep_files).rev or ""
 
-    _report(s, _one_by_one(names, remove))
+    def look(name: str) -> tuple[str, str]:
+        return "would be removed", s.client.adapter(name).adapter.rev or ""
+
+    if not dry_run:
+        s.confirm("unregister", names)
+    _report(s, _one_by_one(names, look if dry_run else remove))
 
 
 # ----------------------------------------------------------------- shared

@@ -48,6 +48,19 @@ def cold_name(context: typer.Context, incomplete: str) -> list[str]:
     return [a.name for a in _adapters(context, incomplete) if a.slot is None]
 
 
+def state_name(incomplete: str) -> list[str]:
+    """What `ls --state` can ask for."""
+    from engine.adapters.states import State
+
+    return [state for state in sorted(State) if state.startswith(incomplete)]
+
+
+def adapter_tenant(context: typer.Context, incomplete: str) -> list[str]:
+    """Tenants that have adapters: what `ls --tenant` can find."""
+    found = {a.tenant for a in _adapters(context, incomplete) if a.tenant}
+    return sorted(tenant for tenant in found if tenant.startswith(incomplete))
+
+
 def live_operation(context: typer.Context, incomplete: str) -> list[str]:
     """What `op cancel` can take."""
     return _operations(context, incomplete, live=True)

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from lorad import wire
-from lorad.cli.complete import any_name
+from lorad.cli.complete import adapter_tenant, any_name, state_name
 from lorad.cli.output import (
     UNKNOWN,
     Column,
@@ -21,6 +21,7 @@ from lorad.cli.output import (
     human_prefix,
     human_ratio,
     note,
+    one_line,
     plain,
     print_document,
     print_items,
@@ -35,6 +36,8 @@ SHORT_REV = 8
 _PAGE = 500
 #: Headings of `ls` whose words differ from the server's.
 _SORTS = {"prio": "priority", "pin": "pinned", "last-used": "last_used"}
+#: What `ls --sort` completes; what else can be sorted by has no heading.
+_SORTED_BY = ("name", "tenant", "state", *_SORTS, "rank", "size", "created")
 
 
 def register(app: typer.Typer) -> None:
@@ -101,16 +104,31 @@ PS: Sequence[Column[wire.Adapter]] = (
 
 
 # ----------------------------------------------------------------- lists
+def _sort_words(incomplete: str) -> list[str]:
+    minus = "-" if incomplete.startswith("-") else ""
+    return [word for each in _SORTED_BY if (word := minus + each).startswith(incomplete)]
+
+
 def ls(
     context: typer.Context,
-    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only this state.")] = None,
-    tenant: Annotated[str | None, typer.Option(metavar="TENANT", help="Only this tenant.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(metavar="STATE", help="Only this state.", autocompletion=state_name),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(metavar="TENANT", help="Only this tenant.", autocompletion=adapter_tenant),
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with it; repeatable.")
     ] = None,
     sort: Annotated[
         str,
-        typer.Option(metavar="COLUMN", help="A heading; with - before it, the other way round."),
+        typer.Option(
+            metavar="COLUMN",
+            help="A heading; with - before it, the other way round.",
+            autocompletion=_sort_words,
+        ),
     ] = "name",
     limit: Annotated[
         int, typer.Option(metavar="N", min=0, help="At most this many; 0 is all.")
@@ -193,18 +211,14 @@ def show(
         [
             ("name", a.name if a.display_name is None else f"{a.name}  (folder {a.display_name})"),
             ("state", a.state),
-            *([("reason", f"{a.reason}: {a.reason_message or ''}")] if a.reason else []),
+            *([("reason", one_line(f"{a.reason}: {a.reason_message or ''}"))] if a.reason else []),
             ("model", a.model),
             ("tenant", a.tenant or UNKNOWN),
             ("source", a.source),
             ("pinned", "yes" if a.pinned else "no"),
             ("priority", str(a.priority)),
             ("labels", " ".join(f"{k}={v}" for k, v in sorted(a.labels.items())) or UNKNOWN),
-            ("slot", _number(a.slot)),
-            ("requests", f"{a.running} running, {a.waiting} waiting"),
-            ("used", f"{human_age(age_of(a.last_used_at))} ago" if a.last_used_at else "never"),
-            ("loads", f"{a.loads}, evictions {a.evictions}, thrashes {a.thrashes}"),
-            ("prefix", _prefix(a)),
+            *(_live(a) if a.rev else ()),
         ]
     )
     for title, revision in (("serving", detail.serving), ("candidate", detail.candidate)):
@@ -217,17 +231,25 @@ def show(
     if detail.events:
         print_line("events")
     for event in detail.events:
-        print_line("  " + "  ".join(map(plain, filter(None, _told(event)))))
+        print_line("  " + "  ".join(filter(None, _told(event))))
 
 
-def _prefix(a: wire.Adapter) -> str:
-    return human_prefix(
+def _live(a: wire.Adapter) -> tuple[tuple[str, str], ...]:
+    """What its serving revision does; one that was refused at once has none, and nothing to say."""
+    prefix = human_prefix(
         a.prefix_query_tokens, a.prefix_hit_tokens, a.prefix_lost_tokens, a.prefix_saved_seconds
+    )
+    return (
+        ("slot", _number(a.slot)),
+        ("requests", f"{a.running} running, {a.waiting} waiting"),
+        ("used", f"{human_age(age_of(a.last_used_at))} ago" if a.last_used_at else "never"),
+        ("loads", f"{a.loads}, evictions {a.evictions}, thrashes {a.thrashes}"),
+        ("prefix", prefix),
     )
 
 
 def _told(event: wire.EventItem) -> tuple[str, ...]:
-    return event.time, event.type, event.cause, event.message
+    return tuple(map(one_line, (event.time, event.type, event.cause, event.message)))
 
 
 def _detail(s: Session, asked: str) -> wire.AdapterDetail:

@@ -113,7 +113,9 @@ def human_ratio(part: int, whole: int) -> str:
 
 
 def human_prefix(asked: int, hit: int, lost: int, saved_seconds: float) -> str:
-    """What the prefix cache did for `asked` prompt tokens."""
+    """What the prefix cache did for `asked` prompt tokens; `--` when nothing was asked."""
+    if not asked:
+        return "--"
     saved = human_age(saved_seconds) if saved_seconds >= 60 else f"{saved_seconds:.1f}s"
     return (
         f"{human_ratio(hit, asked)} of {asked} tokens hit, {saved} of prefill saved, "

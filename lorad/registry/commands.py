@@ -312,9 +312,9 @@ def drop_unused(connection: Connection, at: Stamp, leased: set[str]) -> tuple[st
     unused = queries.unused_revs(connection, leased)
     for rev in sorted(unused):
         connection.execute(delete(revisions).where(revisions.c.rev == rev))
-    text = f"{len(unused)} revisions"
-    changed = bool(unused)
-    note(connection, at, "store.collected", "", "", action="collect", message=text, changed=changed)
+    if unused:  # every start looks: that there was nothing is no news
+        text = f"{len(unused)} revisions"
+        note(connection, at, "store.collected", "", "", action="collect", message=text)
     return tuple(sorted(unused))
 
 

@@ -285,7 +285,11 @@ class EngineLink:
             if delta.finish_reason and not done.done():
                 done.set_result(delta)
 
-        one_token = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        # Its prompt is scored, so that it asks nothing of the prefix cache: what is counted there
+        # is of requests alone.
+        one_token = SamplingParams(
+            max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=0
+        )
         self.flights.begin(Submit(request_id=WARM_UP_ID, prompt=[0], sampling=one_token), ended)
         delta = await done
         if delta.finish_reason == "error":

@@ -214,6 +214,15 @@ def test_a_dry_run_needs_no_yes(server, loractl):
     assert server.calls[0][1].dry_run is True
 
 
+def test_a_dry_run_of_rm_says_what_would_go_and_removes_nothing(server, loractl):
+    done = loractl("rm", "bible", "nope", "--dry-run")
+    assert done.exit == 1
+    assert "bible  would be removed  b2b2b2b2\n" in done.out
+    assert done.err.startswith("error: nope: no adapter named 'nope'")
+    assert server.calls == []
+    assert loractl("ls", "-o", "name").out == "acme/sql\nbible\n"
+
+
 @pytest.mark.parametrize(("answer", "exit", "done"), [("y\n", 0, 1), ("n\n", 1, 0), ("\n", 1, 0)])
 def test_on_a_terminal_it_asks_and_no_is_the_default(
     server, loractl, monkeypatch, answer, exit, done

@@ -244,6 +244,10 @@ def test_the_shell_completes_names_and_nothing_else(server, outcome, make_row):
     assert complete("loractl run ") == ["tiny", "acme/sql", "bible"]
     assert complete("loractl load ") == ["acme/sql"]
     assert complete("loractl evict ") == ["bible"]
+    env["COMP_CWORD"] = "3"
+    assert complete("loractl ls --tenant ") == ["acme"]
+    assert complete("loractl ls --state r") == ["ram", "registered", "remote"]
+    assert complete("loractl ls --sort p") == ["prio", "pin"]
 
 
 def test_ctrl_c_is_130(process, listener):

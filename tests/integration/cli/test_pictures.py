@@ -268,7 +268,7 @@ def test_show_and_status_say_what_the_prefix_cache_did(server, loractl, make_row
     told = "75% of 400 tokens hit, 1.2s of prefill saved, 5% lost to evictions\n"
     assert f"prefix    {told}" in loractl("show", "bible").out
     said = loractl("status").out
-    assert "prefix      -- of 0 tokens hit, 0.0s of prefill saved, -- lost to evictions\n" in said
+    assert "prefix      --\n" in said, "nothing was asked: that is no share of nothing"
     assert "  reuse     no block was asked for twice\n" in said
 
 
@@ -285,3 +285,15 @@ def test_a_reuse_distance_is_told_as_the_blocks_that_a_cache_needs(found, lost, 
     prefix = wire.PrefixPicture(found_blocks=found, lost_blocks=lost)
     said = f"half of the blocks within {half}, 9 of 10 within {most} others"
     assert daemon._reuse(prefix) == said
+
+
+def test_show_of_what_was_refused_at_once_says_why_and_nothing_of_a_life_it_never_had(
+    server, loractl, make_row
+):
+    reason = {"reason": "E_TRUNCATED", "reason_message": "size 3,\n\n\theader says 9"}
+    server.rows["bible"] = make_row("bible", state="quarantined", rev=None, rank=None, **reason)
+    said = loractl("show", "bible").out
+    assert "reason    E_TRUNCATED: size 3, header says 9\n" in said
+    assert [line.split()[0] for line in said.splitlines()] == [
+        *("name", "state", "reason", "model", "tenant", "source", "pinned", "priority", "labels")
+    ]

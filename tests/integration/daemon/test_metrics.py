@@ -52,6 +52,8 @@ def of(found, name, **labels):
 def served(make_daemon):
     """A daemon after traffic: base and adapters, a refusal, a load and an evict."""
     daemon = make_daemon().start()
+    with daemon.client() as client:
+        daemon.untouched = client.status()
     for name, seed in (("sql", 1), ("acme/chat", 2)):
         daemon.upload(name, seed, pin=name == "sql")
     for model in ("tiny", "sql", "sql", "acme/chat"):
@@ -61,6 +63,11 @@ def served(make_daemon):
         assert client.evict("acme/chat").items[0].ok
         assert client.load("acme/chat").items[0].ok
     return daemon
+
+
+def test_the_first_forward_pass_is_nobodys_question_to_the_prefix_cache(served):
+    assert served.untouched.forward_passes >= 1
+    assert served.untouched.prefix.query_tokens == 0
 
 
 def test_every_name_of_the_table_is_there_with_its_type(served):

@@ -66,3 +66,10 @@ def test_modules_of_a_plan_complete_after_a_comma():
     assert _module("att") == ["attention"]
     assert _module("mlp,lm") == ["mlp,lm_head"]
     assert _dtype("b") == ["bfloat16"]
+
+
+def test_what_a_list_is_sorted_by_completes_either_way_round():
+    from lorad.cli.listing import _sort_words
+
+    assert _sort_words("si") == ["size"]
+    assert _sort_words("-si") == ["-size"]

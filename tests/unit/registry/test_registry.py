@@ -185,8 +185,10 @@ def test_unused_revisions_are_collected_but_leased_ones_stay(registry: Registry,
     old = add("x", b"1").rev
     new = add("x", b"2").rev
     assert registry.collect([old]).result() == ()
+    assert "collect" not in {row.action for row in registry.audit_log()}, "nothing went: no news"
     assert registry.store.has(old)
     assert registry.collect().result() == (old,)
+    assert [r.result for r in registry.audit_log() if r.action == "collect"] == ["ok"]
     assert not registry.store.has(old) and registry.store.has(new)
     assert registry.revision(old) is None
     assert registry.revisions_of("x") == (old,)  # the history stays
