@@ -1,0 +1,180 @@
+"""How things are said in colour: inks by name, and what each is in every theme.
+
+Goes in: the name of an ink.  Comes out: a style.  Views speak of inks alone, so that a theme is one
+table.  `mono` has bold and reverse and nothing else: no colour, no grey, no dim; NO_COLOR gets
+it.  `terminal` has the sixteen colours that the terminal is set to.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rich.style import Style
+from textual.theme import Theme
+
+#: What there is to say.  `key` is one to press, `loud` a banner, `pick` the selected row where one
+#: looks at it; the pool has five parts.
+INKS = (
+    *("text", "edge", "focus", "title", "head", "faint", "strong"),
+    *("good", "busy", "warn", "bad", "fill", "rest", "spark"),
+    *("kv_used", "kv_cached", "adapter_used", "adapter_idle", "free"),
+    *("key", "loud", "pick"),
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One theme."""
+
+    theme: Theme
+    inks: Mapping[str, str]
+    mono: bool = False
+
+    def style(self, ink: str) -> Style:
+        return _style(self.inks.get(ink, ""))
+
+
+@lru_cache(512)
+def _style(text: str) -> Style:
+    return Style.parse(text) if text else Style.null()
+
+
+def _theme(name: str, c: Mapping[str, str], *, dark: bool = True, ansi: bool = False) -> Theme:
+    return Theme(
+        name=name,
+        primary=c["accent"],
+        secondary=c["accent"],
+        accent=c["accent"],
+        warning=c["warn"],
+        error=c["bad"],
+        success=c["good"],
+        foreground=c["text"],
+        background=c["ground"],
+        surface=c["ground"],
+        panel=c["raised"],
+        dark=dark,
+        ansi=ansi,
+    )
+
+
+def _look(name: str, c: Mapping[str, str], *, dark: bool = True, ansi: bool = False) -> Look:
+    """Colours by what they are for, as inks."""
+    colour = {key: value.replace("ansi_", "") for key, value in c.items()}
+    inks = {
+        "text": colour["text"],
+        "edge": colour["edge"],
+        "focus": colour["accent"],
+        "title": f"bold {colour['strong']}",
+        "head": colour["faint"],
+        "faint": colour["faint"],
+        "strong": f"bold {colour['strong']}",
+        "good": colour["good"],
+        "busy": colour["accent"],
+        "warn": colour["warn"],
+        "bad": f"bold {colour['bad']}",
+        "fill": colour["accent"],
+        "rest": colour["edge"],
+        "spark": colour["accent"],
+        "kv_used": colour["accent"],
+        "kv_cached": colour["accent2"],
+        "adapter_used": colour["violet"],
+        "adapter_idle": colour["violet2"],
+        "free": colour["edge"],
+        "key": f"bold {colour['accent']}",
+        "loud": f"bold {colour['on_loud']} on {colour['warn']}",
+        "pick": f"{colour['strong']} on {colour['picked']}",
+    }
+    return Look(_theme(name, c, dark=dark, ansi=ansi), inks)
+
+
+LOOKS: Mapping[str, Look] = {
+    "dusk": _look(
+        "dusk",
+        {
+            "ground": "#11151a",
+            "raised": "#1a2027",
+            "text": "#b9c3cd",
+            "strong": "#eef3f8",
+            "faint": "#6f7d8a",
+            "edge": "#34404b",
+            "accent": "#6cb2e2",
+            "accent2": "#3a6685",
+            "violet": "#b795dd",
+            "violet2": "#6a5688",
+            "good": "#86c79b",
+            "warn": "#e3b566",
+            "bad": "#ef7b7b",
+            "picked": "#243240",
+            "on_loud": "#11151a",
+        },
+    ),
+    "paper": _look(
+        "paper",
+        {
+            "ground": "#faf8f3",
+            "raised": "#efece4",
+            "text": "#3d444b",
+            "strong": "#14181c",
+            "faint": "#7d8288",
+            "edge": "#cfcabe",
+            "accent": "#1f6fa8",
+            "accent2": "#8db8d6",
+            "violet": "#7a4fb0",
+            "violet2": "#bda6d8",
+            "good": "#2f7d4b",
+            "warn": "#a4660b",
+            "bad": "#b3261e",
+            "picked": "#dfe8ef",
+            "on_loud": "#ffffff",
+        },
+        dark=False,
+    ),
+    "terminal": _look(
+        "terminal",
+        {
+            "ground": "ansi_default",
+            "raised": "ansi_default",
+            "text": "ansi_default",
+            "strong": "ansi_default",
+            "faint": "ansi_bright_black",
+            "edge": "ansi_bright_black",
+            "accent": "ansi_blue",
+            "accent2": "ansi_cyan",
+            "violet": "ansi_magenta",
+            "violet2": "ansi_bright_magenta",
+            "good": "ansi_green",
+            "warn": "ansi_yellow",
+            "bad": "ansi_red",
+            "picked": "ansi_blue",
+            "on_loud": "ansi_black",
+        },
+        ansi=True,
+    ),
+    "mono": Look(
+        Theme(
+            name="mono",
+            primary="ansi_default",
+            secondary="ansi_default",
+            accent="ansi_default",
+            warning="ansi_default",
+            error="ansi_default",
+            success="ansi_default",
+            foreground="ansi_default",
+            background="ansi_default",
+            surface="ansi_default",
+            panel="ansi_default",
+            ansi=True,
+        ),
+        {
+            "title": "bold",
+            "focus": "bold",
+            "strong": "bold",
+            "warn": "bold",
+            "bad": "bold reverse",
+            "key": "bold",
+            "loud": "bold reverse",
+            "pick": "reverse",
+        },
+        mono=True,
+    ),
+}

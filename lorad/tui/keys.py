@@ -1,0 +1,63 @@
+"""What keys do: one table, from which bindings, footer, help and palette are made."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Key:
+    """`keys` as Textual names them; `shown` as people do.  `footer`: rank there, 0 is not shown."""
+
+    keys: str
+    shown: str
+    action: str
+    does: str
+    footer: int = 0
+    short: str = ""  # in the footer
+    changes: bool = False  # what is served: not with --read-only
+    group: str = "general"
+
+
+KEYS: tuple[Key, ...] = (
+    Key("question_mark,f1", "?", "help", "help", 1, "help"),
+    Key("slash", "/", "filter", "filter: word, !word, state:idle; esc clears", 2, "filter"),
+    Key("s", "s", "sort_next", "sort by the next column", 3, "sort"),
+    Key("S", "S", "sort_reverse", "sort the other way round"),
+    Key("enter", "enter", "detail", "all about the selected row", 4, "detail"),
+    Key("p", "p", "act('pin')", "pin or unpin", 5, "pin", True, "adapter"),
+    Key("l", "l", "act('load')", "load it onto the GPU", 6, "load", True, "adapter"),
+    Key("e", "e", "act('evict')", "evict it from the GPU", 7, "evict", True, "adapter"),
+    Key(
+        "d", "d", "act('drain')", "drain: take no new requests for it", 8, "drain", True, "adapter"
+    ),
+    Key("x", "x", "act('cancel')", "cancel a drain or a request", 9, "cancel", True, "adapter"),
+    Key("space", "space", "freeze", "freeze what is shown, or go on", 10, "freeze"),
+    Key("y", "y", "copy_name", "copy the name", 11, "copy"),
+    Key("Y", "Y", "copy_row", "copy the row as JSON"),
+    Key("ctrl+p", "ctrl+p", "palette", "all commands", 12, "commands"),
+    Key("colon", ":", "command", "a command by its name"),
+    Key("q", "q", "quit", "quit", 13, "quit"),
+    Key("ctrl+q", "ctrl+q", "leave", "quit at once"),
+    Key("tab", "tab", "app.focus_next", "next panel", group="moving"),
+    Key("shift+tab", "shift+tab", "app.focus_previous", "panel before", group="moving"),
+    Key("plus,equals_sign", "+", "faster(1)", "show news less often"),
+    Key("minus", "-", "faster(-1)", "show news more often"),
+    Key("w", "w", "wide", "all columns; left and right move"),
+    Key("r", "r", "refresh", "draw everything anew"),
+    Key("ctrl+s", "ctrl+s", "save", "save what is shown: JSON and SVG"),
+    Key("t", "t", "theme_next", "next theme"),
+    Key("m", "m", "mouse", "mouse on or off"),
+    Key("escape", "esc", "escape", "clear the filter, close what is open"),
+)
+#: Of every table, for the help.
+MOVES = (
+    ("j k, arrows", "row down, row up"),
+    ("g G, home end", "first row, last row"),
+    ("ctrl+d ctrl+u", "page down, page up"),
+    ("1-7", "screens"),
+    ("click", "a heading sorts, a row is selected, a second click opens it"),
+    ("shift+drag", "selects text, as the terminal does it"),
+)
+
+
+def keys_for(*, read_only: bool) -> tuple[Key, ...]:
+    return tuple(key for key in KEYS if not (read_only and key.changes))

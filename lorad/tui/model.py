@@ -1,0 +1,250 @@
+"""What the dashboard shows, as plain data.  No Textual, no socket.
+
+Goes in: the messages of a source, and the time.  Comes out: the board as it is by now, how old it
+is, the events with how many of them are new, and which rows changed.  `Listing` is one table over
+such rows: filtered, sorted, with one of them selected by its key.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from lorad.board_apply import MAPS, aged, apply
+from lorad.tui.filtering import Filter, parse
+from lorad.tui.messages import Changed, Ended, Happened, Lost, Message, Whole
+from lorad.wire import EventItem
+from lorad.wire_stream import Board, Delta
+
+R = TypeVar("R")
+
+MAX_EVENTS = 2000
+#: Types of events that the dashboard itself tells.
+RESTARTED, RETURNED = "daemon.restarted", "link.returned"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The connection: `why` "" is up.  Times are of the model's clock."""
+
+    why: str = "connecting"
+    since: float = 0.0
+    retry_at: float | None = None
+    final: bool = False  # nothing will follow
+
+    @property
+    def up(self) -> bool:
+        return not self.why
+
+
+@dataclass(slots=True)
+class Diff:
+    """What a message changed: rows by map and key, and whether anything else did."""
+
+    rows: dict[str, set[str]] = field(default_factory=dict)
+    rest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The board of one moment."""
+
+    board: Board
+    came: float  # when the last of it came
+    events: tuple[EventItem, ...]
+
+
+class Model:
+    """One writer: whoever drains the source's messages.  `clock` counts seconds up."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.link = Link(since=clock())
+        self._board: Board | None = None
+        self._came = 0.0
+        self._events: deque[EventItem] = deque(maxlen=MAX_EVENTS)
+        self._last_event = 0
+        self.num_new = 0  # events since somebody looked
+        self.num_events = 0  # ever
+        self._frozen: Picture | None = None
+
+    # ------------------------------------------------------------- what is shown
+    @property
+    def frozen(self) -> bool:
+        return self._frozen is not None
+
+    @property
+    def board(self) -> Board | None:
+        """As it came, or as it was frozen; None until something came."""
+        return self._frozen.board if self._frozen else self._board
+
+    def shown(self) -> Board | None:
+        """The board with its ages as they are now; they stand still while frozen or cut off."""
+        if self._frozen or self._board is None or not self.link.up:
+            return self.board
+        return aged(self._board, self._clock() - self._came)
+
+    @property
+    def events(self) -> tuple[EventItem, ...]:
+        """Oldest first."""
+        return self._frozen.events if self._frozen else tuple(self._events)
+
+    def age(self) -> float:
+        """Seconds since the newest data that is shown came."""
+        return self._clock() - (self._frozen.came if self._frozen else self._came)
+
+    def lost_seconds(self) -> float:
+        return 0.0 if self.link.up else self._clock() - self.link.since
+
+    def retry_seconds(self) -> float | None:
+        at = self.link.retry_at
+        return None if at is None else max(0.0, at - self._clock())
+
+    # ------------------------------------------------------------- what people do
+    def freeze(self) -> bool:
+        """Stop what is shown where it is, or go on; True if it stands still now."""
+        if self._frozen:
+            self._frozen = None
+        elif (board := self.shown()) is not None:
+            self._frozen = Picture(board, self._came, tuple(self._events))
+        return self.frozen
+
+    def looked(self) -> None:
+        """Somebody saw the newest events."""
+        if not self._frozen:
+            self.num_new = 0
+
+    # ------------------------------------------------------------- what comes
+    def take(self, message: Message) -> Diff:
+        """Rows that are new, changed or gone by it."""
+        match message:
+            case Whole(board):
+                return self._whole(board)
+            case Changed(delta):
+                return self._changed(delta)
+            case Happened(event):
+                self._event(event)
+            case Lost(why, retry):
+                since = self.link.since if not self.link.up else self._clock()
+                self.link = Link(why, since, self._clock() + retry)
+            case Ended(why):
+                self.link = Link(why, self._clock(), final=True)
+        return Diff(rest=True)
+
+    def _whole(self, board: Board) -> Diff:
+        before, away = self._board, self.lost_seconds()
+        if before is not None and before.status.instance_id != board.status.instance_id:
+            self._last_event, self.num_new = 0, 0
+            said = f"pid {board.status.pid}; what is counted begins anew"
+            self._tell(board, RESTARTED, said, level="warn")
+        elif before is not None and not self.link.up:
+            self._tell(board, RETURNED, f"after {away:.0f} s")
+        diff = Diff(rest=True)
+        now = self._clock()
+        for part in MAPS:
+            old = getattr(before, part) if before is not None else {}
+            new = getattr(board, part)
+            diff.rows[part] = {key for key in old.keys() | new.keys()
+                               if old.get(key) != new.get(key)}  # fmt: skip
+        self._board, self._came, self.link = board, now, Link("", now)
+        for event in board.events:
+            self._event(event)
+        if before is None:
+            self.num_new = 0
+        return diff
+
+    def _changed(self, delta: Delta) -> Diff:
+        if self._board is None:
+            return Diff()
+        diff = Diff(rest=True)
+        for part in MAPS:
+            diff.rows[part] = {*getattr(delta, part), *delta.gone.get(part, ())}
+        self._board, self._came = apply(self._board, delta), self._clock()
+        return diff
+
+    def _event(self, event: EventItem) -> None:
+        if 0 < event.id <= self._last_event:
+            return  # it was on the board already
+        self._last_event = max(self._last_event, event.id)
+        self._events.append(event)
+        self.num_new += 1
+        self.num_events += 1
+
+    def _tell(self, board: Board, type: str, message: str, *, level: Any = "info") -> None:
+        self._event(EventItem(id=0, time=board.time, level=level, type=type, message=message))
+
+
+class Listing(Generic[R]):
+    """One table's rows in order, and which of them is selected, by key.
+
+    `fields` gives what the filter can ask of a row; `sorts` maps columns to keys of sorting.
+    """
+
+    def __init__(
+        self,
+        fields: Callable[[str, R], Mapping[str, str]],
+        sorts: Mapping[str, Callable[[str, R], Any]],
+        sort: str,
+    ) -> None:
+        self._fields, self._sorts = fields, sorts
+        self.sort, self.reverse = sort, False
+        self.filter_text = ""
+        self._filter = Filter()
+        self.rows: Mapping[str, R] = {}
+        self.keys: list[str] = []
+        self.selected: str | None = None
+        self._place = 0  # of the selected, for when it goes
+
+    def show(self, rows: Mapping[str, R]) -> None:
+        """Take rows; order and selection follow."""
+        self.rows = rows
+        key_of = self._sorts[self.sort]
+        kept = [k for k, row in rows.items() if self._filter.matches(k, self._fields(k, row))]
+        kept.sort()  # so that equal ones keep their places
+        kept.sort(key=lambda k: key_of(k, rows[k]), reverse=self.reverse)
+        self.keys = kept
+        if self.selected in rows and self.selected in kept:
+            self._place = kept.index(self.selected)
+        elif kept:
+            self._place = min(self._place, len(kept) - 1)
+            self.selected = kept[self._place]
+        else:
+            self.selected = None
+
+    @property
+    def place(self) -> int:
+        """Where the selected row is; 0 if there is none."""
+        return self._place if self.keys else 0
+
+    @property
+    def row(self) -> R | None:
+        return None if self.selected is None else self.rows.get(self.selected)
+
+    def narrow(self, text: str) -> None:
+        """Filter by it from now on; "" shows all."""
+        self.filter_text, self._filter = text, parse(text)
+        self.show(self.rows)
+
+    def order_by(self, column: str) -> None:
+        """Sort by a column, or the other way round if it is sorted by that already."""
+        if column == self.sort:
+            self.reverse = not self.reverse
+        elif column in self._sorts:
+            self.sort, self.reverse = column, False
+        self.show(self.rows)
+
+    def order_next(self, columns: Sequence[str]) -> None:
+        """By the next of these columns that can be sorted by."""
+        able = [column for column in columns if column in self._sorts] or [self.sort]
+        place = able.index(self.sort) + 1 if self.sort in able else 0
+        self.sort, self.reverse = able[place % len(able)], False
+        self.show(self.rows)
+
+    def move(self, by: int) -> None:
+        """The selection, by so many rows; it stops at both ends."""
+        self.select_place(self.place + by)
+
+    def select_place(self, place: int) -> None:
+        if self.keys:
+            self._place = max(0, min(place, len(self.keys) - 1))
+            self.selected = self.keys[self._place]

@@ -1,0 +1,56 @@
+"""A screen of the dashboard, 1 to 7: panels under the header.
+
+A view of its own is a subclass in a file of its own and one line in `views.py`.  It is made when it
+is first shown.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import msgspec
+from textual.containers import Vertical
+
+from lorad.tui.grid import Grid
+from lorad.tui.panel import Painted
+
+if TYPE_CHECKING:
+    from lorad.tui.app import TopApp
+
+
+class View(Vertical):
+    """`key` and `name` are how it is asked for."""
+
+    key: ClassVar[str]
+    view_name: ClassVar[str]
+
+    @property
+    def top(self) -> "TopApp":
+        return cast("TopApp", self.app)
+
+    def show(self) -> None:
+        """Take the board as it is now; called when something changed, at the pace of the screen."""
+        for painted in self.query(Painted):
+            painted.repaint()
+
+    def shown(self) -> None:
+        """It came into sight."""
+        grid = self.grid
+        if grid is not None:
+            grid.focus()
+
+    @property
+    def grid(self) -> "Grid[Any] | None":
+        """The table that filter, sort and selection are of: the focused one, else the first."""
+        grids = list(self.query(Grid))
+        return next((grid for grid in grids if grid.has_focus), grids[0] if grids else None)
+
+    @property
+    def target(self) -> str:
+        """The adapter's name that actions are about; "" for none."""
+        grid = self.grid
+        return (grid.listing.selected or "") if grid is not None else ""
+
+    def row_json(self) -> str:
+        """The selected row, for the clipboard."""
+        grid = self.grid
+        row = grid.listing.row if grid is not None else None
+        return "" if row is None else msgspec.json.encode(row).decode()
