@@ -59,6 +59,7 @@ from lorad.service.verification import Verification
 from lorad.sources import choice
 from lorad.sources.fetch import Fetcher
 from lorad.sources.reference import Reference
+from lorad.tracing.tracing import Tracing
 from lorad.watch.watcher import InboxWatcher
 
 TOKENIZER_THREADS = 4
@@ -190,6 +191,7 @@ class Services:
         """Requests, and who may make them."""
         settings, registry = self.settings, self.registry
         self.text.on_missing = self._on_missing
+        self.tracing = self._make_tracing()
         self.pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="lorad-text")
         self.guides = Guides(Path(settings.model.base))
         self.requests = RequestService(
@@ -203,6 +205,7 @@ class Services:
             finder=self.dynamic,
             gate=self.gate,
             guide=self.guides,
+            trace=self.tracing.take if self.tracing else None,
         )
         self.audit = Audit(registry, settings.admin.audit_log)
         self.callers = Callers(
@@ -258,6 +261,12 @@ class Services:
         self.picture.on_snapshot = metrics.take_snapshot
         self.operations.on_end = metrics.pulled.take
         return metrics
+
+    def _make_tracing(self) -> Tracing | None:
+        otel = self.settings.otel
+        if not otel.endpoint:
+            return None
+        return Tracing(otel, base=self.settings.model.name, instance=self.instance_id)
 
     def _make_watcher(self) -> InboxWatcher | None:
         watch = self.settings.watch

@@ -7,7 +7,7 @@
     ├── inference   [inference]  the socket for applications
     ├── admin       [admin]      the socket for operators
     ├── pull hf s3  [pull] ...   where adapters are fetched from
-    ├── tcp limits shutdown metrics store registry log
+    ├── tcp limits shutdown metrics otel store registry log
 
 Goes in: plain nested dicts, already merged (`config_sources`).  Comes out: frozen Structs, sizes in
 bytes, durations in seconds, or BadConfig.  Reads no file and no environment.  `resolved` fills in
@@ -155,6 +155,13 @@ class Metrics(_Section, frozen=True, kw_only=True):
     tenant_label: bool = False
 
 
+class Otel(_Section, frozen=True, kw_only=True):
+    """Traces of requests, with the extra `otel`.  Other variables of OTEL_* are its SDK's."""
+
+    endpoint: str = ""  # of a collector that speaks OTLP over HTTP; "" = no traces
+    sample: float = 1.0  # the share of requests, of those that are no part of a client's trace
+
+
 class Pull(_Section, frozen=True, kw_only=True):
     """Fetching adapters, wherever from."""
 
@@ -203,6 +210,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     shutdown: Shutdown = Shutdown()
     metrics: Metrics = Metrics()
+    otel: Otel = Otel()
     pull: Pull = Pull()
     hf: HuggingFace = HuggingFace()
     s3: S3 = S3()
@@ -261,6 +269,7 @@ SECTIONS: dict[str, type[_Section]] = {
     "limits": Limits,
     "shutdown": Shutdown,
     "metrics": Metrics,
+    "otel": Otel,
     "pull": Pull,
     "hf": HuggingFace,
     "s3": S3,
@@ -300,8 +309,10 @@ def check(settings: Settings) -> Settings:
     for name in ("connections", "queue", "queue_per_tenant", "n", "max_tokens", "json_depth"):
         need(getattr(limits, name) >= 1, f"limits.{name}", "1 or more")
     need(settings.pull.timeout > 0, "pull.timeout", "above 0 seconds")
-    for key, url in (("hf.endpoint", settings.hf.endpoint), ("s3.endpoint", settings.s3.endpoint)):
-        need(not url or bool(ENDPOINT.fullmatch(url)), key, "https://HOST, without user and query")
+    for section in ("hf", "s3", "otel"):
+        url, rule = getattr(settings, section).endpoint, "https://HOST, without user and query"
+        need(not url or bool(ENDPOINT.fullmatch(url)), f"{section}.endpoint", rule)
+    need(0 <= settings.otel.sample <= 1, "otel.sample", "from 0 (none) to 1 (all)")
     need(settings.watch.rescan > 0, "watch.rescan", "above 0 seconds")
     for pattern in settings.lora.resolve_allow:
         need(

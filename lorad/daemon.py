@@ -174,6 +174,8 @@ class Daemon:
         self.services.pool.shutdown(wait=False, cancel_futures=True)
         self.services.guides.close()
         self.services.metrics.close()
+        if self.services.tracing is not None:
+            await self.services.tracing.close()
         self.progress.say("stopped")
 
     # ------------------------------------------------------------- signals

@@ -50,6 +50,8 @@ async def _generate(
     deps = deps_of(request)
     ask, wanted = parse_body(await request.body(), deps.limits)
     ask = replace(ask, timeout=parse.timeout(request.headers.get("x-request-timeout")))
+    if deps.requests.tracing:
+        ask = _part_of_its_trace(request, ask)
     if not wanted.stream:
         return await sse.unless_gone(request.receive, _whole(request, ask, wanted, shape_class))
     generation = await sse.unless_gone(
@@ -88,6 +90,12 @@ async def _whole(
         answers[piece.index].add(piece)
     shape = _shape(generation, wanted, shape_class)
     return json(shape.body(answers, generation.usage()), headers=_headers(generation))
+
+
+def _part_of_its_trace(request: Request, ask: Ask) -> Ask:
+    """With the W3C's two headers as they came: who reads them ignores what has no such form."""
+    parent, state = map(request.headers.get, ("traceparent", "tracestate"))
+    return replace(ask, traceparent=parent or "", tracestate=state or "") if parent else ask
 
 
 def _shape(

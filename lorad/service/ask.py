@@ -51,6 +51,8 @@ class Ask:
     cache_salt: str = ""
     alora_fallback: Literal["", "base"] = ""  # who answers a prompt that does not invoke an aLoRA
     format: Format | None = None  # None = free text
+    traceparent: str = ""  # of whose trace the request is a part, as its client says
+    tracestate: str = ""
     template_vars: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
 
     @property

@@ -83,11 +83,14 @@ class Meter:
 
 
 class Span:
-    """Called with each delta of one sequence, the last one included; hands it on."""
+    """Called with each delta of one sequence, the last one included; hands it on.
+
+    Its times are of the meter's clock, and there for a trace.
+    """
 
     __slots__ = (
-        *("_begun", "_choice", "_counts", "_deliver", "_duration", "_first", "_kind", "_last"),
-        *("_meter", "_num_prompt", "_received", "_rev", "_submitted", "_tokens"),
+        *("_choice", "_counts", "_deliver", "_duration", "_kind", "_meter", "_num_prompt"),
+        *("_received", "_rev", "_submitted", "begun", "first", "last", "tokens"),
     )
 
     def __init__(
@@ -106,9 +109,9 @@ class Span:
         self._kind = meter.kinds["base" if rev is None else "lora"]
         self._duration = self._kind.duration_seconds[ENDPOINTS[0 if chat else 1]]
         self._received, self._submitted = received, meter.clock()
-        self._begun: float | None = None  # when the engine did
-        self._first = self._last = 0.0  # tokens
-        self._tokens = 0
+        self.begun: float | None = None  # when the engine did
+        self.first = self.last = 0.0  # tokens
+        self.tokens = 0
 
     def __call__(self, delta: SequenceDelta) -> None:
         now = self._meter.clock()
@@ -121,34 +124,34 @@ class Span:
             self._end(delta, now)
 
     def _begin(self, queued: float) -> None:
-        self._begun = self._submitted + queued
-        self._kind.queue_seconds.observe(self._begun - self._received)
+        self.begun = self._submitted + queued
+        self._kind.queue_seconds.observe(self.begun - self._received)
         self._kind.prompt_tokens.observe(self._num_prompt)
         self._counts.prompt_tokens += self._num_prompt
 
     def _note_tokens(self, count: int, now: float) -> None:
         self._counts.generated_tokens += count
-        if self._tokens:
-            self._kind.inter_token_seconds.observe((now - self._last) / count, count)
+        if self.tokens:
+            self._kind.inter_token_seconds.observe((now - self.last) / count, count)
         else:
-            self._first = now
+            self.first = now
             self._kind.first_token_seconds.observe(now - self._received)
-            if self._begun is not None:
-                self._kind.prefill_seconds.observe(max(now - self._begun, 0.0))
-        self._last = now
-        self._tokens += count
+            if self.begun is not None:
+                self._kind.prefill_seconds.observe(max(now - self.begun, 0.0))
+        self.last = now
+        self.tokens += count
 
     def _end(self, delta: SequenceDelta, now: float) -> None:
         """A stop string ends an answer for its client before the engine hears of it."""
         reason = self._choice.finish or delta.finish_reason or "error"
         self._counts.finished[reason] += 1
         self._duration.observe(now - self._received)
-        if self._begun is not None:
-            self._kind.generated_tokens.observe(self._tokens)
+        if self.begun is not None:
+            self._kind.generated_tokens.observe(self.tokens)
         elif reason == "error":
             self._meter.refused[delta.code or "internal_error"] += 1
-        if self._tokens > 1:
-            self._kind.decode_seconds.observe(self._last - self._first)
+        if self.tokens > 1:
+            self._kind.decode_seconds.observe(self.last - self.first)
         if delta.finish_reason == "abort" and delta.code == "draining":
             self._meter.aborted_by_drain += 1
             if self._rev is not None:

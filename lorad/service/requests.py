@@ -27,11 +27,12 @@ from lorad.service.choice import Choice
 from lorad.service.door import Door, Place
 from lorad.service.gate import STOPPING, Gate
 from lorad.service.generation import Generation, Owner
-from lorad.service.meter import Meter
+from lorad.service.meter import Meter, Span
 from lorad.service.plan import plan
 from lorad.service.rates import Rates, Spending
 from lorad.service.seams import Adapters, AsNamed, Finder, Guide, Limits, Link, Text
 from lorad.service.tenants import ANYBODY, Account, Caller, Forbidden, Tenant, account_of
+from lorad.service.trace import Trace
 from lorad.spelling import is_reference
 
 T = TypeVar("T")
@@ -41,7 +42,8 @@ DEADLINE_GRACE_SECONDS = 2.0
 
 
 class RequestService:
-    """`text` picks tokenizer and template of a revision; `base_digest` names the base model."""
+    """`text` picks tokenizer and template of a revision; `base_digest` names the base model.
+    `trace` hears of every request when it has ended; None: traces are off, and cost nothing."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class RequestService:
         finder: Finder | None = None,
         gate: Gate | None = None,
         guide: Guide | None = None,
+        trace: Callable[[Trace], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.aborted: Counter[str] = Counter()  # reason -> requests that ended before their end
@@ -63,7 +66,7 @@ class RequestService:
         self._adapters, self._link, self._text = adapters, link, text
         self._limits, self._pool, self._clock = limits, pool, clock
         self._finder: Finder = finder or AsNamed()
-        self._guide = guide
+        self._guide, self._trace = guide, trace
         self._fingerprint = f"lorad-{version}-{base_digest[:8]}"
         self.rates = Rates(clock)
         self.door = Door(limits, clock)  # sequences that the engine has not answered yet
@@ -91,20 +94,33 @@ class RequestService:
     # ----------------------------------------------------------------- one request
     async def start(self, ask: Ask, caller: Caller = ANYBODY) -> Generation:
         """Everything up to the engine; raises LoradError.  Cancelling it frees what it took."""
+        received = self._clock()
+        trace = None if self._trace is None else Trace(ask, received, self._trace)
         try:
-            return await self._start(ask, caller)
-        except LoradError as error:
-            self.meter.refused[error.code] += 1
+            return await self._start(ask, caller, received, trace)
+        except BaseException as error:
+            if isinstance(error, LoradError):
+                self.meter.refused[error.code] += 1
+            if trace is not None:
+                trace.end(self._clock(), error)
             raise
 
-    async def _start(self, ask: Ask, caller: Caller) -> Generation:
-        received = self._clock()
+    @property
+    def tracing(self) -> bool:
+        """Does anybody hear of whose trace a request is a part?"""
+        return self._trace is not None
+
+    async def _start(
+        self, ask: Ask, caller: Caller, received: float, trace: Trace | None
+    ) -> Generation:
         deadline = received + min(self._limits.deadline, ask.timeout or math.inf)
         self._gate.check_open()
         name = await self._find(_allowed(ask.model, caller), deadline)
         resolved, info = self._adapters.resolve(name), self.engine()
         rev = resolved.rev
         account = account_of(resolved.name, ask.priority, resolved.priority, caller)
+        if trace is not None:
+            trace.name, trace.rev, trace.tenant = resolved.name, rev, account.tenant.name
         _check_fallback(ask, account.tenant)
         self.rates.check(account.tenant)
         with contextlib.ExitStack() as undo:
@@ -130,7 +146,7 @@ class RequestService:
             ends = _ends(ask, text, info)
             ask = await self._guided(ask, info)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
-            closed = partial(self._closed, spending)
+            closed = partial(self._closed, spending, trace)
             generation = self._generation(ask, rev, place, closed, text, prompts, ends, deadline)
             self._live[generation] = resolved.name
             undo.pop_all()  # from here on the generation gives back
@@ -138,8 +154,14 @@ class RequestService:
         if spending is not None:
             spending.follow(lambda: generation.usage().total)
         try:
-            self._submit(generation, resolved.name, account, sampling, received, deadline)
-        except BaseException:
+            sequences = self._submit(
+                generation, resolved.name, account, sampling, received, deadline
+            )
+            if trace is not None:
+                trace.sequences = sequences
+        except BaseException as error:
+            if trace is not None:
+                trace.end(self._clock(), error)
             generation.close()
             raise
         return generation
@@ -213,7 +235,11 @@ class RequestService:
         self._starting -= 1
         self._note_idle()
 
-    def _closed(self, spending: Spending | None, generation: Generation) -> None:
+    def _closed(
+        self, spending: Spending | None, trace: Trace | None, generation: Generation
+    ) -> None:
+        if trace is not None:
+            trace.close(self._clock(), generation)
         if spending is not None:
             spending.end()
         self._leave(self._live.pop(generation))
@@ -314,8 +340,8 @@ class RequestService:
         sampling: Sequence[SamplingParams],
         received: float,
         deadline: float,
-    ) -> None:
-        ask = generation.ask
+    ) -> list[Span]:
+        ask, spans = generation.ask, []
         for choice, params in zip(generation.choices, sampling, strict=True):
             submit = Submit(
                 request_id=choice.request_id,
@@ -338,7 +364,9 @@ class RequestService:
                 num_prompt=len(submit.prompt),
                 received=received,
             )
+            spans.append(span)
             self._link.submit(submit, span)
+        return spans
 
 
 def _allowed(model: str, caller: Caller) -> str:

@@ -504,7 +504,9 @@ class ApiServer:
         max_upload: int = 1 << 20,
         auth: Any = "peer",
         registry: Any = None,
+        trace: Any = None,
     ) -> None:
+        self.trace = trace
         self.inference = folder / "inference.sock"
         self.admin = folder / "admin.sock"
         self.limits = limits
@@ -542,6 +544,7 @@ class ApiServer:
             version="0.1.0",
             base_digest="ba5eba5eba5e",
             guide=self.guides,
+            trace=self.trace,
         )
         operators = admin_uids(self.settings.admin.allow_uids)
         self.callers = Callers(BASE, operators=operators)

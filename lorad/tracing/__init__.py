@@ -1,0 +1,1 @@
+"""OpenTelemetry traces of requests, where `otel.endpoint` asks for them."""
