@@ -19,6 +19,17 @@ from torch import Tensor
 
 from engine.kernels import backend
 
+#: By name; gelu is the exact one.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, add_one: bool = False) -> Tensor:
     """x (..., width) by its root mean square, cast back to x's dtype *before* the weight (Llama).
@@ -30,6 +41,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, add_one: bool = False) ->
     if add_one:
         return (wide * scale * (1.0 + weight.float())).to(x.dtype)
     return weight * (wide * scale).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """x (rows, width) less its mean, by its deviation, times a weight, plus a bias if there is one;
+    rounded to x's dtype once."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def angles(
@@ -73,6 +90,11 @@ def gelu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
         return fused.gelu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return _map(partial(F.gelu, approximate="tanh"), gate, deterministic) * up
+
+
+def activate(x: Tensor, kind: str, *, deterministic: bool) -> Tensor:
+    """One of ACTIVATIONS of every number of x (rows, width)."""
+    return _map(ACTIVATIONS[kind], x, deterministic)
 
 
 def cap_logits(

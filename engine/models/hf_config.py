@@ -169,7 +169,8 @@ def weights_dtype(folder: Path) -> str:
     if not tensors:
         raise ConfigError(f"{path} holds no tensors")
     embedding = [d for name, d in tensors.items() if name.endswith("embed_tokens.weight")]
-    return str((embedding or list(tensors.values()))[0])
+    numbers = [d for d in tensors.values() if str(d).startswith(("F", "BF"))]  # and no buffers
+    return str((embedding or numbers or list(tensors.values()))[0])
 
 
 def text_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Building blocks of a decoder: fused LoRA projections, RMSNorm, rotary embedding.
+"""Building blocks of the models: fused LoRA projections, RMSNorm, rotary embedding.
 
 Goes in: activations (T, width), one row a token.  Comes out: activations.  Weights are allocated
 empty in their final dtype and on their device; `models/weights.py` fills them.  Knows no files.
@@ -16,6 +16,7 @@ from engine.kernels.gemm import linear
 from engine.kernels.lora import lora_expand, lora_joined, lora_joins, lora_shrink
 from engine.kernels.lora_meta import LoraMeta
 from engine.layout import FUSED_NAMES, GROUPS
+from engine.models.encoder_spec import EncoderSpec
 from engine.models.frequencies import inverse_frequencies
 from engine.models.rope import RopeSpec
 from engine.models.spec import ModelSpec
@@ -154,7 +155,7 @@ class Rotary(nn.Module):
 
     inv_freq: Tensor
 
-    def __init__(self, rope: RopeSpec, spec: ModelSpec, build: Build) -> None:
+    def __init__(self, rope: RopeSpec, spec: ModelSpec | EncoderSpec, build: Build) -> None:
         super().__init__()
         length = build.max_len or spec.default_length
         inv_freq, self.magnitude = inverse_frequencies(rope, spec.head_dim, length)

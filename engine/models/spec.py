@@ -137,7 +137,7 @@ def read_spec(folder: Path) -> ModelSpec:
         max_position=reach,
         rms_eps=config.number("rms_norm_eps", 1e-6),
         tied=config.flag("tie_word_embeddings"),
-        dtype=_dtype(config, folder),
+        dtype=checkpoint_dtype(config, folder),
         rope=rope,
         layer_ropes=layer_ropes,
         qkv_bias=family.qkv_bias or biased.get("attention_bias", False),
@@ -210,7 +210,7 @@ def _head_dim(config: Fields, hidden: int, heads: int) -> int:
     return head_dim
 
 
-def _dtype(config: Fields, folder: Path) -> str:
+def checkpoint_dtype(config: Fields, folder: Path) -> str:
     """The checkpoint's own; where the config is silent, the tensors' own."""
     named = config.values.get("dtype") or config.values.get("torch_dtype")
     name = str(named).removeprefix("torch.") if named else weights_dtype(folder)

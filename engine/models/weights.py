@@ -24,16 +24,18 @@ def load(
     folder: Path,
     *,
     ignored: Callable[[str], bool] = lambda name: False,
+    rename: Callable[[str], str] = text_name,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> None:
-    """Fill `places` from the folder's weights.  Names are without the leading `model.` and
-    `language_model.`, which lead to the text model, in whatever order a file has them.
+    """Fill `places` from the folder's weights, whose tensors `rename` leads to them: by itself it
+    takes off the leading `model.` and `language_model.`, in whatever order a file has them.
 
     `ignored` says which other names may lie in the files.  ConfigError for files that are missing
     or broken; ModelUnsupported for a tensor that nobody asked for, is missing, or does not fit.
     """
     filled: set[str] = set()
-    for name, tensor in _tensors(folder):
+    for published, tensor in _tensors(folder):
+        name = rename(published)
         place = places.get(name)
         if place is None:
             if ignored(name):
@@ -55,11 +57,23 @@ def load(
         raise ModelUnsupported(f"{folder} lacks the tensor {missing[0]}{more}")
 
 
+def tensor_names(folder: Path) -> tuple[str, ...]:
+    """What the folder's weight files hold.  ConfigError for files that are missing or broken."""
+    found: list[str] = []
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                found += file.keys()
+        except SafetensorError as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+    return tuple(found)
+
+
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - the handle is no mapping
-                    yield text_name(name), file.get_tensor(name)
+                    yield name, file.get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
