@@ -13,6 +13,7 @@ from engine.kernels.gemm import leads
 from engine.kernels.launch import compiling
 from engine.kernels.lora import lora_expand, lora_joined, lora_shrink
 from engine.kernels.lora_meta import LoraMeta
+from engine.kernels.tiles import PROMPTS
 from engine.ladder import Ladder
 from engine.models.decoder import Decoder
 from engine.models.layers import LoraLinear
@@ -47,7 +48,9 @@ def _compile(linear: LoraLinear, meta: LoraMeta, rows: list[int]) -> None:
         base_bias=linear.bias,
         deterministic=fixed,
     )
-    if any(leads(x[:count], weight, deterministic=fixed) for count in rows):
+    # None beside a prompt's product is ever launched, and they are among the dearest to compile.
+    prompts = meta.device is not None and meta.device.kind.tiles in PROMPTS
+    if not prompts and any(leads(x[:count], weight, deterministic=fixed) for count in rows):
         lora_joined(
             y,
             x,

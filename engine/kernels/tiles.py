@@ -199,6 +199,8 @@ GRAPHED_MIXED = (Graphed(MIXED, 16, DOT_ROWS, 2, 2), Graphed(MIXED_WIDE, 64, DOT
 #: Of the short segments of mixed steps that have launches of their own.
 GRAPHED_SHORT = {MIXED: Graphed(FEW, 16, 1, 2, 4), MIXED_WIDE: Graphed(FEW_WIDE, 64, 1, 2, 8)}
 
+#: Of steps beyond PREFILL_ROWS, beside whose products no kernel of ours leads.
+PROMPTS = (PREFILL, PREFILL_WIDE)
 #: Every choice that `pick` makes.
 ALL = (
     ALONE,
