@@ -125,7 +125,8 @@ def commands() -> str:
     for name, app in (("loractl", loractl.app), ("lorad", lorad.app)):
         root: Any = typer.main.get_command(app)
         parts.append(command(name, root, "##"))
-        for word, sub in root.commands.items():
+        shown = {word: sub for word, sub in root.commands.items() if not sub.hidden}
+        for word, sub in shown.items():
             parts.append(command(f"{name} {word}", sub, "###"))
             for inner, last in getattr(sub, "commands", {}).items():
                 parts.append(command(f"{name} {word} {inner}", last, "####"))

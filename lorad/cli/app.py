@@ -37,12 +37,13 @@ from lorad.cli import (
     registry,
     run,
     tenant,
+    top,
     verify,
 )
 from lorad.cli.options import Options, asks_json, hoist, may_ask, output_format, seconds
 from lorad.cli.output import complain, flush, json_text, one_line, print_line
 from lorad.cli.reach import advise
-from lorad.cli.session import Failed, Interrupted, Session, Usage
+from lorad.cli.session import Broken, Failed, Interrupted, Session, Usage
 from lorad.errors import meaning
 
 #: Typer 0.29 brought its own copy of click, so the base is found from what Typer exports.
@@ -60,7 +61,7 @@ for part in (
     *(daemon, listing, adapters, pull, explain, verify, gc, metrics),
     *(operations, events, run),
     *(config, doctor, plan, registry, operate, logs),
-    *(tenant, audit),
+    *(tenant, audit, top),
 ):
     part.register(app)
 
@@ -75,6 +76,9 @@ OWN_EXITS: Mapping[str, int] = {
     "os_error": 1,
     "registry_unusable": 1,
     "other_version": 1,
+    "bad_recording": 1,
+    "missing_package": 1,
+    "dashboard_failed": 1,
     "bug": 1,
 }
 
@@ -227,7 +231,7 @@ def _fail(error: BaseException, telling: Telling) -> int:
             flush()
         except OSError:
             _forsake_stdout()
-    if trouble.code == "bug" and telling.verbose:
+    if trouble.code in ("bug", "dashboard_failed") and telling.verbose:
         traceback.print_exception(error)
     _report(trouble, telling)
     return trouble.exit
@@ -243,6 +247,8 @@ def _explain(error: BaseException, command: str) -> Trouble:
             code = "unreachable_denied" if advice.exit == 5 else "unreachable"
             cause = f"cannot reach lorad at {error.host}: {advice.cause}" if advice.cause else error
             return Trouble(code, str(cause), why=advice.why, hint=advice.hint)
+        case Broken():
+            return Trouble(error.code, str(error), hint=error.hint)
         case Usage():
             return Trouble("usage", str(error), hint=error.hint or f"{command} --help")
         case UnicodeError():

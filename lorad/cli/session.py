@@ -44,6 +44,15 @@ class Failed(Exception):
         self.details = result.details
 
 
+class Broken(Exception):
+    """Something on this side of the socket failed; `code` is a row of `lorad.cli.app.OWN_EXITS`."""
+
+    def __init__(self, code: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
 @dataclass(slots=True)
 class Session:
     """One invocation of `loractl`."""

@@ -47,6 +47,7 @@ class Settings:
     theme: str = "dusk"
     interval: float = 1.0
     read_only: bool = False
+    screen: str = "1"
 
 
 class TooSmall(Painted):
@@ -166,6 +167,8 @@ class TopApp(App[None]):
     async def on_mount(self) -> None:
         self.query_one(Banner).display = False
         await self.action_view(VIEWS[0].key)
+        if self.settings.screen != VIEWS[0].key:
+            await self.action_view(self.settings.screen)
         self._measure()
         self._feed.start()
         self.set_interval(0.5, self._tick)

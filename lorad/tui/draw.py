@@ -6,6 +6,7 @@ Cells are those of the terminal: a wide character takes two, a combining one non
 """
 
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from itertools import pairwise
 
 from rich.cells import cell_len, get_character_cell_size
 
-from lorad.cli.output import human_bytes, moment, one_line
+from lorad.cli.output import human_bytes, moment, plain
 
 UNKNOWN = "--"
 
+_LINE_END = re.compile("\r\n|[\t\n\v\f\r\x85\u2028\u2029]")
 #: More marks than this on one character are left out: each of them takes a line's height.
 _MAX_MARKS = 3
 
@@ -84,8 +86,10 @@ def glyphs_for(encoding: str | None, *, ascii: bool = False) -> Glyphs:
 # ----------------------------------------------------------------- text
 def inert(text: object) -> str:
     """One line that cannot drive the terminal: control and bidi characters become `?`, line ends
-    spaces; what only changes how its neighbour is drawn goes."""
-    shown = one_line(text)
+    and tabs a space; what only changes how its neighbour is drawn goes."""
+    shown = str(text)
+    if not shown.isprintable():
+        shown = plain(_LINE_END.sub(" ", shown))
     return shown if shown.isascii() else "".join(_calm(shown))
 
 

@@ -57,6 +57,11 @@ def test_a_hostile_name_is_inert_and_its_markup_is_text() -> None:
     assert draw.inert(HOSTILE) == "a?]0;pwn?b?31m?c ?[/bold]"
 
 
+def test_line_ends_and_tabs_are_one_space_each_and_columns_stay_columns() -> None:
+    assert draw.inert("a\tb\nc\r\nd\u2028e") == "a b c d e"
+    assert draw.cut("SLOT  NAME    STATE", 16) == "SLOT  NAME    S>"
+
+
 def test_marks_do_not_pile_up_and_variants_do_not_widen() -> None:
     assert draw.inert("a" + "\u0316" * 50) == "a" + "\u0316" * 3
     assert draw.inert("e\u0301") == "é"
