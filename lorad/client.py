@@ -17,7 +17,7 @@ import msgspec
 from lorad import wire
 from lorad.caller import TIMEOUT_SECONDS, ApiError, Caller, Unreachable, address
 from lorad.spelling import is_reference
-from lorad.wire_operate import DrainAsk, Drained, LogLine, LogPage, Reloaded
+from lorad.wire_operate import DrainAsk, Drained, LogLine, LogPage, Reloaded, RunningConfig
 from lorad.wire_operations import Operation, OperationPage, PullPlan, PullStart
 from lorad.wire_registry import (
     RegistryCheck,
@@ -198,6 +198,10 @@ class LoradClient:
     def reload(self) -> Reloaded:
         """As SIGHUP, with the errors: raises ApiError invalid_config."""
         return self.post(f"{_ADMIN}/reload", {}, Reloaded)
+
+    def config(self) -> RunningConfig:
+        """The settings in effect, and what waits for a restart."""
+        return self.get(f"{_ADMIN}/config", RunningConfig)
 
     def drain(self, ask: DrainAsk) -> Drained:
         """Returns when nothing runs; ApiError deadline_exceeded when something still does."""

@@ -98,8 +98,8 @@ class Daemon:
         self.progress = Progress(self.notifier, services.link, self.settings.model.name)
         services.link.on_progress, services.link.on_state = self.progress.take, self._on_state
         self.pulse = Pulse(self.notifier, lambda: services.link.tended)
-        self.faces = Faces(self.ground, services, self.log_ring, self._reload)
         self.reload = Reload(self.settings, self.ground.as_read, self._read, services.events)
+        self.faces = Faces(self.ground, services, self.log_ring, self._reload, self.reload.describe)
         self.reload.prepare, self.reload.apply = self.faces.read_keys, self._apply
         self.reload.on_outcome = services.metrics.note_reload
 

@@ -29,7 +29,7 @@ from lorad.config import Settings
 from lorad.ground import Ground
 from lorad.log_ring import LogRing
 from lorad.service.ledger import Ledger
-from lorad.wire_operate import Reloaded
+from lorad.wire_operate import Reloaded, RunningConfig
 
 
 class Faces:
@@ -41,12 +41,13 @@ class Faces:
         services: Services,
         log: LogRing,
         reload: Callable[[], Awaitable[Reloaded]],
+        config: Callable[[], RunningConfig],
     ) -> None:
         self._ground = ground
         self._keys, self._fresh = TcpKeys(), TcpKeys()
         self.read_keys(ground.settings)
         self._take_keys()
-        self._deps = _deps(ground, services, log, reload)
+        self._deps = _deps(ground, services, log, reload, config)
         self._faces = self._make()
         for name, (_, server) in self._faces.items():
             services.metrics.sources.connections[name] = partial(getattr, server, "num_connections")
@@ -123,6 +124,7 @@ def _deps(
     services: Services,
     log: LogRing,
     reload: Callable[[], Awaitable[Reloaded]],
+    config: Callable[[], RunningConfig],
 ) -> Deps:
     return Deps(
         settings=ground.settings,
@@ -151,6 +153,7 @@ def _deps(
         log=log,
         draining=services.draining,
         reload=reload,
+        config=config,
         version=__version__,
         started=services.started,
     )

@@ -14,7 +14,7 @@ import msgspec
 from lorad.config import SECTIONS, Settings
 from lorad.errors import LoradError, StartError
 from lorad.service.events import EventRing
-from lorad.wire_operate import Reloaded
+from lorad.wire_operate import Reloaded, RunningConfig
 
 #: Keys that are read whenever they are needed.  All others are read at a start alone.
 LIVE = (
@@ -43,6 +43,7 @@ class Reload:
         self.apply: Callable[[Settings], None] = lambda now: None
         self.on_outcome: Callable[[LoradError | None], None] = lambda error: None
         self._as_read, self._read, self._events = as_read, read, events
+        self._waiting: dict[str, object] = {}  # what the last reload left to a restart
         self._lock = asyncio.Lock()
 
     async def __call__(self) -> Reloaded:
@@ -56,6 +57,12 @@ class Reload:
                 raise refused from error
             return self._take(fresh)
 
+    def describe(self) -> RunningConfig:
+        """What is in effect, and what waits for a restart."""
+        values = msgspec.to_builtins(self.now)
+        origins = values.pop("origins")
+        return RunningConfig(settings=values, origins=origins, needs_restart=self._waiting)
+
     def _read_all(self) -> Settings:
         fresh = self._read()
         self.prepare(fresh)
@@ -68,6 +75,7 @@ class Reload:
         self._as_read = _with(self._as_read, fresh, changed)
         self.apply(self.now)
         waiting = tuple(key for key in different if key not in changed)
+        self._waiting = {key: _value(fresh, key) for key in waiting}
         words = [f"changed: {', '.join(changed)}"] if changed else []
         words += [f"needs a restart: {', '.join(waiting)}"] if waiting else []
         self._events.publish(
@@ -85,6 +93,13 @@ class Reload:
 def is_live(key: str) -> bool:
     """May it change under a running daemon?"""
     return any(fnmatchcase(key, pattern) for pattern in LIVE)
+
+
+def _value(settings: Settings, dotted: str) -> object:
+    """Of one key, as JSON has it."""
+    section, _, key = dotted.partition(".")
+    holder = settings.model if section == "models" else getattr(settings, section)
+    return msgspec.to_builtins(getattr(holder, key))
 
 
 def _different(before: Settings, after: Settings) -> tuple[str, ...]:

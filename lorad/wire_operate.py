@@ -3,8 +3,11 @@
 The same rules as in `wire`: fields are only added, JSON has seconds, bytes and RFC 3339.
 """
 
+from typing import Any
+
 from msgspec import Struct
 
+CONFIG_SCHEMA = "lorad/config.v1"
 RELOAD_SCHEMA = "lorad/reload.v1"
 DRAIN_SCHEMA = "lorad/drain.v1"
 LOGS_SCHEMA = "lorad/logs.v1"
@@ -16,6 +19,17 @@ class Reloaded(Struct, frozen=True, kw_only=True):
     schema: str = RELOAD_SCHEMA
     changed: tuple[str, ...] = ()  # in effect now
     needs_restart: tuple[str, ...] = ()  # only read at a start
+
+
+class RunningConfig(Struct, frozen=True, kw_only=True):
+    """`GET /admin/v1/config`: what is in effect.  Sizes are bytes, durations seconds, 0 is auto
+    where there is an auto; `origins` has what is no default.  Secrets are no settings: their files'
+    paths are."""
+
+    schema: str = CONFIG_SCHEMA
+    settings: dict[str, Any]  # section -> key -> value; `models` is a list of such
+    origins: dict[str, str]  # section.key -> file and line, variable, or flag
+    needs_restart: dict[str, Any] = {}  # section.key -> the value that the last reload found
 
 
 class DrainAsk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -88,6 +88,7 @@ ADMIN = [
     Route(f"{_V1}/unpin", admin.unpin, methods=["POST"]),
     Route(f"{_V1}/verify", admin.verify, methods=["POST"]),
     Route(f"{_V1}/gc", admin.gc, methods=["POST"]),
+    Route(f"{_V1}/config", operate.config),
     Route(f"{_V1}/reload", operate.reload, methods=["POST"]),
     Route(f"{_V1}/logs", operate.logs),
     Route(f"{_V1}/drain", operate.drain, methods=["POST"]),

@@ -23,7 +23,7 @@ from lorad.service.callers import Callers
 from lorad.service.events import Level
 from lorad.service.requests import RequestService
 from lorad.service.tenancy import Tenancy
-from lorad.wire_operate import DrainAsk, Drained, LogLine, Reloaded
+from lorad.wire_operate import DrainAsk, Drained, LogLine, Reloaded, RunningConfig
 from lorad.wire_operations import PullPlan, PullStart
 from lorad.wire_registry import (
     RegistryCheck,
@@ -193,6 +193,7 @@ class Deps:
     log: LogLines
     draining: Drain
     reload: Callable[[], Awaitable[Reloaded]]
+    config: Callable[[], RunningConfig]
     version: str
     started: float
     ping_seconds: float = field(default=PING_SECONDS)

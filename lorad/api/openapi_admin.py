@@ -58,6 +58,9 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
         "Take a name away, as of vLLM", Binary("text/plain"), wire_compat.UnloadAdapter
     ),
     # ------------------------------------------------------------- the daemon
+    ("GET", f"{_PLACE}/config"): Operation(
+        "The settings in effect, and where each is from", wire_operate.RunningConfig
+    ),
     ("POST", f"{_PLACE}/reload"): Operation("Read the settings anew", wire_operate.Reloaded),
     ("POST", f"{_PLACE}/drain"): Operation(
         "Take no new requests", wire_operate.Drained, wire_operate.DrainAsk

@@ -1,4 +1,4 @@
-"""Admin routes that operate the daemon: reload, drain, resume, logs.
+"""Admin routes that operate the daemon: config, reload, drain, resume, logs.
 
 Goes in: requests of peers that the guard let in.  Comes out: what the daemon answers.
 """
@@ -22,6 +22,11 @@ async def reload(request: Request) -> Response:
     outcome = await deps_of(request).reload()
     audit.done(request, "reload", "", message=", ".join(outcome.changed))
     return json(outcome)
+
+
+async def config(request: Request) -> Response:
+    """The settings in effect, where each is from, and what waits for a restart."""
+    return json(deps_of(request).config())
 
 
 async def drain(request: Request) -> Response:

@@ -1,11 +1,12 @@
-"""config show, check, path, default: the configuration as a daemon started here would read it.
+"""config show, check, path, default: what the daemon goes by, and what one started here would.
 
-Goes in: files, the environment.  Comes out: settings with their origins, or what is wrong with
-them.  Asks no daemon: one that runs may have been started with other variables.
+Goes in: the admin socket, or files and the environment.  Comes out: settings with their origins, or
+what is wrong with them.  A daemon that runs is asked: it may have been started with other
+variables, and its files may have changed since.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,11 +18,11 @@ from lorad import wire
 from lorad.cli.output import Column, Table, note, print_document, print_items, print_line
 from lorad.cli.session import Failed, session
 from lorad.errors import BadConfig
+from lorad.wire_operate import RunningConfig
 
 if TYPE_CHECKING:
     from lorad.config import Settings
 
-SHOW_SCHEMA = "lorad/config.v1"
 PATH_SCHEMA = "lorad/config-path.v1"
 
 config = typer.Typer(help="The configuration: show, check, path, default.", no_args_is_help=True)
@@ -72,21 +73,29 @@ def register(app: typer.Typer) -> None:
 def show(
     context: typer.Context,
     origin: Annotated[bool, typer.Option("--origin", help="And where each is from.")] = False,
-    file: File = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Of a daemon that would be started here and now.")
+    ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", metavar="FILE", help="The same, with this file read last."),
+    ] = None,
 ) -> None:
-    """Print every setting that a daemon started here would have."""
+    """Print every setting of the daemon. What waits for a restart is noted."""
     s = session(context)
-    settings = _load(file)
+    running = s.client.config() if not here and file is None else _of_a_start(file)
     if s.options.machine:
-        print_document(_document(settings), s.options)
+        print_document(running, s.options)
         return
-    rows = _rows(settings)
+    rows = _rows(running.settings, running.origins)
     if s.options.output == "name":
         for row in rows:
             print_line(row.key)
-        return
-    wanted = ORIGINS if origin or s.options.output == "wide" else VALUES
-    Table(wanted, s.options).print(rows)
+    else:
+        wanted = ORIGINS if origin or s.options.output == "wide" else VALUES
+        Table(wanted, s.options).print(rows)
+    for key, value in running.needs_restart.items():
+        note(f"needs a restart: {key} = {_spelled(key, value)}", s.options)
 
 
 @config.command("check")
@@ -132,7 +141,7 @@ def default(context: typer.Context) -> None:
 
     s = session(context)
     if s.options.machine:
-        print_document(_document(load_defaults()), s.options)
+        print_document(_described(load_defaults()), s.options)
     else:
         print_line(defaults(), end="")
 
@@ -154,16 +163,34 @@ def _failed(error: BadConfig) -> Failed:
     )
 
 
-def _document(settings: "Settings") -> dict[str, Any]:
+def _of_a_start(file: Path | None) -> RunningConfig:
+    return _described(_load(file))
+
+
+def _described(settings: "Settings") -> RunningConfig:
     values = msgspec.to_builtins(settings)
-    origins = values.pop("origins")
-    return {"schema": SHOW_SCHEMA, "settings": values, "origins": origins}
+    return RunningConfig(origins=values.pop("origins"), settings=values)
 
 
-def _rows(settings: "Settings") -> list[Row]:
-    from lorad.config_sources import each
-
-    return [
-        Row(f"{section}.{key}", spelled, settings.origins.get(f"{section}.{key}", "default"))
-        for section, key, spelled in each(settings)
+def _rows(settings: Mapping[str, Any], origins: Mapping[str, str]) -> list[Row]:
+    """A daemon of another version may have sections and keys that are not known here."""
+    tables = [
+        (section, table)
+        for section, tables in settings.items()
+        for table in ([tables] if isinstance(tables, dict) else tables)
     ]
+    dotted = [
+        (f"{section}.{key}", value) for section, table in tables for key, value in table.items()
+    ]
+    return [Row(key, _spelled(key, value), origins.get(key, "default")) for key, value in dotted]
+
+
+def _spelled(dotted: str, value: object) -> str:
+    """As lorad.toml would have it."""
+    from lorad.config import SECTIONS, Model
+    from lorad.config_sources import spelled
+    from lorad.config_values import hints
+
+    section, _, key = dotted.partition(".")
+    kind = Model if section == "models" else SECTIONS.get(section)
+    return spelled(hints(kind).get(key, object) if kind else object, value)

@@ -41,7 +41,7 @@ from lorad.service.tenancy import Tenancy
 from lorad.service.text import RevisionText
 from lorad.text.template import ChatTemplate
 from lorad.text.tokenizer import Tokenizer, _byte_alphabet
-from lorad.wire_operate import DrainAsk, Drained, Reloaded
+from lorad.wire_operate import DrainAsk, Drained, Reloaded, RunningConfig
 from lorad.wire_operations import PulledFile, PullPlan, PullStart
 
 T = TypeVar("T")
@@ -463,6 +463,7 @@ class FakeOperator:
     def reset(self) -> None:
         self.asked: list[tuple[str, DrainAsk]] = []
         self.reloaded = Reloaded()
+        self.config = RunningConfig(settings={}, origins={})
         self.refusal: LoradError | None = None
 
     async def reload(self) -> Reloaded:
@@ -579,6 +580,7 @@ class ApiServer:
             log=self.log_ring,
             draining=self.operator,
             reload=self.operator.reload,
+            config=lambda: self.operator.config,
             version="0.1.0",
             started=1_740_000_000.0,
             ping_seconds=self._ping_seconds,

@@ -1,4 +1,4 @@
-"""config: what a start here and now would read, from where, and what it would refuse."""
+"""config: what the daemon goes by, and what a start here and now would read or refuse."""
 
 import json
 import tomllib
@@ -8,6 +8,7 @@ import pytest
 from lorad import config_sources
 from lorad.config import Settings
 from lorad.config_sources import load
+from lorad.wire_operate import RunningConfig
 
 
 @pytest.fixture
@@ -28,10 +29,10 @@ def cells(text):
 
 
 def test_show_says_every_setting_and_with_origin_where_it_is_from(loractl, etc):
-    shown = cells(loractl("config", "show").out)
+    shown = cells(loractl("config", "show", "--here").out)
     assert shown["lora.slots"] == "9" and shown["limits.body"] == '"8MiB"'
     assert shown["lora.kv_floor"] == '"auto"' and shown["limits.idle"] == '"75s"'
-    told = cells(loractl("config", "show", "--origin").out)
+    told = cells(loractl("config", "show", "--here", "--origin").out)
     assert told["lora.slots"].split() == ["9", f"{etc}/lorad.toml:4"]
     assert told["limits.body"].split() == ['"8MiB"', "LORAD_LIMITS__BODY"]
     assert told["limits.n"].split() == ["16", "default"]
@@ -47,12 +48,12 @@ def test_a_file_that_is_named_is_read_last(loractl, etc, tmp_path):
 
 
 def test_names_are_keys(loractl, etc):
-    assert "lora.slots" in loractl("config", "show", "-o", "name").out.splitlines()
+    assert "lora.slots" in loractl("config", "show", "--here", "-o", "name").out.splitlines()
 
 
 def test_what_is_wrong_is_one_line_with_place_and_nearest_key(loractl, etc):
     (etc / "lorad.toml").write_text("[lora]\nslotz = 9\n")
-    for words in (("show",), ("check",), ("check", str(etc / "lorad.toml"))):
+    for words in (("show", "--here"), ("check",), ("check", str(etc / "lorad.toml"))):
         done = loractl("config", *words)
         assert done.exit == 2, words
         assert f"{etc}/lorad.toml:2: unknown key lora.slotz" in done.err
@@ -107,3 +108,38 @@ def test_default_as_json_has_no_origin(loractl):
     document = json.loads(loractl("config", "default", "--json").out)
     assert document["origins"] == {}
     assert document["settings"].keys() == set(Settings.__struct_fields__) - {"origins"}
+
+
+@pytest.fixture
+def running(server):
+    """A daemon with one more section than this loractl knows, and a key that waits."""
+    server.api.operator.config = RunningConfig(
+        settings={
+            "models": [{"base": "/models/tiny", "cpu_pool": 2 << 30}],
+            "lora": {"slots": 9, "kv_floor": 0, "starve_after": 2.0},
+            "newer": {"key": ["a"]},
+        },
+        origins={"lora.slots": "/etc/lorad/lorad.toml:4"},
+        needs_restart={"lora.kv_floor": 3 << 20},
+    )
+
+
+def test_show_asks_the_daemon_for_its_settings_and_what_waits_for_a_restart(loractl, running):
+    done = loractl("config", "show")
+    assert cells(done.out)["lora.kv_floor"] == '"auto"'
+    assert cells(done.out)["models.cpu_pool"] == '"2GiB"'
+    assert cells(done.out)["newer.key"] == '["a"]'
+    assert done.err == 'needs a restart: lora.kv_floor = "3MiB"\n'
+    told = cells(loractl("config", "show", "--origin").out)
+    assert told["lora.slots"].split() == ["9", "/etc/lorad/lorad.toml:4"]
+    assert told["lora.starve_after"].split() == ['"2s"', "default"]
+    document = loractl("config", "show", "--json").json
+    assert document["schema"] == "lorad/config.v1"
+    assert document["settings"]["lora"]["slots"] == 9
+    assert document["needs_restart"] == {"lora.kv_floor": 3 << 20}
+
+
+def test_show_without_a_daemon_says_so_and_does_not_guess(loractl, etc, tmp_path):
+    done = loractl("-H", f"unix://{tmp_path}/none.sock", "config", "show")
+    assert (done.exit, done.out) == (3, "")
+    assert loractl("-H", f"unix://{tmp_path}/none.sock", "config", "show", "--here").exit == 0

@@ -52,6 +52,11 @@ def test_limits_and_the_log_level_change_under_a_running_daemon(daemon):
     assert daemon.ask("bible", 9).status_code == 400
     long = daemon.ask("bible", 4, user="x" * 2000)
     assert (long.status_code, long.json()["error"]["code"]) == (413, "payload_too_large")
+    with daemon.client() as client:
+        told = client.config()
+    assert told.settings["limits"]["max_tokens"] == 8
+    assert told.settings["inference"]["socket"] == str(daemon.inference)
+    assert told.origins["limits.max_tokens"].startswith(f"{daemon.config}:")
     daemon.configure()
     assert reload(daemon).needs_restart == ()
     assert daemon.ask("bible", 9).status_code == 200

@@ -61,6 +61,21 @@ def test_what_waits_is_named_again_until_the_restart_and_what_changed_is_not(set
     assert (back.changed, back.needs_restart) == (("limits.queue",), ())
 
 
+def test_what_is_in_effect_is_described_with_what_waits_for_a_restart(setup):
+    write, reload, _, _ = setup
+    assert reload.describe().needs_restart == {}
+    write('[lora]\nslots = 9\nkv_floor = "1MiB"\n[limits]\nqueue = 7\n')
+    asyncio.run(reload())
+    told = reload.describe()
+    assert told.settings["limits"]["queue"] == 7 and told.settings["lora"]["slots"] == 1024
+    assert told.origins["limits.queue"].endswith("lorad.toml:7")
+    assert told.needs_restart == {"lora.slots": 9, "lora.kv_floor": 1 << 20}
+    assert "origins" not in told.settings
+    write("")
+    asyncio.run(reload())
+    assert reload.describe().needs_restart == {}
+
+
 @pytest.mark.parametrize(
     ("text", "key", "hint"),
     [
