@@ -241,6 +241,12 @@ class RevisionStatus(Struct, frozen=True, kw_only=True):
     prefix_saved_seconds: float = 0.0  # of prefill
     generated_tokens: int = 0
     error: str = ""  # last load failure
+    load_source: Literal["", "disk", "ram"] = ""  # of a load to the GPU that is under way
+    load_seconds: float = 0.0  # since it began
+    arrived_bytes: int | None = None  # of a read from the disk that is under way
+    drain_cause: str = ""
+    drain_seconds: float | None = None  # since it takes no new requests
+    drain_left_seconds: float | None = None  # until what runs is aborted; None: it is not
 
 
 class PoolStatus(Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ Changes nothing, and knows nothing of how it is shown.
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from engine.adapters.host import HostCache
 from engine.adapters.residency import Residency
@@ -24,6 +25,21 @@ class Traffic:
 
     running: int = 0
     waiting: int = 0
+
+
+def _moving(r: Revision, now: float, host: HostCache) -> dict[str, Any]:
+    """Of one that comes or goes; of all others nothing, for there may be thousands."""
+    moving: dict[str, Any] = {}
+    if r.state is State.LOADING:
+        if r.load_began is not None:
+            moving["load_source"], moving["load_seconds"] = r.load_source, now - r.load_began
+        if r.reading:
+            moving["arrived_bytes"] = host.arrived(r.rev)
+    if r.drain is not None:
+        moving["drain_cause"], moving["drain_seconds"] = r.drain.cause, now - r.since
+        if r.drain.deadline is not None:
+            moving["drain_left_seconds"] = r.drain.deadline - now
+    return moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +137,7 @@ class Painter:
             prefix_saved_seconds=hits.saved_seconds,
             generated_tokens=self.stats.generated_by_rev[r.rev],
             error=r.error,
+            **_moving(r, now, self.host),
         )
 
     def _base(self, traffic: Traffic) -> RevisionStatus:

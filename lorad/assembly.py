@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from engine.client import EngineClient
-from engine.messages import AdapterEvent
+from engine.messages import AdapterEvent, EngineSnapshot
 from lorad import __version__
 from lorad.api.guard import admin_uids
 from lorad.base import fingerprint_of, spec_of
+from lorad.board.board import Boards
 from lorad.config import Settings
-from lorad.errors import BadConfig
+from lorad.errors import BadConfig, LoradError
 from lorad.metrics.http import HttpCounts
 from lorad.metrics.metrics import Metrics
 from lorad.metrics.sources import Sources
@@ -98,6 +99,7 @@ class Services:
             self.housekeeping.run(),
             self.operations.run(),
             self.metrics.run(),
+            self.board.run(),
             self.audit.run(),
         )
 
@@ -106,6 +108,7 @@ class Services:
         self.requests.limit(now.limits)
         self.pins.settings = now.lora
         self.callers.operators = admin_uids(now.admin.allow_uids)
+        self.board.drain_timeout = now.shutdown.drain_timeout
 
     def _know_adapters(self) -> None:
         """Files, revisions, names, and what leaves the disk."""
@@ -232,9 +235,9 @@ class Services:
             version=__version__,
             instance_id=self.instance_id,
         )
-        self.metrics = self._make_metrics()
+        self.metrics, self.board = self._make_metrics()
 
-    def _make_metrics(self) -> Metrics:
+    def _make_metrics(self) -> tuple[Metrics, Boards]:
         """Made, and told of what happens."""
         sources = Sources(
             settings=self.settings,
@@ -252,15 +255,26 @@ class Services:
             watcher=lambda: self.watcher,
         )
         metrics = Metrics(sources, started=self.started)
+        board = Boards(sources, self.snapshot, self.requests, self.gate, self.tenancy, self.events)
 
         def on_adapter(event: AdapterEvent) -> None:
             metrics.take_transition(event)  # first: it may be the last that bears its name
+            board.take_transition(event)
             self._revisions.take_transition(event)
 
-        self.link.on_adapter = on_adapter
-        self.picture.on_snapshot = metrics.take_snapshot
+        def on_snapshot(snapshot: EngineSnapshot) -> None:
+            metrics.take_snapshot(snapshot)
+            board.take_snapshot(snapshot)
+
+        self.link.on_adapter, self.picture.on_snapshot = on_adapter, on_snapshot
         self.operations.on_end = metrics.pulled.take
-        return metrics
+        self.draining.on_begin = board.note_drain
+        return metrics, board
+
+    def note_reload(self, error: LoradError | None) -> None:
+        """The configuration was read anew, or refused."""
+        self.metrics.note_reload(error)
+        self.board.note_reload(error)
 
     def _make_tracing(self) -> Tracing | None:
         otel = self.settings.otel

@@ -101,7 +101,7 @@ class Daemon:
         self.reload = Reload(self.settings, self.ground.as_read, self._read, services.events)
         self.faces = Faces(self.ground, services, self.log_ring, self._reload, self.reload.describe)
         self.reload.prepare, self.reload.apply = self.faces.read_keys, self._apply
-        self.reload.on_outcome = services.metrics.note_reload
+        self.reload.on_outcome = services.note_reload
 
     # ------------------------------------------------------------- serving
     async def _serve(self) -> None:

@@ -140,6 +140,7 @@ def _deps(
         callers=services.callers,
         tenancy=services.tenancy,
         listing=services.snapshot,
+        board=services.board,
         events=services.events,
         link=services.link,
         uploads=Uploads(

@@ -117,6 +117,10 @@ class HostCache:
         entry = self._entries.get(rev)
         return entry is not None and entry.ready and not entry.dropped
 
+    def arrived(self, rev: str) -> int | None:
+        """Bytes of a read under way that are here; None without one."""
+        return self._readers.arrived(rev)
+
     def protect(self, rev: str, on: bool) -> None:
         """A protected entry is never evicted to make room.  Unknown revisions are ignored."""
         entry = self._entries.get(rev)

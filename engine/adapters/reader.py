@@ -27,6 +27,8 @@ SHARERS = 4
 #: Bytes that a file is judged by, and the least that is worth another thread.
 FIRST_BYTES = 4 << 20
 LEAST_BYTES = 8 << 20
+#: Bytes of one call at the most, so that it can be told how far a large file is.
+CALL_BYTES = 16 << 20
 #: Bytes a second from which on others help: what an SSD gives, and a disk or a far server does not.
 FAST = 250e6
 #: How long `close` waits for reads under way.
@@ -46,6 +48,7 @@ class _File:
     parts: int = 1
     errors: list[str] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+    arrived: dict[int, int] = field(default_factory=dict)  # start of a stretch -> bytes of it
     lock: threading.Lock = field(default_factory=threading.Lock)
     #: Taken once: by the reader that begins it, or by whoever cancels it before.
     claim: threading.Lock = field(default_factory=threading.Lock)
@@ -108,6 +111,11 @@ class Readers:
             done.append(self._done.get())
             del self._files[done[-1].rev]
         return done
+
+    def arrived(self, rev: str) -> int | None:
+        """Bytes of its file that are here; None if it is not being read."""
+        file = self._files.get(rev)
+        return None if file is None else sum(list(file.arrived.values()))
 
     def close(self) -> bool:
         """End the threads after what they are at.  False: some are stuck, and may write still."""
@@ -198,8 +206,12 @@ class Readers:
         """Read one stretch, and hold the blocks in it against their checksums."""
         at = start
         try:
-            while at < end and (count := os.preadv(file.fd, [file.target[at:end]], at)):
+            while at < end:
+                piece = file.target[at : min(end, at + CALL_BYTES)]
+                if not (count := os.preadv(file.fd, [piece], at)):
+                    break
                 at += count
+                file.arrived[start] = at - start
         except OSError as error:
             file.errors.append(f"{_shown(file.path)}: {error.strerror or error}")
             return

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from lorad.api import (
     admin,
     audit,
+    board,
     compat,
     generate,
     health,
@@ -79,6 +80,8 @@ ADMIN = [
     Route(f"{_V1}/snapshot", admin.status),
     Route(f"{_V1}/slots", admin.slots),
     Route(f"{_V1}/events", admin.events),
+    Route(f"{_V1}/board", board.board),
+    Route(f"{_V1}/stream", board.stream),
     Route(f"{_V1}/adapters", admin.list_adapters),
     Route(f"{_V1}/adapters/{{name:path}}/explain", admin.explain, methods=_ADAPTER),
     Route(f"{_V1}/adapters/{{name:path}}", admin.adapter, methods=_ADAPTER),

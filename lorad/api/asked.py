@@ -4,6 +4,7 @@ Goes in: a request that the guard let in.  Comes out: a checked value, or a 400 
 parameter.
 """
 
+import math
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -35,6 +36,19 @@ async def checked(request: Request, kind: type[S], refused: Mapping[str, params.
 def uid(request: Request) -> int | None:
     peer = request.scope.get("lorad_peer")
     return peer.uid if peer is not None else None
+
+
+def decimal(request: Request, name: str, default: float, low: float, high: float) -> float:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise LoradError("invalid_value", f"{name} must be {low:g} to {high:g}", param=name)
+    return value
 
 
 def number(request: Request, name: str, default: int, low: int, high: int) -> int:

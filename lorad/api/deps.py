@@ -4,7 +4,7 @@ Goes in: the services.  Comes out: one frozen value that every request finds in 
 protocols say what the routes use of each service.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from engine.messages import EngineInfo
 from lorad import wire
 from lorad.api.sse import PING_SECONDS
 from lorad.api.uploads import Stage, Staging, Uploads
+from lorad.board.stream import Message
 from lorad.config import Limits, Settings
 from lorad.errors import LoradError
 from lorad.metrics.http import UNMATCHED, HttpCounts
@@ -31,6 +32,7 @@ from lorad.wire_registry import (
     RegistryImport,
     RegistryImported,
 )
+from lorad.wire_stream import Board
 
 
 class Wishes(Stage, Protocol):
@@ -159,6 +161,15 @@ class LogLines(Protocol):
     def follow(self, after: int | None = None) -> AsyncIterator[LogLine]: ...
 
 
+class Watching(Protocol):
+    """Of Boards."""
+
+    async def once(self) -> Board: ...
+    def follow(
+        self, interval: float, after: int | None = None
+    ) -> AsyncGenerator[Message, None]: ...
+
+
 class Drain(Protocol):
     """Of Draining."""
 
@@ -184,6 +195,7 @@ class Deps:
     callers: Callers
     tenancy: Tenancy
     listing: Listing
+    board: Watching
     events: Events
     link: Engine
     uploads: Uploads

@@ -5,7 +5,15 @@ Goes in: nothing.  Comes out: one row a method and route; a test holds them agai
 
 from collections.abc import Mapping
 
-from lorad import wire, wire_compat, wire_operate, wire_operations, wire_registry, wire_tenants
+from lorad import (
+    wire,
+    wire_compat,
+    wire_operate,
+    wire_operations,
+    wire_registry,
+    wire_stream,
+    wire_tenants,
+)
 from lorad.api.openapi import HEALTH, SELF, Binary, Operation
 
 _PLACE = "/admin/v1"
@@ -25,6 +33,12 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
     ("GET", f"{_PLACE}/adapters"): Operation("A page of adapters", wire.AdapterPage),
     ("GET", f"{_PLACE}/events"): Operation(
         "The newest events, or all that follow", wire.EventPage, chunk=wire.EventItem
+    ),
+    ("GET", f"{_PLACE}/board"): Operation("All that a dashboard shows", wire_stream.Board),
+    ("GET", f"{_PLACE}/stream"): Operation(
+        "The same, and what changes; events: board, delta, event",
+        wire_stream.Board,
+        chunk=wire_stream.Delta,
     ),
     ("GET", f"{_PLACE}/logs"): Operation(
         "The log's last lines, or all that follow",

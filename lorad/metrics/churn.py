@@ -43,7 +43,7 @@ class Churn:
         """One transition."""
         if event.source:
             self._note_load(event)
-        if event.before in RESIDENT and event.after not in RESIDENT:
+        if is_eviction(event):
             self._note_eviction(event)
         if event.before == State.LOADING and event.cause in FAILURES:
             self.failures[FAILURES[event.cause]] += 1
@@ -79,10 +79,7 @@ class Churn:
         if named is None:
             return
         name, meant = named
-        reason = REASONS.get(event.cause, event.cause)
-        if event.cause == "remove" and not meant:
-            reason = "replace"
-        self.evictions[name, reason] += 1
+        self.evictions[name, reason_of(event, meant=meant)] += 1
 
     def _note_drain(self, event: AdapterEvent) -> None:
         self.drain_seconds.observe(event.seconds)
@@ -91,3 +88,15 @@ class Churn:
             self._drains[reason, "undone"] += 1
         else:
             self._ended.append((event.rev, reason))
+
+
+def is_eviction(event: AdapterEvent) -> bool:
+    """It leaves the GPU."""
+    return event.before in RESIDENT and event.after not in RESIDENT
+
+
+def reason_of(event: AdapterEvent, *, meant: bool) -> str:
+    """Why it was evicted, in an operator's words; `meant`: a name means the revision still."""
+    if event.cause == "remove" and not meant:
+        return "replace"
+    return REASONS.get(event.cause, event.cause)

@@ -5,6 +5,7 @@ still runs goes on, or is cancelled where that is asked for.  Adapters stay wher
 `resume` costs nothing.  It holds until `resume` or the daemon's end; the registry is not told.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from lorad.errors import LoradError
@@ -31,12 +32,14 @@ class Draining:
     def __init__(self, gate: Gate, names: Names, requests: Requests, events: EventRing) -> None:
         self._gate, self._names = gate, names
         self._requests, self._events = requests, events
+        self.on_begin: Callable[[str], None] = lambda name: None  # "" is the daemon
 
     async def drain(self, ask: DrainAsk) -> Drained:
         """Raises model_not_found; deadline_exceeded when requests are left, which stay drained."""
         name = self._known(ask.name)
         changed = self._close(name)
         if changed:
+            self.on_begin(name or "")
             self._tell("drain.start", name, f"{self._requests.running(name)} requests in flight")
         cancelled = 0
         if ask.wait and not await self._requests.wait_until_idle(ask.timeout_s, name):

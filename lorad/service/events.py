@@ -85,6 +85,16 @@ class EventRing:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    @property
+    def closed(self) -> bool:
+        """Nothing more will come."""
+        return self._closed
+
+    async def beyond(self, after: int) -> None:
+        """Until there is an event above `after`, or the ring is closed."""
+        while self.last_id <= after and not self._closed:
+            await self._changed.wait()
+
     def since(self, after: int, limit: int = 0) -> tuple[tuple[EventItem, ...], bool]:
         """Events with an id above `after`, oldest first, at most `limit` (0 = all); and: a gap?
 
@@ -111,7 +121,7 @@ class EventRing:
             changed = self._changed
             items, gap = self.since(seen)
             if gap:
-                yield self._gap(seen)
+                yield self.gap(seen)
                 seen = 0
             for item in items:
                 yield item
@@ -122,7 +132,7 @@ class EventRing:
                 seen = self.last_id if gap else seen
                 await changed.wait()
 
-    def _gap(self, seen: int) -> EventItem:
+    def gap(self, seen: int) -> EventItem:
         """Not entered in the ring: it tells one reader what that reader missed."""
         return EventItem(
             id=seen,

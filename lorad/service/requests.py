@@ -27,6 +27,7 @@ from lorad.service.choice import Choice
 from lorad.service.door import Door, Place
 from lorad.service.gate import STOPPING, Gate
 from lorad.service.generation import Generation, Owner
+from lorad.service.live import Crowd, Live
 from lorad.service.meter import Meter, Span
 from lorad.service.plan import plan
 from lorad.service.rates import Rates, Spending
@@ -72,7 +73,7 @@ class RequestService:
         self.door = Door(limits, clock)  # sequences that the engine has not answered yet
         self._gate = gate or Gate()
         self._starting = 0
-        self._live: dict[Generation, str | None] = {}  # and the adapter's name
+        self.crowd = Crowd()
         self._of: Counter[str | None] = Counter()  # requests by name
         self._fewer = asyncio.Event()  # set, and replaced, when one has ended
 
@@ -84,7 +85,7 @@ class RequestService:
     @property
     def active(self) -> int:
         """Requests that were accepted and have not ended."""
-        return len(self._live) + self._starting
+        return len(self.crowd) + self._starting
 
     @property
     def waiting(self) -> int:
@@ -101,6 +102,7 @@ class RequestService:
         except BaseException as error:
             if isinstance(error, LoradError):
                 self.meter.refused[error.code] += 1
+                self.crowd.of(caller.tenant.name if caller.tenant else "").refused += 1
             if trace is not None:
                 trace.end(self._clock(), error)
             raise
@@ -148,7 +150,7 @@ class RequestService:
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
             closed = partial(self._closed, spending, trace)
             generation = self._generation(ask, rev, place, closed, text, prompts, ends, deadline)
-            self._live[generation] = resolved.name
+            self.crowd.enter(generation, Live(resolved.name, account, received))
             undo.pop_all()  # from here on the generation gives back
         self._starting -= 1
         if spending is not None:
@@ -221,7 +223,7 @@ class RequestService:
 
     def cancel(self, code: str, message: str, name: str | None = None) -> int:
         """The same, of one adapter or None: of all; how many."""
-        chosen = [g for g, its in self._live.items() if name in (None, its)]
+        chosen = [g for g, its in self.crowd if name in (None, its.name)]
         for generation in chosen:
             self.meter.aborted_by_drain += code == "draining"
             generation.fail(LoradError(code, message))
@@ -242,7 +244,7 @@ class RequestService:
             trace.close(self._clock(), generation)
         if spending is not None:
             spending.end()
-        self._leave(self._live.pop(generation))
+        self._leave(self.crowd.leave(generation).name)
         if generation.rev is not None:
             self._adapters.release(generation.rev)
         self._note_idle()

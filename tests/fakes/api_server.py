@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from lorad.api.deps import Deps
 from lorad.api.guard import admin_uids
 from lorad.api.server import HttpServer, bind_unix
 from lorad.api.uploads import Uploads
+from lorad.board.stream import Message, Stream
 from lorad.config import Admin, Inference, Limits, Model, Settings
 from lorad.errors import LoradError
 from lorad.log_ring import LogRing
@@ -34,7 +35,7 @@ from lorad.metrics.http import HttpCounts
 from lorad.registry.records import OperationRecord
 from lorad.service.audit import Audit
 from lorad.service.callers import Callers
-from lorad.service.events import EventRing
+from lorad.service.events import EventRing, rfc3339, utc_now
 from lorad.service.guides import Guides
 from lorad.service.requests import RequestService
 from lorad.service.tenancy import Tenancy
@@ -43,6 +44,7 @@ from lorad.text.template import ChatTemplate
 from lorad.text.tokenizer import Tokenizer, _byte_alphabet
 from lorad.wire_operate import DrainAsk, Drained, Reloaded, RunningConfig
 from lorad.wire_operations import PulledFile, PullPlan, PullStart
+from lorad.wire_stream import Board
 
 T = TypeVar("T")
 
@@ -444,6 +446,43 @@ class FakeListing:
         )
 
 
+class FakeBoards:
+    """Streams of a board that a test changes: `parts` are its fields."""
+
+    def __init__(self, listing: FakeListing, events: EventRing) -> None:
+        self._listing = listing
+        self.stream = Stream(self.paint, events)
+        self.painted = self.readers = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.parts: dict[str, Any] = {}
+
+    def paint(self) -> Board:
+        self.painted += 1
+        board = Board(
+            sequence=1,
+            time=rfc3339(utc_now()),
+            interval_seconds=0.0,
+            status=self._listing.status(),
+        )
+        return msgspec.structs.replace(board, **self.parts)
+
+    async def once(self) -> Board:
+        return self.paint()
+
+    async def follow(
+        self, interval: float, after: int | None = None
+    ) -> AsyncGenerator[Message, None]:
+        self.readers += 1
+        try:
+            async with contextlib.aclosing(self.stream.follow(interval, after)) as messages:
+                async for message in messages:
+                    yield message
+        finally:
+            self.readers -= 1
+
+
 class FakeMetrics:
     """Answers scrapes with `text`, in the type that was asked for."""
 
@@ -547,6 +586,7 @@ class ApiServer:
             guide=self.guides,
             trace=self.trace,
         )
+        self.board = FakeBoards(self.listing, self.events)
         operators = admin_uids(self.settings.admin.allow_uids)
         self.callers = Callers(BASE, operators=operators)
         self.tenancy: Any = None
@@ -571,6 +611,7 @@ class ApiServer:
             callers=self.callers,
             tenancy=self.tenancy,
             listing=self.listing,
+            board=self.board,
             events=self.events,
             link=self.engine,
             uploads=self.uploads,
@@ -629,7 +670,8 @@ class ApiServer:
         self.until(lambda: not self.engine.running and self.requests.active == 0)
         assert self.requests.waiting == 0
         assert not any(self.adapters.leases.values())
-        for fake in (self.engine, self.adapters, self.listing, self.pulls, self.operator):
+        fakes = (self.engine, self.adapters, self.listing, self.pulls, self.operator, self.board)
+        for fake in fakes:
             fake.reset()
 
     def close(self) -> None:

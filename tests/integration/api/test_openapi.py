@@ -48,7 +48,7 @@ def test_an_error_is_what_the_document_says(api, call):
 #: Answered by the fakes as the daemon does, without anything there before.
 ANSWERED = [
     *("livez", "version", "openapi.json", "admin/v1/status", "admin/v1/slots", "admin/v1/adapters"),
-    *("admin/v1/events", "admin/v1/logs", "admin/v1/operations"),
+    *("admin/v1/events", "admin/v1/logs", "admin/v1/operations", "admin/v1/board"),
 ]
 
 

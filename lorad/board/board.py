@@ -1,0 +1,184 @@
+"""Boards: the one owner of the board, which keeps its windows and paints it for who looks.
+
+Goes in: every snapshot and transition of the engine, on the event loop.  Comes out: a `Board`, or
+messages for a reader.  While nobody looks a second costs what the windows cost; what has to be
+asked of the system is asked in a thread, and only for readers.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+
+from engine.adapters.states import State
+from engine.messages import AdapterEvent, EngineSnapshot
+from lorad.board import slots
+from lorad.board.churn import RecentChurn
+from lorad.board.drains import Drains
+from lorad.board.health import HealthChecks
+from lorad.board.machine import Sampler
+from lorad.board.requests import RequestRows
+from lorad.board.stream import Message, Stream
+from lorad.board.tenants import TenantRows
+from lorad.board.traffic import Traffic
+from lorad.board_apply import MAX_EVENTS
+from lorad.metrics.sources import Sources
+from lorad.service.events import EventRing, rfc3339, utc_now
+from lorad.service.gate import Gate
+from lorad.service.requests import RequestService
+from lorad.service.snapshot import Snapshot
+from lorad.service.tenancy import Tenancy
+from lorad.wire_stream import Board, Health, Machine
+
+#: Snapshots come as often as something changes; windows take one a second of them.
+TICK_SECONDS = 0.9
+#: Readers share a board that is no older.
+FRESH_SECONDS = 0.15
+#: What is asked in a thread: how busy the machine is, and all that changes seldom.
+MACHINE_SECONDS, SELDOM_SECONDS = 1.0, 5.0
+
+
+class Boards:
+    """`clock` is that of the requests, in seconds.  `drain_timeout`: of the daemon's own drain."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        snapshot: Snapshot,
+        requests: RequestService,
+        gate: Gate,
+        tenancy: Tenancy,
+        events: EventRing,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sources, self._snapshot, self._events = sources, snapshot, events
+        self._requests, self._tenancy, self._clock = requests, tenancy, clock
+        self._ticked = clock()
+        self._traffic = Traffic(requests.meter, lambda: requests.crowd.begun)
+        self._slots = slots.SlotWindows()
+        self._churn = RecentChurn(self._named, clock())
+        self.drain_timeout = sources.settings.shutdown.drain_timeout
+        self._drains = Drains(gate, requests, sources.catalog, lambda: self.drain_timeout)
+        self._rows = RequestRows(requests.crowd)
+        self._tenants = TenantRows(requests.crowd)
+        self._checks = HealthChecks(sources, now=utc_now)
+        self._sampler = Sampler()
+        self._machine, self._health = Machine(), Health()
+        self._sampled = self._looked = float("-inf")  # when
+        self._sampling = asyncio.Lock()
+        self._readers = 0
+        self._came = asyncio.Event()  # somebody looks
+        self._painted: tuple[float, Board] | None = None
+        self._stream = Stream(self.paint, events, clock)
+
+    # ------------------------------------------------------------- what happens
+    def take_snapshot(self, snapshot: EngineSnapshot) -> None:
+        if self._clock() - self._ticked >= TICK_SECONDS:
+            self._tick(snapshot)
+
+    def take_transition(self, event: AdapterEvent) -> None:
+        now = self._clock()
+        self._churn.take(event, now)
+        if event.after == State.DRAINING:
+            self._drains.begin_revision(event.rev, self._sources.picture.by_rev.get(event.rev), now)
+
+    def note_drain(self, name: str) -> None:
+        """An operator drains a name, or "" all."""
+        self._drains.begin(name, self._clock())
+
+    def note_reload(self, error: Exception | None) -> None:
+        self._checks.note_reload(error)
+
+    async def run(self) -> None:
+        """Keep time where no engine does, and readers' figures fresh, until it is cancelled."""
+        while True:
+            if not self._readers:
+                self._came.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_SECONDS):
+                    await (asyncio.sleep(TICK_SECONDS) if self._readers else self._came.wait())
+            if self._clock() - self._ticked >= 2 * TICK_SECONDS:
+                self._tick(None)
+            if self._readers:
+                await self._sample()
+
+    def _tick(self, snapshot: EngineSnapshot | None) -> None:
+        now = self._ticked = self._clock()
+        self._traffic.tick(now, snapshot)
+        self._slots.tick(now, snapshot)
+        self._tenants.tick(now)
+
+    # ------------------------------------------------------------- who looks
+    async def once(self) -> Board:
+        """As it is now."""
+        await self._sample()
+        await self._snapshot.look()
+        return self.paint()
+
+    async def follow(
+        self, interval: float, after: int | None = None
+    ) -> AsyncGenerator[Message, None]:
+        """See Stream."""
+        with self._reader():
+            await self._sample()
+            await self._snapshot.look()
+            async with aclosing(self._stream.follow(interval, after)) as messages:
+                async for message in messages:
+                    yield message
+                    if interval < TICK_SECONDS:
+                        self._sources.picture.changed()  # oftener than it looks by itself
+
+    def paint(self) -> Board:
+        """Without waiting.  Of a stream that is yet to begin."""
+        now = self._clock()
+        if self._painted is not None and now - self._painted[0] < FRESH_SECONDS:
+            return self._painted[1]
+        snapshot, catalog = self._sources.picture.snapshot, self._sources.catalog
+        board = Board(
+            sequence=1,
+            time=rfc3339(utc_now()),
+            interval_seconds=0.0,
+            status=self._snapshot.status(),
+            load=self._traffic.load(),
+            machine=self._machine,
+            churn=self._churn.look(now),
+            health=self._health,
+            slots=slots.rows(snapshot, catalog, self._slots),
+            drains=self._drains.look(now, snapshot),
+            requests=self._rows.look(now),
+            num_requests=self._requests.active,
+            tenants=self._tenants.look(),
+            events=self._events.newest(MAX_EVENTS),
+        )
+        self._painted = now, board
+        return board
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[None]:
+        self._readers += 1
+        self._came.set()
+        try:
+            yield
+        finally:
+            self._readers -= 1
+
+    async def _sample(self) -> None:
+        """In a thread, one at a time; what is fresh is left."""
+        async with self._sampling:
+            now, info = self._clock(), self._sources.link.info
+            if now - self._sampled >= MACHINE_SECONDS * 0.8:
+                gpu = info.device_uuid if info is not None else ""
+                pid = self._sources.link.pid
+                self._machine = await asyncio.to_thread(self._sampler.sample, pid, gpu)
+                self._sampled = now
+            if now - self._looked >= SELDOM_SECONDS:
+                self._health = await asyncio.to_thread(self._checks.look)
+                self._tenants.know((await asyncio.to_thread(self._tenancy.list)).items)
+                self._looked = now
+
+    def _named(self, rev: str) -> tuple[str, bool] | None:
+        catalog = self._sources.catalog
+        name = catalog.name_of(rev)
+        return None if name is None else (name, bool(catalog.names_of(rev)))

@@ -1,0 +1,192 @@
+"""Slots: a row for each name that is resident, loading or draining, with its last minute.
+
+Goes in: every snapshot, for the windows; and the catalog, when somebody looks.  Comes out: `Slot`s
+by name.  Of adapters that are not on the GPU nothing is kept but what they had counted so far.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from engine.adapters.states import State
+from engine.messages import EngineSnapshot, RevisionStatus
+from lorad.service.catalog import Catalog
+from lorad.service.names import tenant_of
+from lorad.wire_stream import WINDOW_SECONDS, Slot
+
+HELD = frozenset({State.LOADING, State.ACTIVE, State.IDLE, State.DRAINING})
+#: Of `hits_history`: so many numbers, each of so many seconds.
+BUCKETS, BUCKET_SECONDS = 12, 5.0
+#: Counters of revisions that the engine has forgotten are swept up every so many snapshots.
+_SWEEP = 60
+
+#: Tokens: looked up in the prefix cache, found there, generated.
+Counts = tuple[int, int, int]
+_NOTHING: Counts = (0, 0, 0)
+
+
+class SlotWindows:
+    """What each revision did within the window: what changed in a second is kept, no more."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Counts] = {}
+        self._frames: deque[tuple[float, dict[str, Counts]]] = deque()
+        self._sums: dict[str, Counts] = {}
+        self._hits: dict[str, tuple[int, int]] = {}  # of the bucket that fills
+        self._buckets: deque[dict[str, tuple[int, int]]] = deque(maxlen=BUCKETS)
+        self._bucket_began: float | None = None
+        self._pid = self._ticks = 0
+        self._began: float | None = None
+        self._now = 0.0
+
+    def tick(self, now: float, snapshot: EngineSnapshot | None) -> None:
+        """`now` in seconds of a monotonic clock."""
+        self._began = now if self._began is None else self._began
+        self._now = now
+        self._pass_time(now)
+        if snapshot is None:
+            return
+        if snapshot.pid != self._pid:  # another engine, whose counters begin anew
+            self._pid = snapshot.pid
+            self._last.clear()
+        frame = dict(self._changes(snapshot))
+        if frame:
+            self._frames.append((now, frame))
+            for rev, grown in frame.items():
+                self._sums[rev] = _plus(self._sums.get(rev, _NOTHING), grown)
+                asked, found = self._hits.get(rev, (0, 0))
+                if grown[0]:
+                    self._hits[rev] = asked + grown[0], found + grown[1]
+        self._ticks += 1
+        if self._ticks % _SWEEP == 0:
+            known = {status.rev for status in snapshot.revisions}
+            self._last = {rev: counts for rev, counts in self._last.items() if rev in known}
+
+    def sum_of(self, rev: str) -> Counts:
+        """Over the window."""
+        return self._sums.get(rev, _NOTHING)
+
+    def tokens_per_second(self, rev: str) -> float:
+        span = min(self._now - (self._began or 0.0), WINDOW_SECONDS)
+        return round(self.sum_of(rev)[2] / span, 2) if span > 0 else 0.0
+
+    def hits_history(self, rev: str) -> tuple[int | None, ...]:
+        """Percent, of buckets that are full; () if none of them was asked for."""
+        found = [bucket.get(rev) for bucket in self._buckets]
+        if not any(found):
+            return ()
+        return tuple(None if f is None else round(100 * f[1] / f[0]) for f in found)
+
+    def _changes(self, snapshot: EngineSnapshot) -> Iterator[tuple[str, Counts]]:
+        last = self._last
+        for status in snapshot.revisions:
+            if status.slot is None:
+                continue
+            rev = status.rev
+            counts = (
+                status.prefix_query_tokens,
+                status.prefix_hit_tokens,
+                status.generated_tokens,
+            )
+            before = last.get(rev, _NOTHING)
+            if counts != before:
+                last[rev] = counts
+                yield rev, _minus(counts, before)
+
+    def _pass_time(self, now: float) -> None:
+        while self._frames and self._frames[0][0] <= now - WINDOW_SECONDS:
+            for rev, grown in self._frames.popleft()[1].items():
+                left = _minus(self._sums[rev], grown)
+                if left == _NOTHING:
+                    del self._sums[rev]
+                else:
+                    self._sums[rev] = left
+        began = now if self._bucket_began is None else self._bucket_began
+        while now - began >= BUCKET_SECONDS:
+            self._buckets.append(self._hits)
+            self._hits = {}
+            began += BUCKET_SECONDS
+            if now - began > BUCKETS * BUCKET_SECONDS:  # the machine slept
+                began = now
+        self._bucket_began = began
+
+
+def rows(
+    snapshot: EngineSnapshot | None, catalog: Catalog, windows: SlotWindows
+) -> dict[str, Slot]:
+    """By name, in the order of slots; one that loads into host memory comes last."""
+    held = [s for s in snapshot.revisions if s.state in HELD] if snapshot is not None else []
+    held.sort(key=lambda s: (s.slot is None, s.slot or 0, s.rev))
+    block_bytes = snapshot.pool.block_bytes if snapshot is not None else 0
+    found: dict[str, Slot] = {}
+    for status in held:
+        names = catalog.names_of(status.rev)
+        for name in names:
+            entry = catalog.get(name)
+            assert entry is not None, f"{name} is a name of {status.rev}, and no name"
+            found[name] = _row(
+                name, status, windows, block_bytes, pinned=entry.pinned, priority=entry.priority
+            )
+        if not names:
+            label = catalog.label(status.rev)
+            found[label] = _row(
+                label, status, windows, block_bytes, pinned=status.pinned, priority=status.priority
+            )
+    return found
+
+
+def _row(
+    name: str,
+    status: RevisionStatus,
+    windows: SlotWindows,
+    block_bytes: int,
+    *,
+    pinned: bool,
+    priority: int,
+) -> Slot:
+    rev = status.rev
+    query_tokens, hit_tokens, generated = windows.sum_of(rev)
+    loading = status.state == State.LOADING
+    arrived, seconds = status.arrived_bytes, status.load_seconds
+    size = status.num_blocks * block_bytes
+    return Slot(
+        name=name,
+        rev=rev,
+        slot=status.slot,
+        state=status.state,
+        pinned=pinned,
+        priority=priority,
+        rank=status.max_rank,
+        gpu_bytes=status.gpu_bytes,
+        ram_bytes=status.ram_bytes,
+        tenant=tenant_of(name),
+        running=status.running,
+        waiting=status.waiting,
+        tokens_per_second=windows.tokens_per_second(rev) if generated else 0.0,
+        query_tokens=query_tokens,
+        hit_tokens=hit_tokens,
+        life_query_tokens=status.prefix_query_tokens,
+        life_hit_tokens=status.prefix_hit_tokens,
+        life_lost_tokens=status.prefix_lost_tokens,
+        saved_seconds=round(status.prefix_saved_seconds, 3),
+        hits_history=windows.hits_history(rev),
+        loads=status.loads,
+        evictions=status.evictions,
+        thrashes=status.thrashes,
+        idle_seconds=status.idle_seconds,
+        load_source=status.load_source if loading else "",
+        load_seconds=seconds if loading else 0.0,
+        load_fraction=_fraction(arrived, size) if loading else None,
+        load_bytes_per_second=arrived / seconds if loading and arrived and seconds else None,
+    )
+
+
+def _fraction(arrived: int | None, size: int) -> float | None:
+    return min(arrived / size, 1.0) if arrived is not None and size else None
+
+
+def _plus(a: Counts, b: Counts) -> Counts:
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+
+
+def _minus(a: Counts, b: Counts) -> Counts:
+    return a[0] - b[0], a[1] - b[1], a[2] - b[2]

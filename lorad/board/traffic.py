@@ -1,0 +1,63 @@
+"""Traffic: what is asked of the daemon and how fast it answers, over the last minute.
+
+Goes in: a tick about once a second, with the engine's snapshot if there is an engine.  Comes out: a
+`Load`.  Reads counters that grow anyway; nothing is counted for it.
+"""
+
+from collections.abc import Callable
+
+from engine.histogram import SECONDS, Histogram
+from engine.messages import EngineSnapshot
+from lorad.board.windows import Growing, Window, spread
+from lorad.service.meter import KINDS, Meter
+from lorad.wire_stream import WINDOW_SECONDS, Load, Spread
+
+
+class Traffic:
+    """`begun`: how many requests were accepted so far."""
+
+    def __init__(self, meter: Meter, begun: Callable[[], int]) -> None:
+        self._meter, self._begun = meter, begun
+        self._engine = [Growing() for _ in range(4)]
+        self._counts = Window()
+        self._first_token, self._inter_token, self._queue = Window(), Window(), Window()
+
+    def tick(self, now: float, snapshot: EngineSnapshot | None) -> None:
+        """`now` in seconds of a monotonic clock; None: there is no engine now."""
+        if snapshot is not None:
+            prefix = snapshot.prefix
+            shown = (snapshot.generated_tokens, snapshot.prompt_tokens)
+            for growing, value in zip(
+                self._engine, (*shown, prefix.query_tokens, prefix.hit_tokens), strict=True
+            ):
+                growing.take(value)
+        refused = sum(self._meter.refused.values())
+        self._counts.add(now, (self._begun(), refused, *(g.total for g in self._engine)))
+        kinds = [self._meter.kinds[kind] for kind in KINDS]
+        self._first_token.add(now, _summed([k.first_token_seconds for k in kinds]))
+        self._inter_token.add(now, _summed([k.inter_token_seconds for k in kinds]))
+        self._queue.add(now, _summed([k.queue_seconds for k in kinds]))
+
+    def load(self) -> Load:
+        requests, refused, generated, prompt, *_ = self._counts.rates() or (0.0,) * 6
+        *_, query_tokens, hit_tokens = self._counts.grown() or (0,) * 6
+        return Load(
+            requests_per_second=round(requests, 3),
+            refused_per_second=round(refused, 3),
+            tokens_per_second=round(generated, 2),
+            prompt_tokens_per_second=round(prompt, 2),
+            first_token=_spread(self._first_token),
+            inter_token=_spread(self._inter_token),
+            queue=_spread(self._queue),
+            query_tokens=query_tokens,
+            hit_tokens=hit_tokens,
+            tokens_history=tuple(round(n, 1) for n in self._counts.history(2)[-WINDOW_SECONDS:]),
+        )
+
+
+def _summed(histograms: list[Histogram]) -> list[int]:
+    return [sum(counts) for counts in zip(*(h.counts for h in histograms), strict=True)]
+
+
+def _spread(window: Window) -> Spread:
+    return spread(SECONDS, window.grown())
