@@ -4,6 +4,7 @@ Goes in: hidden states of a batch of whole sequences, and which rows are whose. 
 vector each, in fp32.  Knows no requests and no adapters.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -117,7 +118,7 @@ def _mean(rows: Tensor, left_out: int) -> Tensor:
 
 
 def _mean_sqrt_length(rows: Tensor, left_out: int) -> Tensor:
-    return rows[left_out:].sum(0) / float(len(rows) - left_out) ** 0.5
+    return rows[left_out:].sum(0) / math.sqrt(len(rows) - left_out)
 
 
 def _weighted_mean(rows: Tensor, left_out: int) -> Tensor:
