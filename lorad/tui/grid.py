@@ -18,6 +18,8 @@ from lorad.tui.model import Listing
 from lorad.tui.panel import Line, Panel, Span, fitted
 
 R = TypeVar("R")
+#: Cells of the growing column when all are shown.
+_WIDE_NAME = 60
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def columns_for(columns: Sequence[Column[R]], width: int) -> list[tuple[Column[R
 
 
 class Grid(Panel, Generic[R], can_focus=True):
-    """A subclass gives `title`, `note` and `empty`; `listing.show` and `repaint` update it."""
+    """A subclass gives `title` and `empty`; `listing.show` and `repaint` update it."""
 
     BINDINGS: ClassVar[list[Any]] = [
         Binding("down,j", "move(1)", "row down", show=False),
@@ -76,11 +78,25 @@ class Grid(Panel, Generic[R], can_focus=True):
         self, listing: Listing[R], columns: Sequence[Column[R]], *, id: str | None = None
     ) -> None:
         super().__init__(id=id)
-        self.listing, self.columns = listing, tuple(columns)
+        self.listing, self._columns = listing, tuple(columns)
         self.first = 0  # the row at the top
         self.wide = False  # all columns, and left and right move
         self.offset_x = 0
         self._fit: list[tuple[Column[R], int]] = []
+
+    def columns_at(self, width: int) -> Sequence[Column[R]]:
+        """Those of a panel so wide; which of them fit is seen later."""
+        return self._columns
+
+    def note(self) -> Line:
+        """Which rows these are, by what they are filtered and sorted."""
+        listing, said = self.listing, list[Span]()
+        if span := self.span_text():
+            said.append((f"{span}  ", "faint"))
+        if listing.filter_text:
+            said += [("filter ", "faint"), (f"{listing.filter_text}  ", "strong")]
+        mark = self.glyphs.down if listing.reverse else self.glyphs.up
+        return (*said, ("sort ", "faint"), (f"{listing.sort.upper()} {mark}", ""))
 
     def empty(self) -> str:
         """What is said in place of rows."""
@@ -98,9 +114,9 @@ class Grid(Panel, Generic[R], can_focus=True):
     def body(self, width: int, height: int) -> list[Line]:
         inner = width - 1  # the mark of the selected
         room = 10_000 if self.wide else inner
-        self._fit = columns_for(self.columns, room)
+        self._fit = columns_for(self.columns_at(self.size.width), room)
         if self.wide:
-            self._fit = [(c, w if not c.grow else 40) for c, w in self._fit]
+            self._fit = [(c, _WIDE_NAME if c.grow else w) for c, w in self._fit]
         self._scroll(height - 1)
         out = [((" ", ""), *self._shifted(self._heading(), inner))]
         keys = self.listing.keys[self.first : self.first + height - 1]
@@ -130,7 +146,9 @@ class Grid(Panel, Generic[R], can_focus=True):
             spans.append((" ", ""))
         mark = self.glyphs.here if picked else " "
         line = ((mark, "focus" if picked else ""), *self._shifted(tuple(spans), inner))
-        return tuple((text, "pick") for text, _ in line) if picked and self.has_focus else line
+        if not (picked and self.has_focus):
+            return line
+        return tuple((text, f"{ink or 'name'}+pick") for text, ink in line)
 
     def _shifted(self, line: Line, width: int) -> Line:
         if not (self.wide and self.offset_x):
@@ -178,6 +196,17 @@ class Grid(Panel, Generic[R], can_focus=True):
     def toggle_wide(self) -> None:
         self.wide, self.offset_x = not self.wide, 0
         self.repaint()
+
+    def narrow(self, text: str) -> None:
+        """Show rows that match; "" shows all."""
+        self.listing.narrow(text)
+        self.repaint()
+
+    def sort_by(self, column: str) -> bool:
+        """False: it cannot be sorted by that."""
+        known = self.listing.order_by(column)
+        self.repaint()
+        return known
 
     def sort_next(self) -> None:
         self.listing.order_next([column.key for column, _ in self._fit])

@@ -5,26 +5,28 @@ Goes in: the board.  Comes out: lines that fit the width, the least needed left 
 
 from collections.abc import Sequence
 
+from textual import events
+
 from lorad.tui.draw import (
+    UNKNOWN,
     Glyphs,
     age,
-    bar,
     clock,
     count,
     duration,
-    inert,
     percent,
     rate,
     ratio,
-    size,
     size_of,
     stacked,
 )
-from lorad.tui.panel import Line, Painted, both_ends, wide
+from lorad.tui.draw import size as bytes_of
+from lorad.tui.panel import Line, Painted, Span, both_ends, fitted, wide
 from lorad.wire import PoolPicture
-from lorad.wire_stream import Board
+from lorad.wire_stream import Board, Spread
 
-STATE_INKS = {"ready": "good", "draining": "warn", "stopped": "bad", "engine_stalled": "bad"}
+STATE_INKS = {"ready": "good", "stopped": "bad", "engine_stalled": "bad"}
+#: Fields of a PoolPicture, what they are called, their ink.
 POOL = (
     ("kv_active", "KV", "kv_used"),
     ("kv_cached", "cached", "kv_cached"),
@@ -32,6 +34,8 @@ POOL = (
     ("adapter_idle", "idle", "adapter_idle"),
     ("free", "free", "free"),
 )
+ROOMY = 100  # columns: names of things in full, the legend beside the bar
+Part = tuple[int, Line]  # how soon it may go, the highest first; its spans
 
 
 class Header(Painted):
@@ -41,87 +45,133 @@ class Header(Painted):
         super().__init__(id="header")
 
     def lines(self, width: int, height: int) -> list[Line]:
-        board = self.top.shown
+        board, tabs = self.top.shown, self._tabs()
         if board is None:
-            said = f" lorad  {self.top.title_of_source}  waiting for the first data"
-            return [((said, "faint"),)]
-        who = _identity(board, width, self.top.title_of_source)
-        now = (clock(board.time) + " ", "strong")
-        out = [
-            joined(who, now, width, self.glyphs),
-            joined(_figures(board, width, self.glyphs), ("", ""), width, self.glyphs),
-        ]
+            said = ((" lorad  ", "strong"), (f"{self.top.title_of_source}  ", "faint"))
+            return [said, both_ends(((" waiting for data", "faint"),), tabs, width, self.glyphs)]
+        now: Line = ((clock(board.time) + " ", "strong"),)
+        who, how = _identity(board, width, self.top.title_of_source), _figures(board, height < 3)
+        out = [joined(who, now, width, self.glyphs), joined(how, tabs, width, self.glyphs)]
         if height > 2:
             out.append(pool_line(board.status.pool, width, self.glyphs))
         return out
 
+    def _tabs(self) -> Line:
+        """`1 Overview 2 3 4`: which screen this is, and that there are others."""
+        spans: list[Span] = []
+        for key, name in self.top.screens:
+            here = self.top.view is not None and self.top.view.key == key
+            spans += [(key, "key" if here else "faint"), (f" {name} " if here else " ", "")]
+        return tuple(spans)
 
-Part = tuple[int, Line]  # how soon it may go, the highest first; spans
+    async def on_click(self, event: events.Click) -> None:
+        """On the number of a screen."""
+        x = event.x - (self.size.width - wide(self._tabs()))
+        for text, _ in self._tabs() if event.y == 1 else ():
+            if 0 <= x < len(text) and text.isdigit():
+                await self.top.action_view(text)
+            x -= len(text)
 
 
-def joined(parts: Sequence[Part], right: tuple[str, str], width: int, glyphs: Glyphs) -> Line:
-    """Parts two spaces apart; as long as they do not fit, the one that matters least goes."""
+def joined(parts: Sequence[Part], right: Line, width: int, glyphs: Glyphs) -> Line:
+    """Parts two spaces apart; while they do not fit, the one that matters least goes."""
     kept = [part for part in parts if part[1]]
-    room = width - len(right[0]) - 2
+    room = width - wide(right) - 1
     while len(kept) > 1 and sum(wide(line) + 2 for _, line in kept) > room:
         kept.remove(max(kept, key=lambda part: part[0]))
-    left: list[tuple[str, str]] = [(" ", "")]
+    left: list[Span] = [(" ", "")]
     for _, line in kept:
         left += [*line, ("  ", "")]
-    return both_ends(tuple(left), (right,), width, glyphs)
+    return both_ends(tuple(left[:-1]), right, width, glyphs)
+
+
+def _said(word: str, value: str, ink: str = "") -> Line:
+    return ((f"{word} ", "faint"), (value, ink))
 
 
 def _identity(board: Board, width: int, source: str) -> list[Part]:
-    s = board.status
-    gpu = board.machine.gpu_busy
-    busy = "" if gpu is None else f" {percent(gpu)}"
+    s, roomy = board.status, width >= ROOMY
+    busy = board.machine.gpu_busy
+    state: Line = ((s.state.upper(), STATE_INKS.get(s.state, "warn")),)
+    if s.state != "ready" and s.reason:
+        state = (*state, (f" {s.reason}", "faint"))
     return [
-        (0, (("lorad", "strong"), (f" {s.version}" if width >= 100 else "", "faint"))),
-        (0, ((s.state.upper(), f"{STATE_INKS.get(s.state, 'warn')}"),)),
-        (7, (("pid ", "faint"), (str(s.pid), ""))),
-        (3, (("up ", "faint"), (age(s.uptime_seconds), ""))),
-        (2, ((inert(s.base), "strong"), (f" {s.dtype}" if width >= 100 else "", "faint"))),
-        (4, ((inert(s.device), "faint"), (busy, ""))),
-        (8, ((inert(s.device_name), "faint"),)),
-        (9, ((inert(source), "faint"),)),
+        (0, (("lorad", "strong"), (f" {s.version}" if roomy else "", "faint"))),
+        (0, state),
+        (7, _said("pid", str(s.pid))),
+        (3, _said("up", age(s.uptime_seconds))),
+        (2, ((s.base, "strong"), (f" {s.dtype}" if roomy else "", "faint"))),
+        (
+            4,
+            (
+                (s.device_name or s.device, "faint"),
+                (f" {percent(busy)}" if busy is not None else "", ""),
+            ),
+        ),
+        (9, ((source, "faint"),)),
     ]
 
 
-def _figures(board: Board, width: int, glyphs: Glyphs) -> list[Part]:
+def _figures(board: Board, no_pool: bool) -> list[Part]:
     s, load, m = board.status, board.load, board.machine
-    first, inter = load.first_token, load.inter_token
     pool = s.pool
     used = ratio(pool.kv_active + pool.kv_cached, pool.total)
-    parts: list[Part] = [
-        (3, (("req/s ", "faint"), (rate(load.requests_per_second), ""))),
-        (1, (("tok/s ", "faint"), (rate(load.tokens_per_second), "strong"))),
-        (0, (("run ", "faint"), (count(s.running), "strong"))),
-        (0, (("wait ", "faint"), (count(s.waiting), "warn" if s.waiting else ""))),
-        (2, (("TTFT ", "faint"), (f"{duration(first.p50)}/{duration(first.p99)}", ""))),
-        (4, (("ITL ", "faint"), (f"{duration(inter.p50)}/{duration(inter.p99)}", ""))),
+    return [
+        (5, _said("req/s", rate(load.requests_per_second))),
+        (1, _said("tok/s", rate(load.tokens_per_second), "strong")),
+        (0, _said("run", count(s.running), "strong")),
+        (0, _said("wait", count(s.waiting), "warn" if s.waiting else "")),
+        (2, _said("TTFT", both_percentiles(load.first_token))),
+        (6, _said("ITL", both_percentiles(load.inter_token))),
+        (3, _said("KV", percent(used)) if no_pool else ()),
+        (4, _said("hit", percent(ratio(load.hit_tokens, load.query_tokens)))),
+        (5, _said("VRAM", size_of(m.gpu_used_bytes, m.gpu_total_bytes))),
+        (7, _said("ram", bytes_of(s.ram_used_bytes))),
+        (8, _said("cpu", f"{percent(m.daemon_cpu)}+{percent(m.engine_cpu)}")),
+        (9, _said("host", size_of(m.host_used_bytes, m.host_total_bytes))),
     ]
-    parts.append((5, (("KV ", "faint"), (percent(used), ""))))
-    parts.append((5, (("VRAM ", "faint"), (size_of(m.gpu_used_bytes, m.gpu_total_bytes), ""))))
-    parts.append((6, (("ram ", "faint"), (size(s.ram_used_bytes), ""))))
-    parts.append((8, (("host ", "faint"), (size_of(m.host_used_bytes, m.host_total_bytes), ""))))
-    parts.append((7, (("cpu ", "faint"), (f"{percent(m.daemon_cpu)}+{percent(m.engine_cpu)}", ""))))
-    return parts
 
 
+def both_percentiles(spread: Spread) -> str:
+    """`82/410ms`: the median and the 99th, in one unit where that is the same."""
+    if not spread.count:
+        return UNKNOWN
+    middle, high = duration(spread.p50), duration(spread.p99)
+    for unit in ("ms", "s"):
+        if middle.endswith(unit) and high.endswith(unit):
+            short = middle.removesuffix(unit)
+            return f"{short}/{high}" if not short.endswith("m") else f"{middle}/{high}"
+    return f"{middle}/{high}"
+
+
+# ----------------------------------------------------------------- the pool
 def pool_line(pool: PoolPicture, width: int, glyphs: Glyphs) -> Line:
-    """The one arena as a bar of five parts, each named with its share."""
-    amounts = [getattr(pool, name) for name, _, _ in POOL]
-    legend: list[tuple[str, str]] = []
-    for place, (_, word, ink) in enumerate(POOL):
-        share = percent(ratio(amounts[place], pool.total))
-        mark = glyphs.pool[place % len(glyphs.pool)]
-        legend += [("  ", ""), (mark, ink), (f" {word} ", "faint"), (share, "")]
-    room = width - wide(legend) - 8
-    if room < 8:
-        legend = [span for span in legend if span[1] != "faint" or len(span[0]) <= 3]
-        room = width - wide(legend) - 8
-    parts = stacked(amounts, max(4, room), glyphs)
-    drawn = [(text, ink) for text, (_, _, ink) in zip(parts, POOL, strict=True)]
+    """The one arena as a bar of five parts: named beside it, or within it where that is narrow."""
+    start: Line = ((" pool  ", "faint"),)
     if not pool.total:
-        drawn = [(bar(None, max(4, room), glyphs), "faint")]
-    return ((" pool  ", "faint"), *drawn, *legend)
+        return (*start, (UNKNOWN, "faint"))
+    amounts = [getattr(pool, name) for name, _, _ in POOL]
+    words = [
+        f"{word} {percent(ratio(n, pool.total))}"
+        for n, (_, word, _) in zip(amounts, POOL, strict=True)
+    ]
+    if width < ROOMY:
+        return (*start, *_named_bar(amounts, words, width - 8, glyphs), (" ", ""))
+    legend: list[Span] = []
+    for place, word in enumerate(words):
+        name, _, share = word.rpartition(" ")
+        mark = glyphs.pool[place % len(glyphs.pool)]
+        legend += [("  ", ""), (mark, POOL[place][2]), (f" {name} ", "faint"), (share, "")]
+    room = width - wide(legend) - wide(start) - 1
+    drawn = zip(stacked(amounts, room, glyphs), POOL, strict=True)
+    return (*start, *((text, ink) for text, (_, _, ink) in drawn), *legend)
+
+
+def _named_bar(amounts: Sequence[int], words: Sequence[str], width: int, glyphs: Glyphs) -> Line:
+    """Each part has its name in it; a part that is too short for that has its share, or nothing."""
+    spans: list[Span] = []
+    for piece, word, (_, _, ink) in zip(stacked(amounts, width, glyphs), words, POOL, strict=True):
+        label = next((f" {w} " for w in (word, word.split()[-1]) if len(w) + 3 <= len(piece)), "")
+        spans += [(piece[:1], ink), (label, "")] if label else []
+        spans.append((piece[1 + len(label) :] if label else piece, ink))
+    return fitted(tuple(spans), width, glyphs)

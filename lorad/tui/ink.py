@@ -15,10 +15,10 @@ from textual.theme import Theme
 #: What there is to say.  `key` is one to press, `loud` a banner, `pick` the selected row where one
 #: looks at it; the pool has five parts.
 INKS = (
-    *("text", "edge", "focus", "title", "head", "faint", "strong"),
-    *("good", "busy", "warn", "bad", "fill", "rest", "spark"),
+    *("text", "edge", "focus", "title", "head", "faint", "strong", "name"),
+    *("good", "busy", "warn", "bad", "fill", "rest", "spark", "spark2"),
     *("kv_used", "kv_cached", "adapter_used", "adapter_idle", "free"),
-    *("key", "loud", "pick"),
+    *("key", "loud", "pick", "within"),
 )
 
 
@@ -28,15 +28,32 @@ class Look:
 
     theme: Theme
     inks: Mapping[str, str]
+    ground: str = ""  # what everything stands on; "" is the terminal's own
     mono: bool = False
 
-    def style(self, ink: str) -> Style:
-        return _style(self.inks.get(ink, ""))
+    @property
+    def name(self) -> str:
+        return self.theme.name
+
+    def style(self, ink: str, *, faded: bool = False) -> Style:
+        """`ink` may be two with a + between them, the second over the first.  `faded`: of what was,
+        not is."""
+        return _style(self.name, ink, faded)
 
 
-@lru_cache(512)
-def _style(text: str) -> Style:
-    return Style.parse(text) if text else Style.null()
+@lru_cache(1024)
+def _style(name: str, ink: str, faded: bool) -> Style:
+    look = LOOKS[name]
+    style = Style.parse(look.ground) if look.ground else Style.null()
+    for one in (ink or "text").split("+"):
+        if faded and one in _LIVELY:
+            one = "faint"
+        style += Style.parse(look.inks.get(one) or "none")
+    return style + Style(dim=True) if faded and not look.mono and ink != "loud" else style
+
+
+#: What is not said so loudly of a board that is old.
+_LIVELY = frozenset({"text", "strong", "title", "name", "good", "busy"})
 
 
 def _theme(name: str, c: Mapping[str, str], *, dark: bool = True, ansi: bool = False) -> Theme:
@@ -68,6 +85,7 @@ def _look(name: str, c: Mapping[str, str], *, dark: bool = True, ansi: bool = Fa
         "head": colour["faint"],
         "faint": colour["faint"],
         "strong": f"bold {colour['strong']}",
+        "name": colour["strong"],
         "good": colour["good"],
         "busy": colour["accent"],
         "warn": colour["warn"],
@@ -75,6 +93,7 @@ def _look(name: str, c: Mapping[str, str], *, dark: bool = True, ansi: bool = Fa
         "fill": colour["accent"],
         "rest": colour["edge"],
         "spark": colour["accent"],
+        "spark2": colour["violet"],
         "kv_used": colour["accent"],
         "kv_cached": colour["accent2"],
         "adapter_used": colour["violet"],
@@ -82,9 +101,11 @@ def _look(name: str, c: Mapping[str, str], *, dark: bool = True, ansi: bool = Fa
         "free": colour["edge"],
         "key": f"bold {colour['accent']}",
         "loud": f"bold {colour['on_loud']} on {colour['warn']}",
-        "pick": f"{colour['strong']} on {colour['picked']}",
+        "pick": f"on {colour['picked']}",
+        "within": "reverse",
     }
-    return Look(_theme(name, c, dark=dark, ansi=ansi), inks)
+    ground = "" if ansi else f"on {colour['ground']}"
+    return Look(_theme(name, c, dark=dark, ansi=ansi), inks, ground)
 
 
 LOOKS: Mapping[str, Look] = {
@@ -145,7 +166,7 @@ LOOKS: Mapping[str, Look] = {
             "good": "ansi_green",
             "warn": "ansi_yellow",
             "bad": "ansi_red",
-            "picked": "ansi_blue",
+            "picked": "ansi_black",
             "on_loud": "ansi_black",
         },
         ansi=True,

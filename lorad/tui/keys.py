@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Key:
-    """`keys` as Textual names them; `shown` as people do.  `footer`: rank there, 0 is not shown."""
+    """`keys` as Textual names them; `shown` as people do.  `footer`: rank there, 0 is not shown.
+
+    `changes` what is served, so not with --read-only.  `moves`: about the screen, no command.
+    """
 
     keys: str
     shown: str
@@ -13,49 +16,56 @@ class Key:
     does: str
     footer: int = 0
     short: str = ""  # in the footer
-    changes: bool = False  # what is served: not with --read-only
-    group: str = "general"
+    changes: bool = False
+    moves: bool = False
 
 
 KEYS: tuple[Key, ...] = (
-    Key("question_mark,f1", "?", "help", "help", 1, "help"),
+    Key("question_mark,f1", "?  F1", "help", "help", 1, "help"),
     Key("slash", "/", "filter", "filter: word, !word, state:idle; esc clears", 2, "filter"),
     Key("s", "s", "sort_next", "sort by the next column", 3, "sort"),
     Key("S", "S", "sort_reverse", "sort the other way round"),
     Key("enter", "enter", "detail", "all about the selected row", 4, "detail"),
-    Key("p", "p", "act('pin')", "pin or unpin", 5, "pin", True, "adapter"),
-    Key("l", "l", "act('load')", "load it onto the GPU", 6, "load", True, "adapter"),
-    Key("e", "e", "act('evict')", "evict it from the GPU", 7, "evict", True, "adapter"),
-    Key(
-        "d", "d", "act('drain')", "drain: take no new requests for it", 8, "drain", True, "adapter"
-    ),
-    Key("x", "x", "act('cancel')", "cancel a drain or a request", 9, "cancel", True, "adapter"),
+    Key("p", "p", "act('pin')", "pin or unpin", 5, "pin", changes=True),
+    Key("l", "l", "act('load')", "load it onto the GPU", 6, "load", changes=True),
+    Key("e", "e", "act('evict')", "evict it from the GPU", 7, "evict", changes=True),
+    Key("d", "d", "act('drain')", "drain: no new requests for it", 8, "drain", changes=True),
+    Key("x", "x", "act('cancel')", "cancel its drain, or the request", 9, "cancel", changes=True),
     Key("space", "space", "freeze", "freeze what is shown, or go on", 10, "freeze"),
     Key("y", "y", "copy_name", "copy the name", 11, "copy"),
     Key("Y", "Y", "copy_row", "copy the row as JSON"),
     Key("ctrl+p", "ctrl+p", "palette", "all commands", 12, "commands"),
     Key("colon", ":", "command", "a command by its name"),
-    Key("q", "q", "quit", "quit", 13, "quit"),
-    Key("ctrl+q", "ctrl+q", "leave", "quit at once"),
-    Key("tab", "tab", "app.focus_next", "next panel", group="moving"),
-    Key("shift+tab", "shift+tab", "app.focus_previous", "panel before", group="moving"),
-    Key("plus,equals_sign", "+", "faster(1)", "show news less often"),
-    Key("minus", "-", "faster(-1)", "show news more often"),
+    Key("plus,equals_sign", "+", "pace(1)", "show news less often"),
+    Key("minus", "-", "pace(-1)", "show news more often"),
     Key("w", "w", "wide", "all columns; left and right move"),
     Key("r", "r", "refresh", "draw everything anew"),
     Key("ctrl+s", "ctrl+s", "save", "save what is shown: JSON and SVG"),
     Key("t", "t", "theme_next", "next theme"),
     Key("m", "m", "mouse", "mouse on or off"),
-    Key("escape", "esc", "escape", "clear the filter, close what is open"),
+    Key("q", "q", "leave", "quit", 13, "quit"),
+    Key("ctrl+q", "ctrl+q", "leave", "quit at once"),
+    Key("tab", "tab", "app.focus_next", "next panel", moves=True),
+    Key("shift+tab", "shift+tab", "app.focus_previous", "panel before", moves=True),
+    Key("escape", "esc", "escape", "clear the filter, close what is open", moves=True),
 )
 #: Of every table, for the help.
 MOVES = (
-    ("j k, arrows", "row down, row up"),
-    ("g G, home end", "first row, last row"),
+    ("j k  arrows", "row down, row up"),
+    ("g G  home end", "first row, last row"),
     ("ctrl+d ctrl+u", "page down, page up"),
     ("1-7", "screens"),
     ("click", "a heading sorts, a row is selected, a second click opens it"),
     ("shift+drag", "selects text, as the terminal does it"),
+)
+#: After a colon: words, and what they do.
+COMMANDS = (
+    (":filter TEXT", "as /"),
+    (":sort COLUMN", "by that column; again for the other way round"),
+    (":theme NAME", "dusk, paper, terminal, mono"),
+    (":interval S", "a picture every S seconds"),
+    (":2, :adapters", "a screen by its number or name"),
+    (":q", "quit"),
 )
 
 

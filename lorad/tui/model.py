@@ -225,13 +225,14 @@ class Listing(Generic[R]):
         self.filter_text, self._filter = text, parse(text)
         self.show(self.rows)
 
-    def order_by(self, column: str) -> None:
-        """Sort by a column, or the other way round if it is sorted by that already."""
-        if column == self.sort:
-            self.reverse = not self.reverse
-        elif column in self._sorts:
-            self.sort, self.reverse = column, False
+    def order_by(self, column: str) -> bool:
+        """Sort by a column, the other way round if it is sorted by that; False: it cannot be."""
+        if column not in self._sorts:
+            return False
+        self.reverse = not self.reverse if column == self.sort else False
+        self.sort = column
         self.show(self.rows)
+        return True
 
     def order_next(self, columns: Sequence[str]) -> None:
         """By the next of these columns that can be sorted by."""

@@ -39,10 +39,9 @@ def plan(width: int, height: int, num_slots: int) -> Plan:
         slots = height - row - events
         return Plan(slots, row, row, events, beside=True)
     if height >= 18:
-        events = 5
-        rest = height - events - 4
-        events += max(0, min(5, rest - wanted))
-        return Plan(height - events - 4, 2, 2, events, beside=False)
+        drain = 3
+        events = 4 + max(0, min(6, height - drain - 2 - 4 - wanted))
+        return Plan(height - events - drain - 2, drain, 2, events, beside=False)
     events = 3 if height >= 12 else 0
     churn = 2 if height >= 9 else 0
     return Plan(height - events - churn, 0, churn, events, beside=False)
@@ -107,4 +106,4 @@ class Overview(View):
         prefix.styles.height = p.churn
         events_panel.corners = "├┤"
         slots.bottom = not p.events
-        events_panel.bottom = True
+        events_panel.bottom = p.beside or height > 30

@@ -6,21 +6,24 @@ its top and its left, and the bottom and the right where nobody else is.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from rich.segment import Segment
-from rich.style import Style
 from textual.events import Resize
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from lorad.tui.draw import Glyphs, cut, inert, width_of
+from lorad.tui.draw import UNICODE, Glyphs, cut, inert, width_of
 from lorad.tui.ink import Look
 
 if TYPE_CHECKING:
     from lorad.tui.app import TopApp
+
+#: Thin bars, and sparklines that leave a gap to the line above: rows of blocks would grow together.
+CALM = replace(UNICODE, fill="━", rest="─", parts="╸", spark="▁▂▃▄▅▆▇", here="▌")
 
 Span = tuple[str, str]  # text, ink
 Line = tuple[Span, ...]
@@ -112,20 +115,10 @@ class Painted(Widget):
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if y >= len(self._painted):
-            return Strip.blank(width)
-        look, faded = self.look, self.top.faded
-        return Strip([Segment(text, _ink(look, ink, faded)) for text, ink in self._painted[y]],
+            return Strip.blank(width, self.look.style(""))
+        style, faded = self.look.style, self.top.faded
+        return Strip([Segment(text, style(ink, faded=faded)) for text, ink in self._painted[y]],
                      width)  # fmt: skip
-
-
-def _ink(look: Look, ink: str, faded: bool) -> Style:
-    """What is old is dim, in every theme that has a dim."""
-    if faded and ink not in ("loud", "key", "pick") and not look.mono:
-        return look.style("faint" if ink in ("strong", "title", "") else ink) + DIM
-    return look.style(ink)
-
-
-DIM = Style(dim=True)
 
 
 class Panel(Painted):
@@ -158,7 +151,7 @@ class Panel(Painted):
         inner = width - 3 - self.right_edge
         rows = height - 1 - self.bottom
         out = [self._top(width, edge, ascii)]
-        body = self.body(inner, rows)[:rows]
+        body = self.body(inner, rows)[:rows] if rows > 0 else []
         body += [()] * (rows - len(body))
         closing: Line = ((" " + side, "edge"),) if self.right_edge else ((" ", ""),)
         for line in body:

@@ -3,6 +3,9 @@
 Goes in: the board.  Comes out: lines.  Each panel has a short form for where panels are stacked.
 """
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
 from lorad.tui.draw import (
     UNKNOWN,
     age,
@@ -22,6 +25,9 @@ from lorad.wire import EventItem
 from lorad.wire_stream import CHURN_BUCKET_SECONDS, Board, Drain, Slot
 
 LEVEL_INKS = {"info": "faint", "warn": "warn", "error": "bad"}
+_BRIEF_ROWS = 2  # so low, a panel is in its short form
+_BAR = 8
+_LOAD_BAR = 6
 
 
 class BoardPanel(Panel):
@@ -31,9 +37,8 @@ class BoardPanel(Panel):
         board = self.top.shown
         if board is None:
             return []
-        if width < 60 and height > 2:
-            return self.told(board, width, height)
-        return self.brief(board, width, height) if height <= 2 else self.told(board, width, height)
+        how = self.brief if height <= _BRIEF_ROWS else self.told
+        return how(board, width, height)
 
     def told(self, board: Board, width: int, height: int) -> list[Line]:
         raise NotImplementedError
@@ -50,7 +55,7 @@ class ChurnPanel(BoardPanel):
         super().__init__(id="churn")
 
     def title(self) -> Line:
-        return (("2 ", "key"), ("CHURN", "title"), (" 10 min", "faint"))
+        return (("CHURN", "title"), (" 10 min", "faint"))
 
     def note(self) -> Line:
         board = self.top.shown
@@ -60,47 +65,49 @@ class ChurnPanel(BoardPanel):
 
     def told(self, board: Board, width: int, height: int) -> list[Line]:
         churn = board.churn
-        out = [self._row("load ", churn.loads, width), self._row("evict", churn.evictions, width)]
-        thrash = churn.thrashes
-        said = "after an evict < 60 s" if width >= 34 else "reloads < 60 s"
-        out.append(
-            (("thrash ", "faint"), (f"{thrash}", "bad" if thrash else ""), (f"  {said}", "faint"))
-        )
-        reasons = "  ".join(f"{why} {n}" for why, n in _most(churn.reasons))
-        out.append((("why    ", "faint"), (reasons or UNKNOWN, "")))
+        said = "came back within 60 s" if width >= 34 else "back in 60 s"
         names = "  ".join(f"{name} {n}" for name, n in churn.top)
-        out.append((("top    ", "faint"), (names or UNKNOWN, "")))
-        out.append((("moved  ", "faint"), (size(churn.load_bytes), "")))
-        return out
+        thrashed: Span = (str(churn.thrashes), "bad" if churn.thrashes else "")
+        return [
+            self._run("load   ", churn.loads, "spark", width),
+            self._run("evict  ", churn.evictions, "spark2", width),
+            (("thrash ", "faint"), thrashed, (f" {said}", "faint")),
+            (("why    ", "faint"), (_most(churn.reasons, "  "), "")),
+            (("top    ", "faint"), (names or UNKNOWN, "")),
+            (("moved  ", "faint"), (size(churn.load_bytes), "")),
+        ]
 
     def brief(self, board: Board, width: int, height: int) -> list[Line]:
         churn = board.churn
-        each = max(8, min(24, (width - 40) // 2))
-        line: list[Span] = [("load ", "faint")]
-        line.append((sparkline(churn.loads, each, self.glyphs), "spark"))
-        line.append((f" {_per_minute(churn.loads)}/m", ""))
-        line += [("   evict ", "faint")]
-        line.append((sparkline(churn.evictions, each, self.glyphs), "spark"))
-        line.append((f" {_per_minute(churn.evictions)}/m", ""))
-        reasons = " ".join(f"{why} {n}" for why, n in _most(churn.reasons))
-        line += [("   why ", "faint"), (reasons or UNKNOWN, "")]
-        return [tuple(line)]
+        each = max(8, min(24, (width - 46) // 2))
+        line: list[Span] = []
+        for word, counts, ink in (
+            ("load ", churn.loads, "spark"),
+            ("  evict ", churn.evictions, "spark2"),
+        ):
+            line += [(word, "faint"), (self._spark(counts, each), ink)]
+            line.append((f" {_per_minute(counts)}/m", ""))
+        return [(*line, ("  why ", "faint"), (_most(churn.reasons, " "), ""))]
 
-    def _row(self, word: str, counts: tuple[int, ...], width: int) -> Line:
+    def _run(self, word: str, counts: Sequence[int], ink: str, width: int) -> Line:
         rest = f" {_per_minute(counts):>4}/min"
-        room = max(4, width - len(word) - 2 - len(rest))
-        return (
-            (f"{word}  ", "faint"),
-            (sparkline(counts, room, self.glyphs), "spark"),
-            (rest, ""),
-        )
+        room = max(4, width - len(word) - len(rest))
+        return ((word, "faint"), (self._spark(counts, room), ink), (rest, ""))
+
+    def _spark(self, counts: Sequence[int], width: int) -> str:
+        """Counts are added where there is less room than there are, so that none is lost."""
+        if len(counts) > width:
+            edges = [len(counts) * i // width for i in range(width + 1)]
+            counts = [sum(counts[a:b]) for a, b in pairwise(edges)]
+        return sparkline(counts, width, self.glyphs)
 
 
-def _most(reasons: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+def _most(reasons: Mapping[str, int], between: str) -> str:
+    items = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    return between.join(f"{why} {n}" for why, n in items) or UNKNOWN
 
 
-def _per_minute(counts: tuple[int, ...]) -> str:
+def _per_minute(counts: Sequence[int]) -> str:
     """Of the last minute."""
     return count(sum(counts[-60 // CHURN_BUCKET_SECONDS :]))
 
@@ -116,7 +123,6 @@ class DrainPanel(BoardPanel):
         drains = len(board.drains) if board else 0
         loads = len(loading(board)) if board else 0
         return (
-            ("3 ", "key"),
             ("DRAINS", "title"),
             (f" {drains}  ", "warn" if drains else "faint"),
             ("LOADS", "title"),
@@ -126,68 +132,63 @@ class DrainPanel(BoardPanel):
     def told(self, board: Board, width: int, height: int) -> list[Line]:
         out: list[Line] = []
         for drain in board.drains.values():
-            out += self._drain(drain, width)
-        for row in loading(board):
-            out.append(self._load(row, width))
-        if len(out) < height:
-            out += [self._done(board, width)] if board.churn.recent else []
+            out += [self._who(drain, width), self._progress(drain, width)]
+        out += [self._load(row, width) for row in loading(board)]
         if not out:
             out.append((("nothing drains, nothing loads", "faint"),))
         if len(out) > height:
-            hidden = len(out) - height + 1
-            out = [*out[: height - 1], ((f"and {hidden} more lines", "faint"),)]
+            return [*out[: height - 1], ((f"and {len(out) - height + 1} lines more", "faint"),)]
+        if board.churn.recent and len(out) < height:
+            out.append(self._done(board, width))
         return out
 
     def brief(self, board: Board, width: int, height: int) -> list[Line]:
-        lines = [self._drain_line(drain, width) for drain in board.drains.values()]
-        lines += [self._load(row, width) for row in loading(board)]
-        if not lines:
-            return [(("nothing drains, nothing loads", "faint"),)]
-        if len(lines) > height:
-            lines = lines[:height]
-        return lines
+        """A drain, a load: one of each where there are both and two lines."""
+        drains = [self._drain_line(drain, width) for drain in board.drains.values()]
+        loads = [self._load(row, width) for row in loading(board)]
+        lines = [*drains[:1], *loads[:1], *drains[1:], *loads[1:]]
+        if not lines and board.churn.recent:
+            return [self._done(board, width)]
+        return lines[:height] or [(("nothing drains, nothing loads", "faint"),)]
 
-    def _drain(self, drain: Drain, width: int) -> list[Line]:
-        name = drain.name or "the daemon"
+    def _who(self, drain: Drain, width: int) -> Line:
         revs = f" {drain.rev[:6]}" if drain.rev else ""
         if drain.next_rev:
-            revs += f"{self.glyphs.to}{drain.next_rev[:6]}"
-        head: Line = ((cut(name, max(8, width - len(revs)), self.glyphs), ""), (revs, "faint"))
-        return [head, self._progress(drain, width)]
+            revs += f" {self.glyphs.to} {drain.next_rev[:6]}"
+        name = cut(drain.name or "the daemon", max(8, width - len(revs)), self.glyphs)
+        return ((name, "name"), (revs, "faint"))
 
     def _progress(self, drain: Drain, width: int) -> Line:
         if drain.held:
             return ((f"{drain.running} in flight, held until resumed", "warn"),)
         limit = f" of {age(drain.limit_seconds)}" if drain.limit_seconds is not None else ""
-        said = f" {drain.running} left  {age(drain.seconds)}{limit}"
-        share = None
-        if drain.begun_with:
-            share = 1 - drain.running / drain.begun_with
+        said = f"  {drain.running} left  {age(drain.seconds)}{limit}"
+        share = 1 - drain.running / drain.begun_with if drain.begun_with else None
         room = max(6, width - len(said) - 5)
         drawn = bar_spans(share, room, self.glyphs, "warn")
         return (*drawn, (f" {percent(share):>4}{said}", ""))
 
     def _drain_line(self, drain: Drain, width: int) -> Line:
         half = width // 2
-        name = fitted(self._drain(drain, half)[0], half, self.glyphs)
+        name = fitted(self._who(drain, half), half, self.glyphs)
         return (*name, (" ", ""), *self._progress(drain, width - half - 1))
 
     def _load(self, row: Slot, width: int) -> Line:
-        tier = row.load_source or "wait"
         speed = row.load_bytes_per_second
-        pace = "" if not speed else f" {speed / 1e9:.1f}GB/s"
-        rest = f" {tier}{pace} {age(row.load_seconds)}"
-        bar_room = 8 if width >= 36 else 0
-        name = fit(row.name, max(6, width - len(rest) - bar_room - 1), self.glyphs)
-        drawn = bar_spans(row.load_fraction, bar_room, self.glyphs, "busy") if bar_room else ()
-        return ((name + " ", ""), *drawn, (rest, "busy"))
+        pace = f" {speed / 1e9:.1f}GB/s" if speed else ""
+        since = f" {age(row.load_seconds)}" if row.load_seconds >= 2 or not speed else ""
+        rest = f" {row.load_source or 'waits'}{pace}{since}"
+        room = _LOAD_BAR if width >= 36 else 0
+        name = fit(row.name, max(6, width - len(rest) - room - 1), self.glyphs)
+        drawn = bar_spans(row.load_fraction, room, self.glyphs, "busy") if room else ()
+        return ((name + " ", "name"), *drawn, (rest, "busy"))
 
     def _done(self, board: Board, width: int) -> Line:
         last = board.churn.recent[0]
         pace = last.num_bytes / last.seconds / 1e9 if last.seconds > 0 else 0.0
         said = f" {last.source} {duration(last.seconds)} {pace:.1f}GB/s"
         name = cut(last.name, max(6, width - 5 - len(said)), self.glyphs)
-        return (("last ", "faint"), (name, "faint"), (said, "faint"))
+        return ((f"last {name}{said}", "faint"),)
 
 
 def loading(board: Board) -> list[Slot]:
@@ -201,7 +202,7 @@ class PrefixPanel(BoardPanel):
         super().__init__(id="prefix")
 
     def title(self) -> Line:
-        return (("4 ", "key"), ("PREFIX CACHE", "title"), (" 60 s", "faint"))
+        return (("PREFIX CACHE", "title"), (" 60 s", "faint"))
 
     def note(self) -> Line:
         board = self.top.shown
@@ -211,40 +212,39 @@ class PrefixPanel(BoardPanel):
         return (("life ", "faint"), (percent(life), ""))
 
     def told(self, board: Board, width: int, height: int) -> list[Line]:
-        load = board.load
-        out = [self._row("all", load.hit_tokens, load.query_tokens, width, "strong")]
-        asked = sorted(board.slots.values(), key=lambda r: (-r.query_tokens, r.name))
+        out = [self._share("all", board.load.hit_tokens, board.load.query_tokens, width, "strong")]
+        asked = [row for row in board.slots.values() if row.query_tokens]
+        asked.sort(key=lambda row: (-row.query_tokens, row.name))
         for row in asked[: height - 1]:
-            if row.query_tokens:
-                out.append(self._row(row.name, row.hit_tokens, row.query_tokens, width, ""))
-        if len(out) == 1:
-            out.append((("no prompt was looked up", "faint"),))
-        return out
+            out.append(self._share(row.name, row.hit_tokens, row.query_tokens, width, ""))
+        return out if asked else [*out, (("no prompt was looked up", "faint"),)]
 
-    def _row(self, name: str, hit: int, asked: int, width: int, ink: str) -> Line:
+    def _share(self, name: str, hit: int, asked: int, width: int, ink: str) -> Line:
         share = ratio(hit, asked)
-        rest = f"{percent(share):>5} {count(hit):>5}"
-        room = 8 if width >= 36 else 0
+        rest = f"{percent(share):>5} {count(hit) if asked else '':>5}"
+        room = _BAR if width >= 36 else 0
         label = fit(name, max(4, width - len(rest) - room - 1), self.glyphs)
-        drawn = bar_spans(share, room, self.glyphs) if room else ()
+        drawn: Line = ((" " * room, ""),)
+        if share is not None and room:
+            drawn = bar_spans(share, room, self.glyphs)
         return ((label + " ", ink), *drawn, (rest, ink))
 
 
-class EventsPanel(Panel, can_focus=True):
-    """The newest events."""
+class EventsPanel(Panel):
+    """The newest events, the last on top."""
 
     def __init__(self) -> None:
         super().__init__(id="events")
 
     def title(self) -> Line:
-        return (("5 ", "key"), ("EVENTS", "title"))
+        return (("EVENTS", "title"),)
 
     def note(self) -> Line:
         new = self.top.model.num_new
         return ((f"{new} new", "strong"),) if new else ()
 
     def body(self, width: int, height: int) -> list[Line]:
-        newest = self.top.model.events[-height:]
+        newest = self.top.model.events[-height:] if height > 0 else ()
         if not newest:
             return [(("nothing happened yet", "faint"),)]
         return [event_line(event, width, self) for event in reversed(newest)]
@@ -254,23 +254,14 @@ def event_line(event: EventItem, width: int, panel: Panel) -> Line:
     """One event: time, level where it matters, type, name, and what it says."""
     said = " ".join(filter(None, (event.message, event.cause and f"({event.cause})")))
     rev = f"{event.rev[:6]} " if event.rev else ""
-    ink = LEVEL_INKS.get(event.level, "")
-    level = event.level.upper()
-    if width >= 100:
-        return (
-            (f"{clock(event.time)} ", "faint"),
-            (f"{level:<6}", ink),
-            (fit(event.type, 20, panel.glyphs) + " ", ""),
-            (fit(event.name, 24, panel.glyphs) + " ", "strong" if event.name else ""),
-            (rev, "faint"),
-            (said, ""),
-        )
+    level, ink = event.level.upper(), LEVEL_INKS.get(event.level, "")
+    time: Span = (f"{clock(event.time)} ", "faint")
+    if width >= 90:
+        name = fit(event.name, 26, panel.glyphs)
+        what = fit(event.type, 18, panel.glyphs)
+        return (time, (f"{level:<6}", ink), (f"{what} ", ""), (f"{name} ", "name"), (rev, "faint"),
+                (said, ""))  # fmt: skip
     mark = f"{level} " if event.level != "info" else ""
-    return (
-        (f"{clock(event.time)} ", "faint"),
-        (mark, ink),
-        (fit(event.type, 20 - len(mark), panel.glyphs) + " ", ""),
-        (event.name + "  " if event.name else "", "strong"),
-        (rev, "faint"),
-        (said, ""),
-    )
+    what = fit(event.type, 17 - len(mark), panel.glyphs)
+    name = f"{cut(event.name, 26, panel.glyphs)} " if event.name else ""
+    return time, (mark, ink), (f"{what} ", ""), (name, "name"), (rev, "faint"), (said, "")

@@ -3,27 +3,27 @@
 Goes in: the board's slots.  Comes out: cells.  A state is a word before it is a colour.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache
 
 from lorad.tui.draw import UNKNOWN, Glyphs, age, bar, percent, rate, ratio, size
 from lorad.tui.grid import Column, Grid
 from lorad.tui.model import Listing
-from lorad.tui.panel import Line
+from lorad.tui.panel import Line, Span
 from lorad.wire_stream import Slot
 
 STATE_INKS: Mapping[str, str] = {
     "active": "good",
-    "idle": "",
-    "resident": "",
     "loading": "busy",
     "draining": "warn",
     "quarantined": "bad",
     "missing": "bad",
 }
-#: Where a load comes from, and what it is called.
-TIERS = {"disk": "disk>ram", "ram": "ram>gpu", "": ""}
+#: Below, the short forms of columns.
+ROOMY = 100
 _LOW_HIT = 0.25
+
+Cell = Callable[[str, Slot, Glyphs], Line]
 
 
 def fields_of(key: str, row: Slot) -> Mapping[str, str]:
@@ -38,7 +38,8 @@ def fields_of(key: str, row: Slot) -> Mapping[str, str]:
     }
 
 
-SORTS = {
+#: What is looked for comes first: the busiest, the largest, the best.
+SORTS: Mapping[str, Callable[[str, Slot], object]] = {
     "slot": lambda key, row: (row.slot is None, row.slot or 0),
     "name": lambda key, row: key,
     "rev": lambda key, row: row.rev,
@@ -49,15 +50,15 @@ SORTS = {
     "vram": lambda key, row: -row.gpu_bytes,
     "run": lambda key, row: -row.running,
     "wait": lambda key, row: -row.waiting,
-    "hit": lambda key, row: _share_first(row.hit_tokens, row.query_tokens),
-    "life": lambda key, row: _share_first(row.life_hit_tokens, row.life_query_tokens),
+    "hit": lambda key, row: _best_first(row.hit_tokens, row.query_tokens),
+    "life": lambda key, row: _best_first(row.life_hit_tokens, row.life_query_tokens),
     "tok/s": lambda key, row: -row.tokens_per_second,
     "idle": lambda key, row: -(row.idle_seconds or 0.0),
 }
 
 
-def _share_first(hit: int, asked: int) -> float:
-    """The highest first, and last of all what was not asked."""
+def _best_first(hit: int, asked: int) -> float:
+    """And last of all what was not asked."""
     share = ratio(hit, asked)
     return 1.0 if share is None else -share
 
@@ -75,91 +76,80 @@ def pin_cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
     return (("P", "strong") if row.pinned else ("-", "faint"),)
 
 
-def hit_cell(width: int) -> Any:
-    """The hit rate of the last minute, after a bar where there is room; of a load how far it is."""
+def hit_cell(width: int) -> Cell:
+    """The hit rate of the last minute behind a bar; of a load how far it is, and from where."""
 
     def cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
         if row.state == "loading":
-            return load_spans(row, width, glyphs)
+            tier = row.load_source or "wait"
+            if row.load_fraction is None:
+                return ((tier.rjust(width), "busy"),)
+            return (
+                *bar_spans(row.load_fraction, width - 5, glyphs, "busy"),
+                (f"{tier:>5}", "busy"),
+            )
         share = ratio(row.hit_tokens, row.query_tokens)
         if share is None:
-            return ((UNKNOWN.ljust(width) if width > 5 else UNKNOWN, "faint"),)
+            return ((UNKNOWN.rjust(width), "faint"),)
         ink = "warn" if share < _LOW_HIT else "fill"
-        if width <= 5:
-            return ((percent(share), ""),)
         return (*bar_spans(share, width - 5, glyphs, ink), (f"{percent(share):>5}", ""))
 
     return cell
 
 
-def load_spans(row: Slot, width: int, glyphs: Glyphs) -> Line:
-    """`[##--] 62%`; without a known share the tier that it comes from."""
-    tier = row.load_source or "wait"
-    if width <= 5:
-        known = row.load_fraction is not None
-        return ((percent(row.load_fraction) if known else tier, "busy"),)
-    if row.load_fraction is None:
-        return ((tier.ljust(width), "busy"),)
-    return (*bar_spans(row.load_fraction, width - 5, glyphs, "busy"), (f"{tier:>5}", "busy"))
-
-
 def bar_spans(share: float | None, width: int, glyphs: Glyphs, ink: str = "fill") -> Line:
     """A bar, its rest in an ink of its own."""
     drawn = bar(share, width, glyphs)
-    start = drawn.find(glyphs.rest)
+    start, end = drawn.find(glyphs.rest), drawn.rfind(glyphs.rest) + 1
     if start < 0:
         return ((drawn, ink),)
-    end = drawn.rfind(glyphs.rest) + 1
     return ((drawn[:start], ink), (drawn[start:end], "rest"), (drawn[end:], ink))
 
 
-def _quiet(number: int) -> Line:
+def _plain(text: Callable[[Slot], str], ink: str = "") -> Cell:
+    return lambda key, row, glyphs: ((text(row), ink),)
+
+
+def _number(value: Callable[[Slot], float], text: Callable[[float], str] = str) -> Cell:
     """Noughts stand back."""
-    return ((str(number), "faint" if not number else ""),)
+
+    def cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
+        number = value(row)
+        return ((text(number), "" if number else "faint"),)
+
+    return cell
 
 
+@cache
 def slot_columns(*, narrow: bool) -> tuple[Column[Slot], ...]:
-    """All of them; `narrow` has the short forms of two."""
-    pin, hit = (1, 5) if narrow else (3, 13)
+    """All of them; `narrow` has the short forms of three."""
+    pin, hit, name = (1, 9, 28) if narrow else (3, 13, 22)
+    life = _plain(lambda r: percent(ratio(r.life_hit_tokens, r.life_query_tokens)), "faint")
     return (
-        Column(
-            "slot",
-            "SLOT",
-            4,
-            lambda k, r, g: ((UNKNOWN if r.slot is None else str(r.slot), "faint"),),
-        ),
-        Column("name", "NAME", 22, lambda k, r, g: ((k, ""),), grow=True),
-        Column("rev", "REV", 6, lambda k, r, g: ((r.rev[:6], "faint"),), drop=1),
+        Column("slot", "SLOT", 4, _plain(lambda r: _or(r.slot), "faint")),
+        Column("name", "NAME", name, lambda key, row, glyphs: ((key, ""),), grow=True),
+        Column("rev", "REV", 6, _plain(lambda r: r.rev[:6], "faint"), drop=2),
         Column("state", "STATE", 9, state_cell),
         Column("pin", "PIN"[:pin], pin, pin_cell),
-        Column("prio", "PRIO", 4, lambda k, r, g: ((str(r.priority), ""),), right=True, drop=2),
-        Column("rank", "RANK", 4, lambda k, r, g: ((str(r.rank or UNKNOWN), ""),), True, drop=3),
-        Column("vram", "VRAM", 5, lambda k, r, g: ((size(r.gpu_bytes), ""),), True, drop=4),
-        Column("run", "RUN", 4, lambda k, r, g: _quiet(r.running), right=True),
-        Column("wait", "WAIT", 4, lambda k, r, g: _quiet(r.waiting), right=True),
-        Column("hit", "HIT 60s" if not narrow else " HIT", hit, hit_cell(hit), right=narrow),
-        Column(
-            "life",
-            "LIFE",
-            5,
-            lambda k, r, g: ((percent(ratio(r.life_hit_tokens, r.life_query_tokens)), "faint"),),
-            right=True,
-            drop=6,
-        ),
-        Column(
-            "tok/s",
-            "TOK/S",
-            5,
-            lambda k, r, g: ((rate(r.tokens_per_second), "" if r.tokens_per_second else "faint"),),
-            right=True,
-            drop=5,
-        ),
-        Column("idle", "IDLE", 5, lambda k, r, g: ((age(r.idle_seconds), "faint"),), right=True),
+        Column("prio", "PRIO", 4, _plain(lambda r: str(r.priority)), right=True, drop=3),
+        Column("rank", "RANK", 4, _plain(lambda r: _or(r.rank)), right=True, drop=4),
+        Column("vram", "VRAM", 5, _plain(lambda r: size(r.gpu_bytes)), right=True, drop=5),
+        Column("run", "RUN", 4, _number(lambda r: r.running), right=True),
+        Column("wait", "WAIT", 4, _number(lambda r: r.waiting), right=True),
+        Column("hit", "HIT 60s".rjust(hit), hit, hit_cell(hit)),
+        Column("life", "LIFE", 5, life, right=True, drop=7),
+        Column("tok/s", "TOK/S", 5, _number(lambda r: r.tokens_per_second, rate), True, drop=6),
+        Column("idle", "IDLE", 5, _plain(lambda r: age(r.idle_seconds), "faint"), True, drop=1),
     )
 
 
+def _or(number: int | None) -> str:
+    return UNKNOWN if number is None else str(number)
+
+
+# ----------------------------------------------------------------- the panel
 class SlotsPanel(Grid[Slot]):
-    """Panel 1."""
+    """The table, and in its frame how many there are."""
 
     def __init__(self) -> None:
         super().__init__(listing(), slot_columns(narrow=False), id="slots")
@@ -170,34 +160,21 @@ class SlotsPanel(Grid[Slot]):
         self.listing.show(board.slots if board is not None else {})
         self.repaint()
 
-    def body(self, width: int, height: int) -> list[Line]:
-        self.columns = slot_columns(narrow=self.size.width < 100)
-        return super().body(width, height)
+    def columns_at(self, width: int) -> tuple[Column[Slot], ...]:
+        return slot_columns(narrow=width < ROOMY and not self.wide)
 
     def title(self) -> Line:
         board = self.top.shown
         if board is None:
-            return (("1 SLOTS", "title"),)
+            return (("SLOTS", "title"),)
         status = board.status
         draining = sum(row.state == "draining" for row in board.slots.values())
-        said: list[tuple[str, str]] = [("1 ", "key"), ("SLOTS ", "title")]
-        said.append((f" {status.slots_used}/{status.slots_total} used", ""))
+        said: list[Span] = [("SLOTS", "title")]
+        said.append((f"  {status.slots_used}/{status.slots_total} used", ""))
         if status.pinned:
             said.append((f"  {status.pinned} pinned", ""))
         if draining:
             said.append((f"  {draining} draining", "warn"))
-        return tuple(said)
-
-    def note(self) -> Line:
-        listing = self.listing
-        mark = self.glyphs.down if listing.reverse else self.glyphs.up
-        said: list[tuple[str, str]] = []
-        span = self.span_text()
-        if span:
-            said.append((f"{span}  ", "faint"))
-        if listing.filter_text:
-            said += [("filter ", "faint"), (f"{listing.filter_text}  ", "strong")]
-        said += [("sort ", "faint"), (f"{listing.sort.upper()} {mark}", "")]
         return tuple(said)
 
     def empty(self) -> str:

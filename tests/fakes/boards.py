@@ -149,8 +149,8 @@ MACHINE = Machine(
 )
 
 CHURN = Churn(
-    loads=tuple((i * 7 + i // 9) % 4 for i in range(60)),
-    evictions=tuple((i * 5 + i // 7) % 3 for i in range(60)),
+    loads=(0, 0, 1, 0, 2, 1, 0, 3, 5, 2, 1, 0) * 5,
+    evictions=(0, 1, 0, 0, 1, 1, 0, 2, 4, 2, 0, 0) * 5,
     thrashes=2,
     reasons={"lru": 4, "priority": 1, "replace": 1},
     top=(("stark/jarvis", 3), ("hooli/box", 2)),

@@ -1,0 +1,28 @@
+"""ctrl+s: what is shown, kept as two files: the board as JSON, the screen as SVG."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from lorad.wire_stream import Board
+
+
+def save(board: Board, svg: str, folder: Path | None = None) -> Path:
+    """Both files, named after the board's time; the JSON's path.  OSError if it cannot.
+
+    They are the owner's alone: names of adapters and clients are in them.  Nothing is overwritten.
+    """
+    place = folder or Path.cwd()
+    digits = "".join(c for c in board.time if c.isdigit())[:14]
+    stem = f"lorad-top-{digits[:8]}-{digits[8:]}"
+    number, name = 1, stem
+    while (place / f"{name}.json").exists() or (place / f"{name}.svg").exists():
+        number += 1
+        name = f"{stem}-{number}"
+    document = msgspec.json.format(msgspec.json.encode(board), indent=2)
+    for ending, content in ((".json", document), (".svg", svg.encode())):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(place / (name + ending), flags, 0o600), "wb") as file:
+            file.write(content)
+    return place / f"{name}.json"
