@@ -15,6 +15,7 @@ from starlette.responses import Response
 from lorad import wire
 from lorad.api import audit, sse
 from lorad.api.asked import body as _body
+from lorad.api.asked import flag as _flag
 from lorad.api.asked import number as _number
 from lorad.api.asked import uid as _uid
 from lorad.api.deps import Deps, deps_of
@@ -58,7 +59,7 @@ async def adapter(request: Request) -> Response:
     """GET shows one adapter, PATCH changes it (and shows it), DELETE takes its name away."""
     deps, name = deps_of(request), request.path_params["name"]
     if request.method == "DELETE":
-        keep = request.query_params.get("keep_files", "false").lower() in ("1", "true", "yes")
+        keep = _flag(request, "keep_files")
         return json(await deps.adapters.remove(name, keep_files=keep))
     if request.method == "PATCH":
         await deps.adapters.patch(name, await _body(request, wire.AdapterPatch))

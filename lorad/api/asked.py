@@ -19,6 +19,8 @@ from lorad.errors import LoradError
 T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
 
+_FLAGS = dict.fromkeys(("1", "true", "yes"), True) | dict.fromkeys(("0", "false", "no"), False)
+
 
 async def body(request: Request, kind: type[T]) -> T:
     return decode(await request.body() or b"{}", kind, max_depth=deps_of(request).limits.json_depth)
@@ -58,3 +60,11 @@ def number(request: Request, name: str, default: int, low: int, high: int) -> in
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
         raise LoradError("invalid_value", f"{name} must be {low} to {high}", param=name)
     return int(text)
+
+
+def flag(request: Request, name: str) -> bool:
+    """Absent is no."""
+    word = request.query_params.get(name, "false").lower()
+    if word not in _FLAGS:
+        raise LoradError("invalid_value", f"{name} must be true or false", param=name)
+    return _FLAGS[word]

@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -23,6 +24,8 @@ from lorad.errors import LoradError
 from lorad.metrics.http import CLIENT_GONE, UNMATCHED, HttpCounts
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+#: How long the rest of a body is read after its request was answered.
+LINGER_SECONDS = 1.0
 _JSON = re.compile(r"application/(json|[a-z0-9.+-]+\+json)\s*(;|$)", re.IGNORECASE)
 
 
@@ -83,6 +86,10 @@ class Guard:
                 if not body.whole:  # what is left of it must not be read as the next request
                     added.append((b"connection", b"close"))
                 message = {**message, "headers": [*message["headers"], *added]}
+            elif not (body.whole or message.get("more_body")):
+                await send({**message, "more_body": True})
+                await body.linger()
+                message = {"type": "http.response.body"}
             await send(message)
 
         try:
@@ -179,6 +186,15 @@ class _Body:
         self._check(self._size)
         self.whole = not message.get("more_body", False)
         return message
+
+    async def linger(self) -> None:
+        """Throw away what still comes, for a moment.  A connection that is closed with bytes unread
+        is reset, and then its client may lose the answer that says what was wrong."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while not self.whole:
+                    message = await self._receive()
+                    self.whole = not message.get("more_body", False)  # or the client has left
 
     def _check(self, size: int) -> None:
         if self._limit is not None and size > self._limit:

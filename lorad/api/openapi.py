@@ -8,7 +8,7 @@ cannot say anything else than what is parsed.
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -27,22 +27,38 @@ _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
+Schema = Mapping[str, Any]
+
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+
+
+def whole(low: int, high: int) -> Schema:
+    """Of a number in a query, as `asked.number` takes it."""
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """An answer that is no JSON, and what it is instead."""
+    """A body that is no JSON, and what it is instead."""
 
     media_type: str
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What one method of a route takes and gives; `chunk` is one event's, where it may stream."""
+    """What one method of a route takes and gives; `chunk` is one event's, where it may stream.
+
+    `query`: the schemas of what the query may hold; `otherwise`: further statuses of success.
+    """
 
     summary: str
     answer: Any  # None: nothing
-    body: type[Struct] | None = None
+    body: type[Struct] | Binary | None = None
     chunk: type[Struct] | None = None
     status: int = 200
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    otherwise: Mapping[int, Any] = field(default_factory=dict)
 
 
 Table = Mapping[tuple[str, str], Operation]
@@ -113,37 +129,50 @@ def document(table: Table, version: str) -> dict[str, Any]:
 
 def _kinds(table: Table) -> Iterator[Any]:
     for operation in table.values():
-        wanted = (operation.answer, operation.body, operation.chunk)
+        wanted = (operation.answer, operation.body, operation.chunk, *operation.otherwise.values())
         yield from (kind for kind in wanted if kind is not None and not isinstance(kind, Binary))
     yield wire.ErrorEnvelope
 
 
-def _content(operation: Operation, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
-    if operation.answer is None:
+def _content(
+    answer: Any, schema_of: Mapping[Any, Any], chunk: type[Struct] | None = None
+) -> dict[str, Any]:
+    if answer is None:
         return {}
-    if isinstance(operation.answer, Binary):
-        return {"content": {operation.answer.media_type: {}}}
-    content = {_JSON: {"schema": schema_of[operation.answer]}}
-    if operation.chunk is not None:
-        content[_EVENTS] = {"schema": schema_of[operation.chunk]}
+    if isinstance(answer, Binary):
+        return {"content": {answer.media_type: {}}}
+    content = {_JSON: {"schema": schema_of[answer]}}
+    if chunk is not None:
+        content[_EVENTS] = {"schema": schema_of[chunk]}
     return {"content": content}
 
 
 def _described(path: str, operation: Operation, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
-    failed = {_JSON: {"schema": schema_of[wire.ErrorEnvelope]}}
+    done = {operation.status: _content(operation.answer, schema_of, operation.chunk)}
+    done |= {status: _content(kind, schema_of) for status, kind in operation.otherwise.items()}
+    failed = _content(wire.ErrorEnvelope, schema_of)
     described: dict[str, Any] = {
         "summary": operation.summary,
         "responses": {
-            str(operation.status): {"description": "done", **_content(operation, schema_of)},
-            "default": {"description": "an error; `code` says which", "content": failed},
+            **{str(status): {"description": "done", **what} for status, what in done.items()},
+            "default": {"description": "an error; `code` says which", **failed},
         },
     }
-    if names := _PARAMETER.findall(path):
-        text = {"type": "string"}
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": text} for name in names
-        ]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": TEXT}
+        for name in _PARAMETER.findall(path)
+    ]
+    parameters += [
+        {"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()
+    ]
+    if parameters:
+        described["parameters"] = parameters
     if operation.body is not None:
-        body = {_JSON: {"schema": schema_of[operation.body]}}
-        described["requestBody"] = {"required": True, "content": body}
+        described["requestBody"] = _taken(operation.body, schema_of)
     return described
+
+
+def _taken(body: type[Struct] | Binary, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
+    """A body of which no field is needed may be left out."""
+    needed = isinstance(body, Binary) or any(f.required for f in msgspec.structs.fields(body))
+    return {"required": needed, **_content(body, schema_of)}

@@ -5,6 +5,7 @@ Goes in: nothing.  Comes out: one row a method and route; a test holds them agai
 
 from collections.abc import Mapping
 
+from engine.adapters.states import State
 from lorad import (
     wire,
     wire_compat,
@@ -14,12 +15,30 @@ from lorad import (
     wire_stream,
     wire_tenants,
 )
-from lorad.api.openapi import HEALTH, SELF, Binary, Operation
+from lorad.api.admin import MAX_PAGE
+from lorad.api.audit import MAX_PAGE as MAX_AUDIT
+from lorad.api.openapi import FLAG, HEALTH, SELF, TEXT, Binary, Operation, whole
+from lorad.registry.paging import SORTS
+from lorad.service.operations import MAX_WAIT_SECONDS
 
 _PLACE = "/admin/v1"
 _ADAPTER = f"{_PLACE}/adapters/{{name}}"
 _UPLOAD = f"{_PLACE}/uploads/{{upload_id}}"
 _TENANT = f"{_PLACE}/tenants/{{tenant}}"
+
+_LIMIT = whole(1, MAX_PAGE)
+_SINCE = {"since": whole(0, 1 << 62), "limit": _LIMIT}
+_FILTERS = {
+    "state": {"enum": sorted(State)},
+    "tenant": TEXT,
+    "q": TEXT,
+    "sort": {"enum": [minus + word for word in SORTS for minus in ("", "-")]},
+    "limit": _LIMIT,
+    "cursor": TEXT,
+}
+_WHOSE = {"seconds": whole(0, 1 << 40), "limit": whole(1, MAX_AUDIT)}
+_WHOSE |= {name: TEXT for name in ("actor", "action", "name")}
+_KEEP = {"keep_files": FLAG}
 
 #: (method, path) -> what it does.
 ADMIN: Mapping[tuple[str, str], Operation] = {
@@ -30,9 +49,11 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
     ("GET", f"{_PLACE}/status"): Operation("The daemon, its engine and its room", wire.Status),
     ("GET", f"{_PLACE}/snapshot"): Operation("The same", wire.Status),
     ("GET", f"{_PLACE}/slots"): Operation("Who is on the GPU", wire.SlotPage),
-    ("GET", f"{_PLACE}/adapters"): Operation("A page of adapters", wire.AdapterPage),
+    ("GET", f"{_PLACE}/adapters"): Operation(
+        "A page of adapters", wire.AdapterPage, query=_FILTERS
+    ),
     ("GET", f"{_PLACE}/events"): Operation(
-        "The newest events, or all that follow", wire.EventPage, chunk=wire.EventItem
+        "The newest events, or all that follow", wire.EventPage, chunk=wire.EventItem, query=_SINCE
     ),
     ("GET", f"{_PLACE}/board"): Operation("All that a dashboard shows", wire_stream.Board),
     ("GET", f"{_PLACE}/stream"): Operation(
@@ -44,18 +65,23 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
         "The log's last lines, or all that follow",
         wire_operate.LogPage,
         chunk=wire_operate.LogLine,
+        query=_SINCE,
     ),
-    ("GET", f"{_PLACE}/audit"): Operation("Who did what", wire_tenants.AuditPage),
+    ("GET", f"{_PLACE}/audit"): Operation("Who did what", wire_tenants.AuditPage, query=_WHOSE),
     # ------------------------------------------------------------- one adapter
     ("GET", _ADAPTER): Operation("One adapter", wire.AdapterDetail),
     ("PATCH", _ADAPTER): Operation("Change it", wire.AdapterDetail, wire.AdapterPatch),
-    ("DELETE", _ADAPTER): Operation("Take its name away", wire.Removed),
-    ("GET", f"{_ADAPTER}/explain"): Operation("Why it is served, or is not", wire.Explained),
+    ("DELETE", _ADAPTER): Operation("Take its name away", wire.Removed, query=_KEEP),
+    ("GET", f"{_ADAPTER}/explain"): Operation(
+        "Why it is served, or is not; with ?show=1 the adapter NAME/explain", wire.Explained
+    ),
     # An adapter may be called `acme/explain`.
     ("PATCH", f"{_ADAPTER}/explain"): Operation(
         "Change the adapter NAME/explain", wire.AdapterDetail, wire.AdapterPatch
     ),
-    ("DELETE", f"{_ADAPTER}/explain"): Operation("Take the name NAME/explain away", wire.Removed),
+    ("DELETE", f"{_ADAPTER}/explain"): Operation(
+        "Take the name NAME/explain away", wire.Removed, query=_KEEP
+    ),
     # ------------------------------------------------------------- wishes
     ("POST", f"{_PLACE}/load"): Operation("Onto the GPU", wire.Results, wire.Names),
     ("POST", f"{_PLACE}/evict"): Operation("Off the GPU", wire.Results, wire.Names),
@@ -98,12 +124,17 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
         wire_operations.Operation,
         wire_operations.PullStart,
         status=202,
+        otherwise={200: wire_operations.PullPlan},
     ),
     ("GET", f"{_PLACE}/operations"): Operation(
-        "Operations, the newest first", wire_operations.OperationPage
+        "Operations, the newest first",
+        wire_operations.OperationPage,
+        query={"live": FLAG, "limit": _LIMIT},
     ),
     ("GET", f"{_PLACE}/operations/{{operation_id}}"): Operation(
-        "One of them", wire_operations.Operation
+        "One of them, after a while if it has not ended",
+        wire_operations.Operation,
+        query={"wait_ms": whole(0, int(MAX_WAIT_SECONDS * 1000))},
     ),
     ("DELETE", f"{_PLACE}/operations/{{operation_id}}"): Operation(
         "Cancel it", wire_operations.Operation
@@ -112,9 +143,16 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
         "Open an upload", wire.UploadOpen, wire.UploadStart, status=201
     ),
     ("PUT", f"{_UPLOAD}/files/{{file}}"): Operation(
-        "One file; the body is its bytes", dict[str, str | int]
+        "One file; the body is its bytes",
+        dict[str, str | int],
+        Binary("application/octet-stream"),
     ),
-    ("POST", f"{_UPLOAD}/commit"): Operation("Add what came", wire.Added, wire.UploadCommit),
+    ("POST", f"{_UPLOAD}/commit"): Operation(
+        "Add what came; 202 where nobody waits for it",
+        wire.Added,
+        wire.UploadCommit,
+        otherwise={202: wire.Added},
+    ),
     ("DELETE", _UPLOAD): Operation("Give it up", None, status=204),
     # ------------------------------------------------------------- tenants
     ("GET", f"{_PLACE}/tenants"): Operation("Tenants", wire_tenants.TenantPage),

@@ -31,7 +31,7 @@ async def pull(request: Request) -> Response:
 
 async def list_operations(request: Request) -> Response:
     """The newest first; `live=true` leaves out what has ended."""
-    live = request.query_params.get("live", "false").lower() in ("1", "true", "yes")
+    live = asked.flag(request, "live")
     limit = asked.number(request, "limit", 100, 1, MAX_PAGE)
     records = deps_of(request).operations.list(live=live, limit=limit)
     return json(OperationPage(items=tuple(map(shown, records))))

@@ -68,3 +68,13 @@ def test_what_became_of_a_wish_is_what_the_document_says(api, call, verb):
     answer = call(api.admin, "POST", f"/admin/v1/{verb}", body)
     assert answer.status == 200, answer.raw
     assert same_fields(answer.json, ADMIN["POST", f"/admin/v1/{verb}"].answer)
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [("GET", "operations?live=maybe"), ("DELETE", "adapters/bible?keep_files=x")],
+)
+def test_a_flag_in_a_query_is_yes_or_no(api, call, method, target):
+    answer = call(api.admin, method, f"/admin/v1/{target}")
+    assert (answer.status, answer.code) == (400, "invalid_value")
+    assert api.adapters.calls == []

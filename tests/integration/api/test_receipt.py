@@ -153,3 +153,16 @@ def test_pipelined_requests_are_answered_in_order(api, connect):
     pair = b"GET /livez HTTP/1.1\r\nhost: l\r\n\r\nGET /nope HTTP/1.1\r\nhost: l\r\n"
     got = connect(api.inference).send(pair + b"connection: close\r\n\r\n").read()
     assert got.index(b"200 OK") < got.index(b"404 Not Found")
+
+
+@pytest.mark.parametrize("refused", [b"content-type: text/plain\r\n", b"content-encoding: br\r\n"])
+def test_a_body_that_comes_after_its_refusal_does_not_cost_the_answer(api, connect, refused):
+    """Clients send head and body apart; a reset in between would be all that they see."""
+    body = json.dumps(ASK).encode()
+    raw = connect(api.inference)
+    raw.send(HEAD + refused + f"content-length: {len(body)}\r\n\r\n".encode())
+    answer = b""
+    while b"unsupported_media_type" not in answer or not answer.endswith(b"}"):
+        answer += raw.socket.recv(65536)
+    raw.socket.sendall(body)
+    assert raw.socket.recv(65536) == b"", "closed, not reset"

@@ -1,6 +1,8 @@
 """The document says what the routes take and give."""
 
 import json
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -79,3 +81,35 @@ def test_what_may_stream_says_so(path):
 def test_a_parameter_of_the_path_is_a_parameter():
     [id] = DOCUMENT["paths"]["/v1/models/{id}"]["get"]["parameters"]
     assert (id["name"], id["in"], id["required"]) == ("id", "path", True)
+
+
+READ = re.compile(r'(?:number|flag)\(request, "(\w+)"|query(?:_params)?\.get\("(\w+)"')
+
+
+def test_whatever_a_route_reads_of_its_query_is_described():
+    api = Path(openapi.__file__).parent
+    read = {a or b for path in api.glob("*.py") for a, b in READ.findall(path.read_text())}
+    told = {
+        parameter["name"]
+        for operations in ADMIN_DOCUMENT["paths"].values()
+        for operation in operations.values()
+        for parameter in operation.get("parameters", ())
+        if parameter["in"] == "query"
+    }
+    assert told == read and len(read) > 8
+
+
+def test_a_body_is_needed_where_one_of_its_fields_is():
+    def body(path, method="post"):
+        return ADMIN_DOCUMENT["paths"][path][method]["requestBody"]
+
+    assert not body("/admin/v1/gc")["required"]
+    assert body("/admin/v1/pulls")["required"]
+    file = body("/admin/v1/uploads/{upload_id}/files/{file}", "put")
+    assert file == {"required": True, "content": {"application/octet-stream": {}}}
+
+
+def test_success_may_have_more_than_one_answer():
+    answers = ADMIN_DOCUMENT["paths"]["/admin/v1/pulls"]["post"]["responses"]
+    kinds = {s: answers[s]["content"]["application/json"]["schema"]["$ref"] for s in ("200", "202")}
+    assert kinds["200"].endswith("/PullPlan") and kinds["202"].endswith("/Operation")
