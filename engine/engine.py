@@ -9,17 +9,13 @@ Knows nothing of text, names or sockets.
 """
 
 import itertools
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
 import engine.errors as errors
-from engine.adapters.pack import pack_for_base
+from engine.adapters.pack import pack_into
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
@@ -125,26 +121,15 @@ class Engine:
         Raises AdapterInvalid, naming what is wrong; OSError if the packed file cannot be written.
         """
         config = self._core.config
-        Path(store).mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(dir=store, prefix="packing-"))
-        try:
-            manifest, _ = pack_for_base(
-                Path(folder),
-                Path(config.model),
-                staged,
-                block_size=config.block_size,
-                dtype=self.info.dtype,
-                max_rank=config.max_rank,
-            )
-            final = Path(store) / manifest.rev
-            if not final.exists():
-                staged.rename(final)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
-        path = str(final / Path(manifest.path).name)
-        self.add_adapter(
-            msgspec.structs.replace(manifest, path=path), pinned=pinned, priority=priority
+        manifest = pack_into(
+            Path(folder),
+            Path(config.model),
+            Path(store),
+            block_size=config.block_size,
+            dtype=self.info.dtype,
+            max_rank=config.max_rank,
         )
+        self.add_adapter(manifest, pinned=pinned, priority=priority)
         return manifest.rev
 
     def load(self, rev: str) -> None:

@@ -36,7 +36,15 @@ MODULES: tuple[str, ...] = tuple(m for group in GROUPS.values() for m in group)
 #: Modules at the model's ends, in the layer behind the last one.  With `.rows`, rows that replace
 #: the base's: A alone, of which each row is a token's.
 PAIRED_ENDS: tuple[str, ...] = ("embed_tokens", "lm_head")
-ENDS: tuple[str, ...] = (*PAIRED_ENDS, *(f"{end}.rows" for end in PAIRED_ENDS))
+#: Of an encoder's classification head: a pair, and what replaces the base's.
+HEAD_DENSE = "head.dense"
+HEAD_ENDS: tuple[str, ...] = (
+    HEAD_DENSE,
+    *(f"head.{part}.{kind}.rows" for part in ("dense", "norm") for kind in ("weight", "bias")),
+    "score.weight.rows",
+    "score.bias.rows",
+)
+ENDS: tuple[str, ...] = (*PAIRED_ENDS, *(f"{end}.rows" for end in PAIRED_ENDS), *HEAD_ENDS)
 MODULE_ID: dict[str, int] = {name: i for i, name in enumerate((*MODULES, *ENDS))}
 
 #: 256-byte borders keep every row aligned for 16-byte loads and whole 32-byte sectors.
@@ -59,7 +67,7 @@ class Shapes:
         """(d_in, d_out) of any module, those at the ends included."""
         if module in ENDS:  # a token is a vector of one 1 and zeros
             hidden = self.dims[0][0]
-            if module.endswith(".rows"):
+            if module.endswith(".rows") or module == HEAD_DENSE:
                 return hidden, hidden
             return (self.vocab, hidden) if module == "embed_tokens" else (hidden, self.vocab)
         return self.dims[MODULE_ID[module]]

@@ -5,6 +5,7 @@ the base's to the last bit of their value: they say nothing.  A copy that differ
 reads the names to refuse.  Torch-free; reads some MiB at a time.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,18 @@ _BETWEEN = frozenset(("base_layer", "original_module", "modules_to_save"))
 
 
 def without_copies(
-    refs: tuple[TensorRef, ...], fd: int, base: Path | None
+    refs: tuple[TensorRef, ...],
+    fd: int,
+    base: Path | None,
+    rename: Callable[[str], str] = text_name,
 ) -> tuple[TensorRef, ...]:
     """`refs` without equal copies; all of them where no base is given.  Raises ConfigError if the
     base cannot be read, AdapterInvalid if the adapter's file was cut meanwhile."""
     suspects = [ref for ref in refs if _may_be_a_copy(ref)]
     if base is None or not suspects:
         return refs
-    with BaseFiles(base) as files:
-        equal = {ref.name for ref in suspects if _is_copy(ref, fd, files)}
+    with BaseFiles(base, rename) as files:
+        equal = {ref.name for ref in suspects if _is_copy(ref, fd, files, rename)}
     return tuple(ref for ref in refs if ref.name not in equal)
 
 
@@ -42,9 +46,10 @@ def _may_be_a_copy(ref: TensorRef) -> bool:
     return ref.name.endswith((".weight", ".bias")) and "lora_" not in ref.name
 
 
-def _is_copy(ref: TensorRef, fd: int, files: BaseFiles) -> bool:
-    theirs = files.tensors.get(_base_name(ref.name))
-    if theirs is None and _base_name(ref.name) == "lm_head.weight":  # a tied base has no other
+def _is_copy(ref: TensorRef, fd: int, files: BaseFiles, rename: Callable[[str], str]) -> bool:
+    name = rename(_base_name(ref.name))
+    theirs = files.tensors.get(name)
+    if theirs is None and name == "lm_head.weight":  # a tied base has no other
         theirs = files.tensors.get("embed_tokens.weight")
     return (
         theirs is not None
@@ -58,7 +63,7 @@ def _base_name(name: str) -> str:
     segments = name.split(".")
     while segments[:2] == ["base_model", "model"]:
         del segments[:2]
-    return text_name(".".join(s for s in segments if s not in _BETWEEN))
+    return ".".join(s for s in segments if s not in _BETWEEN)
 
 
 def _equal(ref: TensorRef, fd: int, theirs: BaseTensor, files: BaseFiles) -> bool:

@@ -12,11 +12,12 @@ import msgspec
 
 from engine.adapters.manifest import TensorRef
 from engine.adapters.reasons import refuse, shown
-from engine.layout import ENDS, FUSED_NAMES, GROUPS, MODULE_ID
-from engine.models.spec import ModelSpec
+from engine.layout import ENDS, FUSED_NAMES, GROUPS, HEAD_DENSE, MODULE_ID
+from engine.models.bases import BaseSpec
+from engine.models.encoder_spec import EncoderSpec
 
 
-def parts_of(module: str, side: str, ref: TensorRef, spec: ModelSpec) -> dict[str, TensorRef]:
+def parts_of(module: str, side: str, ref: TensorRef, spec: BaseSpec) -> dict[str, TensorRef]:
     """Module -> its tensor, for a `side` of `module`: itself if it is not a fused one.  All but
     "A" have a row for each output.
 
@@ -50,9 +51,13 @@ def parts_of(module: str, side: str, ref: TensorRef, spec: ModelSpec) -> dict[st
     return found
 
 
-def base_rows(layer: int, module: str, spec: ModelSpec) -> tuple[str, int]:
-    """The base's tensor that holds `module`, by the name that `models/weights.py` gives it, and
-    which of its rows is the module's first."""
+def base_rows(layer: int, module: str, spec: BaseSpec) -> tuple[str, int]:
+    """The base's tensor that holds `module`, by the engine's name, and which of its rows is the
+    module's first.  Where a family's files are of both sorts, that of the module alone."""
+    if module == HEAD_DENSE:
+        return "head.dense.weight", 0
+    if isinstance(spec, EncoderSpec):
+        return f"layers.{layer}.{module}.weight", 0
     if module in ENDS:
         return "embed_tokens.weight" if spec.tied else "lm_head.weight", 0
     block = "mlp" if MODULE_ID[module] >= MODULE_ID["gate_proj"] else "self_attn"
@@ -65,11 +70,22 @@ def base_rows(layer: int, module: str, spec: ModelSpec) -> tuple[str, int]:
     return f"layers.{layer}.{block}.{name}.weight", first
 
 
-def module_names(spec: ModelSpec) -> tuple[str, ...]:
+def module_names(spec: BaseSpec) -> tuple[str, ...]:
     """What the base's modules are called where it was published."""
     names = {group: name for name, group in FUSED_NAMES.items()} if spec.fused_names else {}
     return tuple(
         name
         for group, modules in GROUPS.items()
         for name in ((names[group],) if group in names else modules)
+        if name in FUSED_NAMES or spec.shapes.of(name)[1]
     )
+
+
+def whole_rows(layer: int, module: str, spec: BaseSpec) -> tuple[str, int]:
+    """Of an encoder's module, as `base_rows`, where it was published within a fused one."""
+    for whole, group in FUSED_NAMES.items():
+        parts = GROUPS[group]
+        if module in parts:
+            before = parts[: parts.index(module)]
+            return f"layers.{layer}.{whole}.weight", sum(spec.shapes.of(p)[1] for p in before)
+    return base_rows(layer, module, spec)

@@ -20,7 +20,9 @@ import argparse
 import contextlib
 import errno
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +38,7 @@ from engine.errors import AdapterInvalid, EngineError
 from engine.layout import ITEMSIZE, BlockLayout, Placement, RowRun, place, stream_id
 from engine.messages import PackedManifest
 from engine.models.base_files import BaseFiles
-from engine.models.spec import read_spec
+from engine.models.bases import namer, read_base
 
 EXIT_FAILED, EXIT_INVALID, EXIT_NO_ROOM = 1, 8, 9
 #: Packing must not take the cores from serving.
@@ -194,7 +196,7 @@ def pack_for_base(
 
     `block_size` in tokens, `dtype` the arena's.  Raises as `pack_folder` and `inspect` do.
     """
-    spec = read_spec(model)
+    spec = read_base(model)
     # Whoever filed the folder has bounded its size already.
     limits = Limits(max_rank=max_rank, max_bytes=sys.maxsize)
     layout = spec.block_layout(block_size=block_size, dtype=dtype)
@@ -203,8 +205,27 @@ def pack_for_base(
     with contextlib.ExitStack() as stack:
         base = None
         if any(module.gain for module in manifest.modules):
-            base = BaseRows(stack.enter_context(BaseFiles(model)), spec)
+            base = BaseRows(stack.enter_context(BaseFiles(model, namer(spec))), spec)
         return pack_folder(folder, manifest, layout, out, rev, base=base), layout
+
+
+def pack_into(
+    folder: Path, model: Path, store: Path, *, block_size: int, dtype: str, max_rank: int
+) -> PackedManifest:
+    """The same into a folder of its own below `store`, which is called by the revision and made if
+    need be; it is not there before it is whole."""
+    store.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(dir=store, prefix="packing-"))
+    try:
+        manifest, _ = pack_for_base(
+            folder, model, staged, block_size=block_size, dtype=dtype, max_rank=max_rank
+        )
+        final = store / manifest.rev
+        if not final.exists():
+            staged.rename(final)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return msgspec.structs.replace(manifest, path=str(final / Path(manifest.path).name))
 
 
 def tell_failure(error: EngineError | OSError) -> int:

@@ -20,6 +20,7 @@ from engine.adapters.alora import check_invocation
 from engine.adapters.base_copies import modules_without, without_copies
 from engine.adapters.config_values import rank_too_large
 from engine.adapters.digest import revision_digest
+from engine.adapters.heads import head_modules, take_head
 from engine.adapters.manifest import (
     CONFIG_FILE,
     FLOAT_DTYPES,
@@ -47,7 +48,7 @@ from engine.adapters.value_scan import Scanner
 from engine.errors import AdapterInvalid
 from engine.layout import MODULE_ID, MODULES
 from engine.messages import PackedModule
-from engine.models.spec import ModelSpec
+from engine.models.bases import BaseSpec, namer
 
 __all__ = [
     "CONFIG_FILE",
@@ -68,7 +69,7 @@ _KV_MODULES = ("k_proj", "v_proj", "embed_tokens", "embed_tokens.rows")
 
 def inspect(
     folder: Path,
-    spec: ModelSpec,
+    spec: BaseSpec,
     limits: Limits = _DEFAULT_LIMITS,
     *,
     served_dtype: str = "auto",
@@ -89,8 +90,9 @@ def inspect(
         fd = opened.open(weights_file)
         try:
             held = read_header(fd, limits, weights_file)
-            refs = without_copies(held, fd, base)
-            copied = modules_without(held, refs)
+            head, others = take_head(held, settings, spec)  # whole, equal to the base's or not
+            refs = without_copies(others, fd, base, namer(spec))
+            copied = modules_without(others, refs)
             replaced, refs = take_replaced(refs, settings, spec)
             pairs = find_pairs(refs, spec, mlx_names=settings.mlx)
             if settings.tying and spec.tied:
@@ -98,14 +100,14 @@ def inspect(
             _check_shapes(pairs, spec, limits)
             warnings = [*settings.remarks, *check_extras(pairs, settings)]
             modules = _scale(pairs, settings, warnings)
-            more = modules_of(replaced, pairs, spec)
+            more = (*modules_of(replaced, pairs, spec), *head_modules(head, spec))
             text_files = check_text_files(opened, spec.vocab_size, limits)
             warnings += _scan(fd, pairs, modules, served_dtype, more)
             file_bytes = os.fstat(fd).st_size
         finally:
             os.close(fd)
-    warnings += _target_warnings(pairs, settings)
-    warnings += _saved_warnings(settings, replaced, copied)
+    warnings += _target_warnings(pairs, settings, spec)
+    warnings += _saved_warnings(settings, {*replaced, *head.saved}, copied)
     ranks = _largest_ranks(modules)
     modules += tuple(module for module, _ in more)
     tensors = (*(pair.tensors for pair in pairs), *(held for _, held in more))
@@ -130,7 +132,7 @@ def inspect(
     )
 
 
-def _check_shapes(pairs: tuple[Pair, ...], spec: ModelSpec, limits: Limits) -> None:
+def _check_shapes(pairs: tuple[Pair, ...], spec: BaseSpec, limits: Limits) -> None:
     """A is [r, d_in], B is [d_out, r], all else is [d_out], all of a float dtype."""
     _refuse_shards(pairs)
     wrong = []
@@ -234,7 +236,7 @@ def _scan(
     return ["this adapter changes nothing: every lora_B (or scaling) is zero"] if idle else []
 
 
-def _target_warnings(pairs: tuple[Pair, ...], settings: LoraSettings) -> list[str]:
+def _target_warnings(pairs: tuple[Pair, ...], settings: LoraSettings, spec: BaseSpec) -> list[str]:
     """Listed targets without any tensor.  The tensors decide what is served, not the list."""
     targets, names = settings.target_modules, {pair.name for pair in pairs}
     warnings = []
@@ -243,7 +245,8 @@ def _target_warnings(pairs: tuple[Pair, ...], settings: LoraSettings) -> list[st
         absent = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n in names)]
     elif targets == "all-linear":
         present = {pair.module for pair in pairs}
-        absent = [module for module in MODULES if module not in present]
+        there = [module for module in MODULES if spec.shapes.of(module)[1]]
+        absent = [module for module in there if module not in present]
     elif targets is not None:
         warnings += _regex_warning(targets, names, settings)
     if absent:
@@ -287,7 +290,7 @@ def _largest_ranks(modules: tuple[PackedModule, ...]) -> dict[str, int]:
     return ranks
 
 
-def changes_kv(modules: Iterable[PackedModule], spec: ModelSpec) -> bool:
+def changes_kv(modules: Iterable[PackedModule], spec: BaseSpec) -> bool:
     """Whether an adapter can change any K or V: those of a module's own layer, or of a later one
     through the hidden states.  If not, it shares the base's prefix cache."""
     last = spec.num_layers - 1

@@ -17,8 +17,9 @@ from engine.adapters.adapter_folder import mlx
 from engine.adapters.fused_base import module_names, parts_of
 from engine.adapters.manifest import PairTensors, TensorRef
 from engine.adapters.reasons import refuse, shown, shown_list
-from engine.layout import ENDS, FUSED_NAMES, MODULE_ID, PAIRED_ENDS
-from engine.models.spec import ModelSpec
+from engine.layout import ENDS, FUSED_NAMES, HEAD_DENSE, MODULE_ID, PAIRED_ENDS
+from engine.models.bases import BaseSpec
+from engine.models.encoder_spec import EncoderSpec
 
 #: Segments that training wrappers (DDP, torch.compile, FSDP, checkpointing) put anywhere in a name.
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
@@ -127,7 +128,7 @@ def shape_of(ref: TensorRef) -> str:
 
 
 def find_pairs(
-    refs: tuple[TensorRef, ...], spec: ModelSpec, *, mlx_names: bool = False
+    refs: tuple[TensorRef, ...], spec: BaseSpec, *, mlx_names: bool = False
 ) -> tuple[Pair, ...]:
     """Every pair, in stream order; `mlx_names`: the config is mlx-lm's, and so must names be.
     Raises AdapterInvalid unless all tensors are accounted for."""
@@ -208,7 +209,7 @@ _MARKS: tuple[tuple[str | None, frozenset[str]], ...] = (
 _MARKED = frozenset().union(*(marks for _, marks in _MARKS))
 
 
-def _refuse_others(others: dict[str, list[TensorRef]], spec: ModelSpec, mlx_names: bool) -> None:
+def _refuse_others(others: dict[str, list[TensorRef]], spec: BaseSpec, mlx_names: bool) -> None:
     if "E_MLX" in others:
         names = shown_list(ref.name for ref in others["E_MLX"])
         whose, other = ("MLX", "PEFT") if mlx_names else ("PEFT", "MLX")
@@ -222,7 +223,7 @@ def _refuse_others(others: dict[str, list[TensorRef]], spec: ModelSpec, mlx_name
             raise refuse(code, f"{meaning}: {shown_list(named)}", hint)
 
 
-def refuse_resized(ref: TensorRef, spec: ModelSpec) -> None:
+def refuse_resized(ref: TensorRef, spec: BaseSpec) -> None:
     """Refuse a tensor of the head or the embedding that would fit but for the vocabulary's size."""
     ends = _HEADS | _EMBEDDINGS
     axis = 1 if "lora_embedding_A" in ref.name else 0  # where tokens are counted
@@ -252,7 +253,7 @@ def _refuse_mixture(factors: list[_Factor]) -> None:
         )
 
 
-def _pair_up(factors: list[_Factor], spec: ModelSpec) -> tuple[Pair, ...]:
+def _pair_up(factors: list[_Factor], spec: BaseSpec) -> tuple[Pair, ...]:
     halves: dict[tuple[int, str], dict[str, _Factor]] = {}
     unknown: list[str] = []
     beyond: list[str] = []
@@ -300,8 +301,10 @@ def _where(layer: int, module: str) -> str:
     return module if module in ENDS else f"{module} in layer {layer}"
 
 
-def _place_of(name: str, spec: ModelSpec) -> tuple[int, str] | None:
+def _place_of(name: str, spec: BaseSpec) -> tuple[int, str] | None:
     """Layer and module, whether there is such a layer or not; None if there is no such module."""
+    if isinstance(spec, EncoderSpec):
+        return spec.place_of(name)
     if end := _END.fullmatch(name):
         return spec.num_layers, _ENDS[end[1]]
     match = _TARGET.fullmatch(name)
@@ -317,11 +320,12 @@ def _tensors(sides: dict[str, _Factor]) -> PairTensors:
 
 
 def _refuse_unmatched(
-    unknown: list[str], beyond: list[str], any_match: bool, spec: ModelSpec
+    unknown: list[str], beyond: list[str], any_match: bool, spec: BaseSpec
 ) -> None:
+    ends = (HEAD_DENSE,) if isinstance(spec, EncoderSpec) else PAIRED_ENDS
     has = (
         f"the base has {', '.join(module_names(spec))} in layers 0 to {spec.num_layers - 1},"
-        f" and {', '.join(PAIRED_ENDS)}"
+        f" and {', '.join(ends)}"
     )
     if not any_match and not beyond:
         hidden, out = spec.shapes.dims[0]

@@ -16,7 +16,7 @@ from engine.adapters.peft_config import LoraSettings
 from engine.adapters.peft_keys import Pair, refuse_resized
 from engine.adapters.reasons import refuse, shown
 from engine.messages import PackedModule
-from engine.models.spec import ModelSpec
+from engine.models.bases import BaseSpec
 
 _PREFIX = r"(?:base_model\.)?(?:(?:model|language_model|text_model)\.)*"
 _WHOLE = re.compile(rf"{_PREFIX}(embed_tokens|lm_head)\.weight")
@@ -29,7 +29,7 @@ Found = dict[str, tuple[TensorRef, tuple[int, ...]]]
 
 
 def take_replaced(
-    refs: tuple[TensorRef, ...], settings: LoraSettings, spec: ModelSpec
+    refs: tuple[TensorRef, ...], settings: LoraSettings, spec: BaseSpec
 ) -> tuple[Found, tuple[TensorRef, ...]]:
     """What replaces rows, and the other tensors.  Raises AdapterInvalid."""
     found: Found = {}
@@ -68,7 +68,7 @@ def take_replaced(
 
 
 def modules_of(
-    found: Found, pairs: tuple[Pair, ...], spec: ModelSpec
+    found: Found, pairs: tuple[Pair, ...], spec: BaseSpec
 ) -> tuple[tuple[PackedModule, PairTensors], ...]:
     """In stream order, behind every pair.  Raises AdapterInvalid for an end that has both."""
     made = []
@@ -82,7 +82,7 @@ def modules_of(
     return tuple(made)
 
 
-def _check(ref: TensorRef, ids: tuple[int, ...], spec: ModelSpec) -> None:
+def _check(ref: TensorRef, ids: tuple[int, ...], spec: BaseSpec) -> None:
     rows = len(ids) or spec.vocab_size
     if ref.dtype not in FLOAT_DTYPES:
         raise refuse(

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.adapters.fused_base import base_rows
+from engine.adapters.fused_base import base_rows, whole_rows
 from engine.adapters.gain import Floats, gain
 from engine.adapters.manifest import FLOAT_DTYPES, PairTensors, TensorRef
 from engine.adapters.reasons import refuse, shown
 from engine.adapters.value_scan import read_exactly
 from engine.layout import BlockLayout, PlacedModule
 from engine.models.base_files import BaseFiles
-from engine.models.spec import ModelSpec
+from engine.models.bases import BaseSpec
 
 Words = NDArray[Any]
 
@@ -28,7 +28,7 @@ _FILE_WORDS = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
 class BaseRows:
     """Rows of the base's modules, by our names."""
 
-    def __init__(self, files: BaseFiles, spec: ModelSpec) -> None:
+    def __init__(self, files: BaseFiles, spec: BaseSpec) -> None:
         self._files = files
         self._spec = spec
         self.id = files.id()
@@ -36,6 +36,8 @@ class BaseRows:
     def of(self, layer: int, module: str) -> Callable[[int, int], Floats]:
         """rows(first, last) of the module's weight, (last - first, d_in)."""
         name, start = base_rows(layer, module, self._spec)
+        if name not in self._files.tensors:
+            name, start = whole_rows(layer, module, self._spec)
         return lambda first, last: self._files.rows(name, start + first, start + last)
 
 
@@ -50,6 +52,9 @@ class AdapterRows:
     def a(self, placed: PlacedModule, tensors: PairTensors) -> Words:
         """(rank, d_in)."""
         d_in, _ = self._dims(placed)
+        if len(tensors.a.shape) == 1:  # of a head: as many rows as hold it
+            vector = self._served(tensors.a, tensors.a.shape)
+            return np.pad(vector, (0, placed.rank * d_in - len(vector))).reshape(placed.rank, d_in)
         return self._served(tensors.a, (placed.rank, d_in))
 
     def b(self, placed: PlacedModule, tensors: PairTensors) -> Words:

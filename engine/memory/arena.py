@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layout import BlockLayout, RowRun
+from engine.models.bases import BaseSpec
 from engine.models.spec import ModelSpec
 
 DTYPES = {
@@ -25,12 +26,13 @@ class Arena:
     """`num_blocks` blocks of `layout.block_bytes` on `device`, zeroed.
 
     A block is the K and V of `block_size` tokens in all layers, layer after layer, or a piece of
-    one adapter.  Zeroed because attention may read, and mask, rows that nobody has written yet.
+    one adapter; an encoder has the latter alone.  Zeroed because attention may read, and mask, rows
+    that nobody has written yet.
     """
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: BaseSpec,
         layout: BlockLayout,
         *,
         block_size: int,
@@ -51,6 +53,7 @@ class Arena:
 
     def kv(self, layer: int) -> Tensor:
         """(num_blocks, 2, block_size, kv_heads, head_dim): keys at index 0, values at 1."""
+        assert isinstance(self._spec, ModelSpec), "an encoder keeps no KV"
         heads, dim = self._spec.num_kv_heads, self._spec.head_dim
         half = self.block_size * heads * dim
         block = self.block_bytes // self.layout.itemsize

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import index as index_of
 from pathlib import Path
@@ -45,10 +45,11 @@ class BaseTensor:
 
 
 class BaseFiles:
-    """A base's weight files, open; use as a context manager.  Raises ConfigError for files that
-    are missing or broken."""
+    """A base's weight files, open; use as a context manager.  `rename` leads from published names
+    to the engine's.  Raises ConfigError for files that are missing or broken."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rename: Callable[[str], str] = text_name) -> None:
+        self._rename = rename
         self._paths = weight_files(folder)
         self._fds: list[int] = []
         try:
@@ -137,7 +138,7 @@ class BaseFiles:
                     raise ValueError(f"{short(name)} does not lie in the file as it says")
                 if end > room:
                     raise self._cut(index, room)
-                yield text_name(name), tensor
+                yield self._rename(name), tensor
 
     def _close(self) -> None:
         for fd in self._fds:
@@ -145,9 +146,9 @@ class BaseFiles:
         self._fds.clear()
 
 
-def base_id(folder: Path) -> str:
+def base_id(folder: Path, rename: Callable[[str], str] = text_name) -> str:
     """`BaseFiles.id` of a folder."""
-    with BaseFiles(folder) as files:
+    with BaseFiles(folder, rename) as files:
         return files.id()
 
 

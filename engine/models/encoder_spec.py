@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.errors import ModelUnsupported
-from engine.layout import FUSED_NAMES, MODULE_ID, BlockLayout, Shapes
+from engine.layout import FUSED_NAMES, HEAD_DENSE, MODULE_ID, BlockLayout, Shapes
 from engine.models.encoder_families import (
     FAMILIES,
     EncoderFamily,
@@ -156,7 +156,10 @@ class EncoderSpec:
     def place_of(self, module: str) -> tuple[int, str] | None:
         """Layer and module of a published module's name, such as
         `encoder.layer.0.attention.self.query`; None if LoRA there is not served."""
-        match = _PLACE.fullmatch(self.engine_name(f"{module}.weight"))
+        name = self.engine_name(f"{module}.weight")
+        if name == f"{HEAD_DENSE}.weight":
+            return self.num_layers, HEAD_DENSE
+        match = _PLACE.fullmatch(name)
         if match is None:
             return None
         absent = not self.gated and match[2] in ("gate_proj", "gate_up_proj")

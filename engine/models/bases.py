@@ -1,0 +1,26 @@
+"""The two kinds of bases that adapters are for, told apart by config.json.  Torch-free.
+
+Goes in: a Hugging Face folder.  Comes out: a ModelSpec or an EncoderSpec, and what its tensors are
+called in the engine.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.models.encoder_families import is_encoder
+from engine.models.encoder_spec import EncoderSpec, read_encoder_spec
+from engine.models.hf_config import read_json, text_name
+from engine.models.spec import ModelSpec, read_spec
+
+BaseSpec = ModelSpec | EncoderSpec
+
+
+def read_base(folder: Path) -> BaseSpec:
+    """What is in `folder`.  Raises as `read_spec` and `read_encoder_spec` do."""
+    encodes = is_encoder(read_json(folder / "config.json", required=True))
+    return read_encoder_spec(folder) if encodes else read_spec(folder)
+
+
+def namer(spec: BaseSpec) -> Callable[[str], str]:
+    """Published tensor name -> what the engine calls it."""
+    return spec.engine_name if isinstance(spec, EncoderSpec) else text_name
