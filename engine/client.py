@@ -22,6 +22,7 @@ import msgspec
 import engine
 from engine.config import EngineConfig
 from engine.errors import AdapterInvalid, EngineDied, EngineError
+from engine.fit import check_fit
 from engine.layout import BlockLayout
 from engine.messages import (
     Abort,
@@ -45,6 +46,7 @@ from engine.models.spec import ModelSpec, read_spec
 __all__ = [
     "EngineClient",
     "ModelSpec",
+    "check_fit",
     "check_weight_files",
     "pack",
     "packed_layout",

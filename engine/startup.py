@@ -18,10 +18,11 @@ from engine.adapters.copier import CudaCopier, ThreadCopier
 from engine.adapters.host import HostCache
 from engine.assembly import Progress
 from engine.config import EngineConfig
-from engine.errors import ConfigError, ModelUnsupported, NoDevice
+from engine.errors import ModelUnsupported, NoDevice
+from engine.fit import check_floors, check_length, fit_length, plan_blocks
 from engine.layout import BlockLayout
 from engine.measuring import Use, measure, weight_bytes
-from engine.memory.arena import DTYPES, Arena, plan_blocks
+from engine.memory.arena import DTYPES, Arena
 from engine.memory.budget import MemoryPlan, usual_adapter_blocks
 from engine.memory.pool import BlockPool
 from engine.messages import EngineInfo
@@ -81,7 +82,8 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
     vocab_size = min(spec.vocab_size, tokenizer_size(folder) or spec.vocab_size)
     use = measure(config, spec, layout, model, vocab_size, progress) if cuda else None
     num_blocks = plan_blocks(config, layout, spec, room=use.room if use else None)
-    config = _fit_length(replace(config, num_blocks=num_blocks), spec)
+    config = fit_length(replace(config, num_blocks=num_blocks), spec)
+    check_floors(config, layout)
     arena = Arena(spec, layout, block_size=config.block_size, num_blocks=num_blocks, device=device)
     host = HostCache(
         block_bytes=layout.block_bytes,
@@ -127,12 +129,7 @@ def resolve(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else spec.dtype  # type: ignore[assignment]
-    length = config.max_model_len or spec.max_position
-    if length > spec.max_position:
-        raise ConfigError(
-            f"max_model_len = {length} is above the model's {spec.max_position} positions",
-            hint=f"set it to {spec.max_position} or less",
-        )
+    check_length(config, spec)
     cpu = device == "cpu"
     rows = config.max_batch_tokens
     full_house = config.max_num_seqs + config.block_size  # everybody decodes, and a prompt goes on
@@ -142,22 +139,10 @@ def resolve(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
         config,
         device=device,
         dtype=dtype,
-        max_model_len=config.max_model_len and length,  # 0 until the arena is known
+        max_model_len=config.max_model_len,  # 0 until the arena is known
         max_batch_tokens=rows,
         mixed_tokens=min(mixed, rows),
     )
-
-
-def _fit_length(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
-    """The length that the model and the arena both hold; one that was asked for must fit."""
-    room = config.num_blocks * config.block_size
-    if config.max_model_len > room:
-        raise ConfigError(
-            f"max_model_len = {config.max_model_len} needs more than the arena's {room} tokens",
-            hint="lower max_model_len, or raise cpu_pool or gpu_memory_utilization",
-        )
-    length = config.max_model_len or min(room, spec.default_length)
-    return replace(config, max_model_len=length)
 
 
 def tokenizer_size(folder: Path) -> int:

@@ -29,10 +29,15 @@ def check_base(settings: Settings) -> None:
     """Raises BadConfig unless spec, tokenizer and weight files are there and can be read.  Whether
     the weights hold every tensor, and fit the device, is found when they are loaded."""
     folder = Path(settings.model.base)
-    spec_of(settings)
+    check_files(settings)
     TextService(folder, folder_of=lambda rev: folder)
+
+
+def check_files(settings: Settings) -> None:
+    """The same, but for the tokenizer: a start reads that to keep it."""
+    spec_of(settings)
     try:
-        check_weight_files(folder)
+        check_weight_files(Path(settings.model.base))
     except EngineError as error:
         raise BadConfig(f"models.base: {error.message}", hint=error.hint) from error
 

@@ -253,11 +253,17 @@ class Settings(Struct, frozen=True, kw_only=True):
                 thrash_window=lora.thrash_window,
             )
         except ConfigError as error:
-            key = error.message.partition(" ")[0]
-            section = "lora" if key in hints(Lora) else "models"
-            where = self.origins.get(f"{section}.{key}")
-            told = f"{section}.{error.message}" + (f" ({where})" if where else "")
-            raise BadConfig(told, hint=error.hint) from error
+            raise self.refused(error) from error
+
+    def refused(self, error: ConfigError) -> BadConfig:
+        """What the engine says of a setting, by its key here and where its value is from."""
+        key = error.message.partition(" ")[0]
+        if key not in hints(Lora) and key not in hints(Model):
+            return BadConfig(f"models.base: {error.message}", hint=error.hint)
+        section = "lora" if key in hints(Lora) else "models"
+        where = self.origins.get(f"{section}.{key}")
+        told = f"{section}.{error.message}" + (f" ({where})" if where else "")
+        return BadConfig(told, hint=error.hint)
 
 
 SECTIONS: dict[str, type[_Section]] = {

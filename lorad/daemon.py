@@ -1,5 +1,6 @@
 """The daemon: in which order it starts, what a signal does, and how it ends.
 
+    checks     what cannot be is refused while nothing is taken
     ground     state lock → registry → reconcile → sockets bound
     Daemon     → livez → engine → warm-up → pinned adapters → READY
                → signals: drain, then abort → everything closed → exit status
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 
 from lorad import __version__, config, logs, paths
 from lorad.assembly import Services
+from lorad.checks import check_start
 from lorad.config import Settings
 from lorad.dump import dump_state
 from lorad.errors import LoradError, RegistryUnusable, StartError
@@ -53,6 +55,7 @@ def run(
     logs.setup(settings.log.level, settings.log.format, env, ring)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
+        check_start(settings)
         with ground(settings, places, env) as held:
             asyncio.run(Daemon(held, Notifier(env), reload, ring).run())
     except StartError as error:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
 from engine.layout import BlockLayout, RowRun
 from engine.models.bases import BaseSpec
 from engine.models.spec import ModelSpec
@@ -73,33 +71,3 @@ class Arena:
         return tuple(
             self.rows(blocks[p.block], p.offset, p.rows, run.width, run.stride) for p in run.pieces
         )
-
-
-def plan_blocks(
-    config: EngineConfig, layout: BlockLayout, spec: ModelSpec, *, room: int | None = None
-) -> int:
-    """How many blocks the arena gets.
-
-    `config.num_blocks` if set; otherwise what fits in the card's `room` bytes, where more is a
-    larger prefix cache.  With `room` None, what fits in `cpu_pool`, but never more than all
-    sequences at full length plus every slot at the highest rank could use.
-    Raises ConfigError if that does not hold one sequence of two blocks beside a spare.
-    """
-    length = config.max_model_len or spec.default_length
-    if config.num_blocks:
-        blocks = config.num_blocks
-    elif room is not None:
-        blocks = room // layout.block_bytes
-    else:
-        adapter = sum(a + b for a, b in layout.shapes.dims) * layout.shapes.num_layers
-        adapter_blocks = -(-adapter * config.max_rank * layout.itemsize // layout.block_bytes)
-        useful = (
-            config.max_num_seqs * -(-length // config.block_size) + config.slots * adapter_blocks
-        )
-        blocks = min(config.cpu_pool // layout.block_bytes, useful)
-    if blocks < 3:
-        raise ConfigError(
-            f"the arena would hold {blocks} blocks of {layout.block_bytes} bytes",
-            hint="raise cpu_pool or gpu_memory_utilization, or lower block_size",
-        )
-    return blocks

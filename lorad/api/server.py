@@ -43,13 +43,7 @@ def bind_unix(path: Path, mode: int, group: str = "") -> socket.socket:
 
     Raises CannotBind, or LockHeld when a live process answers there.
     """
-    if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        size = len(os.fsencode(path))
-        raise CannotBind(
-            f"socket path of {size} bytes, {MAX_PATH_BYTES} are possible: {path}",
-            hint="choose a shorter directory, for example under /run",
-        )
-    group_id = _group_id(group, path)
+    group_id = check_unix(path, group)
     _clear_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o777 & ~(mode if group_id is None else mode & 0o700))
@@ -76,11 +70,33 @@ def bind_unix(path: Path, mode: int, group: str = "") -> socket.socket:
     return listener
 
 
+def check_unix(path: Path, group: str = "") -> int | None:
+    """The group's id, None for "".  Raises the CannotBind of `bind_unix`, as far as it can be known
+    without asking whether somebody answers there."""
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        size = len(os.fsencode(path))
+        raise CannotBind(
+            f"socket path of {size} bytes, {MAX_PATH_BYTES} are possible: {path}",
+            hint="choose a shorter directory, for example under /run",
+        )
+    _is_socket(path)
+    return _group_id(group, path)
+
+
+def check_tcp(address: str) -> None:
+    """Raises CannotBind for an address that is not one of this machine's; asks for no port."""
+    host, _ = split_address(address)
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise CannotBind(f"cannot bind {address}: {os.strerror(error.errno or 0)}") from None
+
+
 def bind_tcp(address: str) -> socket.socket:
     """A listening socket at `host:port`; the host is an IP address.  Raises CannotBind."""
     host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(_family(host), socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -90,6 +106,10 @@ def bind_tcp(address: str) -> socket.socket:
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def unlink_unix(path: Path) -> None:
@@ -111,14 +131,8 @@ def _group_id(group: str, path: Path) -> int | None:
 
 def _clear_stale(path: Path) -> None:
     """Remove a socket file that nobody listens on; refuse everything else that is there."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
+    if not _is_socket(path):
         return
-    except OSError as error:
-        raise CannotBind(f"cannot bind {path}: {os.strerror(error.errno or 0)}") from None
-    if not stat.S_ISSOCK(mode):
-        raise CannotBind(f"{path} exists and is not a socket", hint="move it out of the way")
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     probe.setblocking(False)
     try:
@@ -131,6 +145,19 @@ def _clear_stale(path: Path) -> None:
         raise LockHeld(f"another process answers on {path}", hint="loractl status")
     elif code != errno.ENOENT:
         raise CannotBind(f"cannot tell whether {path} is in use: {os.strerror(code)}")
+
+
+def _is_socket(path: Path) -> bool:
+    """Is one there?  False: nothing is; raises CannotBind for anything else."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise CannotBind(f"cannot bind {path}: {os.strerror(error.errno or 0)}") from None
+    if not stat.S_ISSOCK(mode):
+        raise CannotBind(f"{path} exists and is not a socket", hint="move it out of the way")
+    return True
 
 
 # ----------------------------------------------------------------- serving

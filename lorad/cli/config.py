@@ -17,7 +17,7 @@ import typer
 from lorad import wire
 from lorad.cli.output import Column, Table, note, print_document, print_items, print_line
 from lorad.cli.session import Failed, session
-from lorad.errors import BadConfig
+from lorad.errors import BadConfig, StartError
 from lorad.wire_operate import RunningConfig
 
 if TYPE_CHECKING:
@@ -109,10 +109,10 @@ def check(
     s = session(context)
     settings = _load(file)
     try:
-        from lorad.base import check_base  # reads a tokenizer
+        from lorad.checks import check_all  # reads a tokenizer
 
-        check_base(settings)
-    except BadConfig as error:
+        check_all(settings)
+    except StartError as error:
         raise _failed(error) from None
     if s.options.machine:
         print_document({"schema": "lorad/config-check.v1", "ok": True}, s.options)
@@ -155,7 +155,7 @@ def _load(file: Path | None) -> "Settings":
         raise _failed(error) from None
 
 
-def _failed(error: BadConfig) -> Failed:
+def _failed(error: StartError) -> Failed:
     return Failed(
         wire.ItemResult(
             name="", ok=False, code="invalid_config", message=error.message, hint=error.hint

@@ -13,7 +13,7 @@ import typer
 
 from lorad import __version__
 from lorad.cli.output import print_line
-from lorad.errors import BadConfig
+from lorad.errors import BadConfig, StartError
 
 if TYPE_CHECKING:
     from lorad.config import Settings
@@ -33,7 +33,7 @@ PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print every setting with its origin, and end.")
 ]
 Check = Annotated[
-    bool, typer.Option("--check", help="Check the configuration and the base's files, and end.")
+    bool, typer.Option("--check", help="Look for what a start would refuse, and end.")
 ]
 Level = Annotated[
     str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
@@ -135,13 +135,11 @@ def _serve(
 
 
 def _check(settings: "Settings") -> int:
-    from lorad import key_file
-    from lorad.base import check_base  # reads a tokenizer: not needed to print
+    from lorad.checks import check_all  # reads a tokenizer: not needed to print
 
     try:
-        check_base(settings)
-        key_file.of_settings(settings)
-    except BadConfig as error:
+        check_all(settings)
+    except StartError as error:
         error.print()
         return error.exit
     print("the configuration is valid")

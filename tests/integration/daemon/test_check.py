@@ -53,6 +53,26 @@ def test_a_base_that_would_not_be_served_is_not_called_valid(daemon, folder, har
     assert told.splitlines()[0] == said.splitlines()[0].removeprefix("lorad: ")
 
 
+@pytest.mark.parametrize(
+    ("models", "more", "words"),
+    [
+        ("max_model_len = 4097", "", "models.max_model_len = 4097 is above the model's 4096"),
+        ("", '[lora]\nadapter_floor = "32MiB"', "lora.adapter_floor = 33554432: kv_floor and"),
+    ],
+    ids=["length", "floor"],
+)
+def test_a_start_says_what_check_and_loractl_say(daemon, folder, models, more, words):
+    text = daemon.config.read_text().replace("max_model_len = 4096", models)
+    daemon.config.write_text(text.replace("[lora]", more or "[lora]"))
+    said = [daemon.refused("--check"), daemon.refused()]
+    assert said[0] == said[1]
+    status, told = said[0]
+    assert status == 2 and told.startswith(f"lorad: error: {words}")
+    assert f"({daemon.config}:" in told.splitlines()[0]
+    assert _loractl(daemon)[2].splitlines()[0] == told.splitlines()[0].removeprefix("lorad: ")
+    assert not (daemon.root / "state").exists(), "nothing was taken"
+
+
 def _loractl(daemon):
     """`loractl config check` where that daemon would start: (status, stdout, stderr)."""
     command = [sys.executable, "-m", "lorad.cli.app", "config", "check", str(daemon.config)]

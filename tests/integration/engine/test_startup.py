@@ -8,7 +8,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelUnsupported, NoDevice
-from engine.memory.arena import plan_blocks
+from engine.fit import plan_blocks
 from engine.memory.budget import MemoryPlan, usual_adapter_blocks
 from engine.models.spec import read_spec
 from engine.rehearsal import rehearse

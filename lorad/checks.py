@@ -1,0 +1,69 @@
+"""Checks: what a start would refuse, found before it takes anything.
+
+Goes in: Settings.  Comes out: nothing, or the StartError that a start would end with, and so its
+exit status.  Asks no device and no registry, makes no folder, and takes nothing that a daemon which
+runs might hold: `lorad --check` may be asked beside it.
+"""
+
+import os
+from pathlib import Path
+
+from engine.client import check_fit
+from engine.errors import ConfigError
+from lorad import key_file
+from lorad.api.server import check_tcp, check_unix
+from lorad.base import check_base, check_files, spec_of
+from lorad.config import Settings
+from lorad.errors import BadConfig, CannotBind, RegistryUnusable
+from lorad.tracing import tracing
+
+
+def check_all(settings: Settings) -> None:
+    """Everything, the tokenizer too.  Raises StartError."""
+    check_base(settings)
+    check_start(settings)
+
+
+def check_start(settings: Settings) -> None:
+    """What a start asks first.  Raises StartError."""
+    check_files(settings)
+    try:
+        check_fit(settings.engine_config(), spec_of(settings))
+    except ConfigError as error:
+        raise settings.refused(error) from error
+    key_file.of_settings(settings)
+    tracing.check(settings.otel)
+    _check_folders(settings)
+    _check_sockets(settings)
+
+
+def _check_folders(settings: Settings) -> None:
+    for key, text in (("registry.dir", settings.registry.dir), ("store.dir", settings.store.dir)):
+        if (thing := _in_the_way(Path(text))) is not None:
+            raise RegistryUnusable(f"{key}: {thing} is not a directory")
+    watch = settings.watch
+    if watch.mode != "off" and (thing := _in_the_way(Path(watch.dir))) is not None:
+        raise BadConfig(f"watch.dir: cannot make {watch.dir}: {thing} is not a directory")
+
+
+def _check_sockets(settings: Settings) -> None:
+    for face in (settings.inference, settings.admin):
+        if not face.socket:
+            continue  # in a fresh directory, which only a start makes
+        path = Path(face.socket)
+        if (thing := _in_the_way(path.parent)) is not None:
+            raise CannotBind(f"cannot make {path.parent}: {thing} is not a directory")
+        check_unix(path, face.group)
+    tcp, addresses = settings.tcp, [settings.metrics.tcp]
+    if tcp.enabled:
+        addresses += [tcp.bind, tcp.admin_bind]
+    for address in filter(None, addresses):
+        check_tcp(address)
+
+
+def _in_the_way(folder: Path) -> Path | None:
+    """What is there and is no directory, where `folder` or one of its parents should be."""
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place):
+            return None if place.is_dir() else place
+    return None
