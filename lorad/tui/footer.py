@@ -47,10 +47,10 @@ class Footer(Painted):
         if self.top.said:
             return [((f" {self.top.said}", "strong"),)]
         hints = [key for key in keys_for(read_only=self.top.read_only) if key.footer]
-        while sum(len(k.shown) + len(k.short) + 3 for k in hints) > width and len(hints) > 3:
+        while sum(len(k.hint) + len(k.short) + 3 for k in hints) > width and len(hints) > 3:
             # Those at the end matter least, but how to get help and out stays.
             hints.remove(hints[-2])
         line: list[tuple[str, str]] = [(" ", "")]
         for key in sorted(hints, key=lambda k: k.footer):
-            line += [(key.shown, "key"), (f" {key.short}  ", "faint")]
+            line += [(key.hint, "key"), (f" {key.short}  ", "faint")]
         return [tuple(line)]

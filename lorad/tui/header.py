@@ -4,10 +4,12 @@ Goes in: the board.  Comes out: lines that fit the width, the least needed left 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from textual import events
 
 from lorad.tui.draw import (
+    ASCII,
     UNKNOWN,
     Glyphs,
     age,
@@ -30,8 +32,8 @@ STATE_INKS = {"ready": "good", "stopped": "bad", "engine_stalled": "bad"}
 POOL = (
     ("kv_active", "KV", "kv_used"),
     ("kv_cached", "cached", "kv_cached"),
-    ("adapter_active", "adapters", "adapter_used"),
-    ("adapter_idle", "idle", "adapter_idle"),
+    ("adapter_active", "LoRA", "adapter_used"),
+    ("adapter_idle", "LoRA idle", "adapter_idle"),
     ("free", "free", "free"),
 )
 ROOMY = 100  # columns: names of things in full, the legend beside the bar
@@ -53,7 +55,10 @@ class Header(Painted):
         who, how = _identity(board, width, self.top.title_of_source), _figures(board, height < 3)
         out = [joined(who, now, width, self.glyphs), joined(how, tabs, width, self.glyphs)]
         if height > 2:
-            out.append(pool_line(board.status.pool, width, self.glyphs))
+            glyphs = self.glyphs
+            if not self.look.mono and glyphs is not ASCII:
+                glyphs = replace(glyphs, pool=glyphs.pool[0])  # colours tell the parts apart
+            out.append(pool_line(board.status.pool, width, glyphs))
         return out
 
     def _tabs(self) -> Line:
@@ -124,7 +129,7 @@ def _figures(board: Board, no_pool: bool) -> list[Part]:
         (2, _said("TTFT", both_percentiles(load.first_token))),
         (6, _said("ITL", both_percentiles(load.inter_token))),
         (3, _said("KV", percent(used)) if no_pool else ()),
-        (4, _said("hit", percent(ratio(load.hit_tokens, load.query_tokens)))),
+        (4, _said("prefix", percent(ratio(load.hit_tokens, load.query_tokens)))),
         (5, _said("VRAM", size_of(m.gpu_used_bytes, m.gpu_total_bytes))),
         (7, _said("ram", bytes_of(s.ram_used_bytes))),
         (8, _said("cpu", f"{percent(m.daemon_cpu)}+{percent(m.engine_cpu)}")),
@@ -151,27 +156,26 @@ def pool_line(pool: PoolPicture, width: int, glyphs: Glyphs) -> Line:
     if not pool.total:
         return (*start, (UNKNOWN, "faint"))
     amounts = [getattr(pool, name) for name, _, _ in POOL]
-    words = [
-        f"{word} {percent(ratio(n, pool.total))}"
-        for n, (_, word, _) in zip(amounts, POOL, strict=True)
-    ]
+    shares = [percent(ratio(amount, pool.total)) for amount in amounts]
     if width < ROOMY:
-        return (*start, *_named_bar(amounts, words, width - 8, glyphs), (" ", ""))
+        return (*start, *_named_bar(amounts, shares, width - 8, glyphs), (" ", ""))
     legend: list[Span] = []
-    for place, word in enumerate(words):
-        name, _, share = word.rpartition(" ")
+    for place, (_, word, ink) in enumerate(POOL):
         mark = glyphs.pool[place % len(glyphs.pool)]
-        legend += [("  ", ""), (mark, POOL[place][2]), (f" {name} ", "faint"), (share, "")]
-    room = width - wide(legend) - wide(start) - 1
-    drawn = zip(stacked(amounts, room, glyphs), POOL, strict=True)
-    return (*start, *((text, ink) for text, (_, _, ink) in drawn), *legend)
+        legend += [("  ", ""), (mark, ink), (f" {word} ", "faint"), (shares[place], "")]
+    pieces = stacked(amounts, width - wide(legend) - wide(start) - 1, glyphs)
+    drawn = ((piece, ink) for piece, (_, _, ink) in zip(pieces, POOL, strict=True))
+    return (*start, *drawn, *legend)
 
 
-def _named_bar(amounts: Sequence[int], words: Sequence[str], width: int, glyphs: Glyphs) -> Line:
+def _named_bar(amounts: Sequence[int], shares: Sequence[str], width: int, glyphs: Glyphs) -> Line:
     """Each part has its name in it; a part that is too short for that has its share, or nothing."""
     spans: list[Span] = []
-    for piece, word, (_, _, ink) in zip(stacked(amounts, width, glyphs), words, POOL, strict=True):
-        label = next((f" {w} " for w in (word, word.split()[-1]) if len(w) + 3 <= len(piece)), "")
-        spans += [(piece[:1], ink), (label, "")] if label else []
+    pieces = stacked(amounts, width, glyphs)
+    for piece, share, (_, word, ink) in zip(pieces, shares, POOL, strict=True):
+        labels = (f" {word} {share} ", f" {word.split()[-1]} {share} ", f" {share} ")
+        label = next((text for text in labels if len(text) < len(piece)), "")
+        if label:
+            spans += [(piece[0], ink), (label, f"{ink}_label")]
         spans.append((piece[1 + len(label) :] if label else piece, ink))
     return fitted(tuple(spans), width, glyphs)

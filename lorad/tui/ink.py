@@ -18,7 +18,7 @@ INKS = (
     *("text", "edge", "focus", "title", "head", "faint", "strong", "name"),
     *("good", "busy", "warn", "bad", "fill", "rest", "spark", "spark2"),
     *("kv_used", "kv_cached", "adapter_used", "adapter_idle", "free"),
-    *("key", "loud", "pick", "within"),
+    *("key", "loud", "pick"),
 )
 
 
@@ -56,6 +56,19 @@ def _style(name: str, ink: str, faded: bool) -> Style:
 _LIVELY = frozenset({"text", "strong", "title", "name", "good", "busy"})
 
 
+#: What Textual asks of a theme that leaves colours to the terminal.
+_ANSI = {
+    name: "ansi_default"
+    for name in (
+        *("ansi-background", "ansi-foreground", "border-blurred"),
+        *("block-cursor-foreground", "block-cursor-background"),
+        *("input-cursor-background", "input-cursor-foreground"),
+        *("input-selection-background", "input-selection-foreground"),
+        *("screen-selection-background", "screen-selection-foreground"),
+    )
+}
+
+
 def _theme(name: str, c: Mapping[str, str], *, dark: bool = True, ansi: bool = False) -> Theme:
     return Theme(
         name=name,
@@ -71,7 +84,22 @@ def _theme(name: str, c: Mapping[str, str], *, dark: bool = True, ansi: bool = F
         panel=c["raised"],
         dark=dark,
         ansi=ansi,
+        variables=dict(_ANSI) if ansi else {},
     )
+
+
+def _labels(colour: Mapping[str, str]) -> dict[str, str]:
+    """Of the pool's parts, on their own ground: dark on what is bright, bright on what is dark."""
+    dark, bright = colour["on_loud"], colour["strong"]
+    parts = {
+        "kv_used": (dark, "accent"),
+        "kv_cached": (bright, "accent2"),
+        "adapter_used": (dark, "violet"),
+        "adapter_idle": (bright, "violet2"),
+        "free": (colour["text"], "edge"),
+    }
+    labels = {part: f"{text} on {colour[ground]}" for part, (text, ground) in parts.items()}
+    return {f"{part}_label": style for part, style in labels.items()}
 
 
 def _look(name: str, c: Mapping[str, str], *, dark: bool = True, ansi: bool = False) -> Look:
@@ -101,8 +129,8 @@ def _look(name: str, c: Mapping[str, str], *, dark: bool = True, ansi: bool = Fa
         "free": colour["edge"],
         "key": f"bold {colour['accent']}",
         "loud": f"bold {colour['on_loud']} on {colour['warn']}",
-        "pick": f"on {colour['picked']}",
-        "within": "reverse",
+        "pick": "bold reverse default" if ansi else f"on {colour['picked']}",
+        **_labels(colour),
     }
     ground = "" if ansi else f"on {colour['ground']}"
     return Look(_theme(name, c, dark=dark, ansi=ansi), inks, ground)
@@ -159,14 +187,14 @@ LOOKS: Mapping[str, Look] = {
             "strong": "ansi_default",
             "faint": "ansi_bright_black",
             "edge": "ansi_bright_black",
-            "accent": "ansi_blue",
-            "accent2": "ansi_cyan",
+            "accent": "ansi_bright_blue",
+            "accent2": "ansi_blue",
             "violet": "ansi_magenta",
             "violet2": "ansi_bright_magenta",
             "good": "ansi_green",
             "warn": "ansi_yellow",
             "bad": "ansi_red",
-            "picked": "ansi_black",
+            "picked": "ansi_default",
             "on_loud": "ansi_black",
         },
         ansi=True,
@@ -185,6 +213,7 @@ LOOKS: Mapping[str, Look] = {
             surface="ansi_default",
             panel="ansi_default",
             ansi=True,
+            variables=dict(_ANSI),
         ),
         {
             "title": "bold",

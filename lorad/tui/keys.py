@@ -19,6 +19,11 @@ class Key:
     changes: bool = False
     moves: bool = False
 
+    @property
+    def hint(self) -> str:
+        """The first of several keys."""
+        return self.shown.split()[0]
+
 
 KEYS: tuple[Key, ...] = (
     Key("question_mark,f1", "?  F1", "help", "help", 1, "help"),

@@ -144,8 +144,8 @@ class Model:
         for part in MAPS:
             old = getattr(before, part) if before is not None else {}
             new = getattr(board, part)
-            diff.rows[part] = {key for key in old.keys() | new.keys()
-                               if old.get(key) != new.get(key)}  # fmt: skip
+            keys = old.keys() | new.keys()
+            diff.rows[part] = {key for key in keys if old.get(key) != new.get(key)}
         self._board, self._came, self.link = board, now, Link("", now)
         for event in board.events:
             self._event(event)

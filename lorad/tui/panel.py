@@ -117,8 +117,8 @@ class Painted(Widget):
         if y >= len(self._painted):
             return Strip.blank(width, self.look.style(""))
         style, faded = self.look.style, self.top.faded
-        return Strip([Segment(text, style(ink, faded=faded)) for text, ink in self._painted[y]],
-                     width)  # fmt: skip
+        line = self._painted[y]
+        return Strip([Segment(text, style(ink, faded=faded)) for text, ink in line], width)
 
 
 class Panel(Painted):

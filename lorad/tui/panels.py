@@ -259,8 +259,8 @@ def event_line(event: EventItem, width: int, panel: Panel) -> Line:
     if width >= 90:
         name = fit(event.name, 26, panel.glyphs)
         what = fit(event.type, 18, panel.glyphs)
-        return (time, (f"{level:<6}", ink), (f"{what} ", ""), (f"{name} ", "name"), (rev, "faint"),
-                (said, ""))  # fmt: skip
+        line = (time, (f"{level:<6}", ink), (f"{what} ", ""), (f"{name} ", "name"))
+        return (*line, (rev, "faint"), (said, ""))
     mark = f"{level} " if event.level != "info" else ""
     what = fit(event.type, 17 - len(mark), panel.glyphs)
     name = f"{cut(event.name, 26, panel.glyphs)} " if event.name else ""

@@ -45,8 +45,8 @@ class SheetPanel(Panel, can_focus=True):
         rows = self.size.height - 2
         if len(self.content) <= rows:
             return self.hint
-        return ((f"{self.first + 1}-{min(self.first + rows, len(self.content))} "
-                 f"of {len(self.content)}", "faint"),)  # fmt: skip
+        last = min(self.first + rows, len(self.content))
+        return ((f"{self.first + 1}-{last} of {len(self.content)}  ", "faint"), *self.hint)
 
     def body(self, width: int, height: int) -> list[Line]:
         self.first = max(0, min(self.first, len(self.content) - height))
@@ -68,7 +68,6 @@ class Sheet(ModalScreen[T], Generic[T]):
 
     WIDTH: ClassVar[int] = 72
     DEFAULT_CSS = """
-    Sheet { align: center middle; background: transparent; }
     Sheet > #sheet { height: auto; width: auto; }
     """
     BINDINGS: ClassVar[list[Any]] = [Binding("escape,q", "close", "close", show=False)]

@@ -73,6 +73,7 @@ class Shell(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; background: $background; color: $foreground; overflow: hidden; }
+    Sheet { background: transparent; align: center middle; }
     #views { height: 1fr; }
     View { height: 100%; width: 100%; }
     #banner, #footer, #too-small { height: 1; }

@@ -19,8 +19,8 @@ STATE_INKS: Mapping[str, str] = {
     "quarantined": "bad",
     "missing": "bad",
 }
-#: Below, the short forms of columns.
-ROOMY = 100
+#: Columns of the terminal below which those of the table are in short forms, and in shorter ones.
+NARROW, ROOMY = 76, 100
 _LOW_HIT = 0.25
 
 Cell = Callable[[str, Slot, Glyphs], Line]
@@ -121,9 +121,9 @@ def _number(value: Callable[[Slot], float], text: Callable[[float], str] = str) 
 
 
 @cache
-def slot_columns(*, narrow: bool) -> tuple[Column[Slot], ...]:
-    """All of them; `narrow` has the short forms of three."""
-    pin, hit, name = (1, 9, 28) if narrow else (3, 13, 22)
+def slot_columns(room: int) -> tuple[Column[Slot], ...]:
+    """All of them; of `room` 2 as they are, of 1 and 0 in short forms."""
+    pin, hit, name = ((1, 5, 20), (1, 9, 28), (3, 13, 22))[room]
     life = _plain(lambda r: percent(ratio(r.life_hit_tokens, r.life_query_tokens)), "faint")
     return (
         Column("slot", "SLOT", 4, _plain(lambda r: _or(r.slot), "faint")),
@@ -136,7 +136,7 @@ def slot_columns(*, narrow: bool) -> tuple[Column[Slot], ...]:
         Column("vram", "VRAM", 5, _plain(lambda r: size(r.gpu_bytes)), right=True, drop=5),
         Column("run", "RUN", 4, _number(lambda r: r.running), right=True),
         Column("wait", "WAIT", 4, _number(lambda r: r.waiting), right=True),
-        Column("hit", "HIT 60s".rjust(hit), hit, hit_cell(hit)),
+        Column("hit", "HIT 60s"[: max(3, hit - 2)].rjust(hit), hit, hit_cell(hit)),
         Column("life", "LIFE", 5, life, right=True, drop=7),
         Column("tok/s", "TOK/S", 5, _number(lambda r: r.tokens_per_second, rate), True, drop=6),
         Column("idle", "IDLE", 5, _plain(lambda r: age(r.idle_seconds), "faint"), True, drop=1),
@@ -152,7 +152,7 @@ class SlotsPanel(Grid[Slot]):
     """The table, and in its frame how many there are."""
 
     def __init__(self) -> None:
-        super().__init__(listing(), slot_columns(narrow=False), id="slots")
+        super().__init__(listing(), slot_columns(2), id="slots")
 
     def show(self) -> None:
         """Take the rows of the board."""
@@ -161,7 +161,9 @@ class SlotsPanel(Grid[Slot]):
         self.repaint()
 
     def columns_at(self, width: int) -> tuple[Column[Slot], ...]:
-        return slot_columns(narrow=width < ROOMY and not self.wide)
+        if self.wide:
+            return slot_columns(2)
+        return slot_columns(sum(width >= least for least in (NARROW, ROOMY)))
 
     def title(self) -> Line:
         board = self.top.shown
