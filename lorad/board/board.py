@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
 from engine.adapters.states import State
-from engine.messages import AdapterEvent, EngineSnapshot
+from engine.messages import AdapterEvent, EngineSnapshot, RevisionStatus
 from lorad.board import slots
 from lorad.board.churn import RecentChurn
 from lorad.board.drains import Drains
@@ -70,6 +70,7 @@ class Boards:
         self._sampling = asyncio.Lock()
         self._readers = 0
         self._came = asyncio.Event()  # somebody looks
+        self._seen: tuple[EngineSnapshot | None, list[RevisionStatus]] | None = None
         self._painted: tuple[float, Board] | None = None
         self._stream = Stream(self.paint, events, clock)
 
@@ -107,7 +108,7 @@ class Boards:
     def _tick(self, snapshot: EngineSnapshot | None) -> None:
         now = self._ticked = self._clock()
         self._traffic.tick(now, snapshot)
-        self._slots.tick(now, snapshot)
+        self._slots.tick(now, snapshot, self._held(snapshot))
         self._tenants.tick(now)
 
     # ------------------------------------------------------------- who looks
@@ -135,7 +136,9 @@ class Boards:
         now = self._clock()
         if self._painted is not None and now - self._painted[0] < FRESH_SECONDS:
             return self._painted[1]
-        snapshot, catalog = self._sources.picture.snapshot, self._sources.catalog
+        snapshot = self._sources.picture.snapshot
+        held = self._held(snapshot)
+        block_bytes = snapshot.pool.block_bytes if snapshot is not None else 0
         board = Board(
             sequence=1,
             time=rfc3339(utc_now()),
@@ -145,8 +148,8 @@ class Boards:
             machine=self._machine,
             churn=self._churn.look(now),
             health=self._health,
-            slots=slots.rows(snapshot, catalog, self._slots),
-            drains=self._drains.look(now, snapshot),
+            slots=slots.rows(held, block_bytes, self._sources.catalog, self._slots),
+            drains=self._drains.look(now, held),
             requests=self._rows.look(now),
             num_requests=self._requests.active,
             tenants=self._tenants.look(),
@@ -154,6 +157,11 @@ class Boards:
         )
         self._painted = now, board
         return board
+
+    def _held(self, snapshot: EngineSnapshot | None) -> list[RevisionStatus]:
+        if self._seen is None or self._seen[0] is not snapshot:
+            self._seen = snapshot, slots.held_of(snapshot)
+        return self._seen[1]
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[None]:

@@ -5,12 +5,12 @@ Comes out: a `Drain` for each: a revision that was evicted or replaced, a name o
 operator holds.  Changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.adapters.states import State
-from engine.messages import EngineSnapshot, RevisionStatus
+from engine.messages import RevisionStatus
 from lorad.metrics.churn import REASONS
 from lorad.service.catalog import Catalog
 from lorad.service.gate import STOPPING, Gate
@@ -48,9 +48,10 @@ class Drains:
         leases = status.leases if status is not None else 0
         self._begun[self._catalog.label(rev)] = _Begun(now, leases)
 
-    def look(self, now: float, snapshot: EngineSnapshot | None) -> dict[str, Drain]:
-        """All of them, by name.  `now` in seconds of a monotonic clock."""
-        found = [*self._held(now), *self._revisions(now, snapshot)]
+    def look(self, now: float, held: Iterable[RevisionStatus]) -> dict[str, Drain]:
+        """All of them, by name.  `now` in seconds of a monotonic clock; `held`: revisions that are
+        resident or leased."""
+        found = [*self._names(now), *self._revisions(now, held)]
         drains: dict[str, Drain] = {}
         for drain in found:
             # A held name may have a revision that drains, too: the operator's word is the name's.
@@ -59,7 +60,8 @@ class Drains:
             del self._begun[key]
         return drains
 
-    def _held(self, now: float) -> list[Drain]:
+    def _names(self, now: float) -> list[Drain]:
+        """Those that an operator holds, and the daemon."""
         held = []
         for name in sorted(self._gate.held) + [""] * bool(self._gate.closed):
             stopping = not name and self._gate.closed == STOPPING
@@ -77,12 +79,10 @@ class Drains:
             )
         return held
 
-    def _revisions(self, now: float, snapshot: EngineSnapshot | None) -> list[Drain]:
+    def _revisions(self, now: float, held: Iterable[RevisionStatus]) -> list[Drain]:
         """Those that the engine drains, and replaced ones that still have requests."""
         found = []
-        for status in snapshot.revisions if snapshot is not None else ():
-            if status.slot is None and not status.leases:
-                continue
+        for status in held:
             replaced = bool(status.leases) and not self._catalog.names_of(status.rev)
             if status.state == State.DRAINING or replaced:
                 found.append(self._revision(status, now))

@@ -5,7 +5,7 @@ by name.  Of adapters that are not on the GPU nothing is kept but what they had 
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from engine.adapters.states import State
 from engine.messages import EngineSnapshot, RevisionStatus
@@ -34,12 +34,15 @@ class SlotWindows:
         self._hits: dict[str, tuple[int, int]] = {}  # of the bucket that fills
         self._buckets: deque[dict[str, tuple[int, int]]] = deque(maxlen=BUCKETS)
         self._bucket_began: float | None = None
+        self._histories: dict[str, tuple[int | None, ...]] = {}
         self._pid = self._ticks = 0
         self._began: float | None = None
         self._now = 0.0
 
-    def tick(self, now: float, snapshot: EngineSnapshot | None) -> None:
-        """`now` in seconds of a monotonic clock."""
+    def tick(
+        self, now: float, snapshot: EngineSnapshot | None, held: Sequence[RevisionStatus]
+    ) -> None:
+        """`now` in seconds of a monotonic clock; `held`: of the snapshot's revisions."""
         self._began = now if self._began is None else self._began
         self._now = now
         self._pass_time(now)
@@ -48,7 +51,7 @@ class SlotWindows:
         if snapshot.pid != self._pid:  # another engine, whose counters begin anew
             self._pid = snapshot.pid
             self._last.clear()
-        frame = dict(self._changes(snapshot))
+        frame = dict(self._changes(held))
         if frame:
             self._frames.append((now, frame))
             for rev, grown in frame.items():
@@ -71,14 +74,15 @@ class SlotWindows:
 
     def hits_history(self, rev: str) -> tuple[int | None, ...]:
         """Percent, of buckets that are full; () if none of them was asked for."""
+        return self._histories.get(rev, ())
+
+    def _history(self, rev: str) -> tuple[int | None, ...]:
         found = [bucket.get(rev) for bucket in self._buckets]
-        if not any(found):
-            return ()
         return tuple(None if f is None else round(100 * f[1] / f[0]) for f in found)
 
-    def _changes(self, snapshot: EngineSnapshot) -> Iterator[tuple[str, Counts]]:
+    def _changes(self, held: Sequence[RevisionStatus]) -> Iterator[tuple[str, Counts]]:
         last = self._last
-        for status in snapshot.revisions:
+        for status in held:
             if status.slot is None:
                 continue
             rev = status.rev
@@ -107,18 +111,32 @@ class SlotWindows:
             began += BUCKET_SECONDS
             if now - began > BUCKETS * BUCKET_SECONDS:  # the machine slept
                 began = now
+        if began != self._bucket_began:  # once in BUCKET_SECONDS, and not for each that looks
+            asked = {rev for bucket in self._buckets for rev in bucket}
+            self._histories = {rev: self._history(rev) for rev in asked}
         self._bucket_began = began
 
 
-def rows(
-    snapshot: EngineSnapshot | None, catalog: Catalog, windows: SlotWindows
-) -> dict[str, Slot]:
-    """By name, in the order of slots; one that loads into host memory comes last."""
-    held = [s for s in snapshot.revisions if s.state in HELD] if snapshot is not None else []
+def held_of(snapshot: EngineSnapshot | None) -> list[RevisionStatus]:
+    """Of thousands that the engine may know, those that are resident, on their way, or leased; in
+    the order of slots.  Made once for a snapshot."""
+    if snapshot is None:
+        return []
+    held = [
+        s for s in snapshot.revisions if s.slot is not None or s.leases or s.state == State.LOADING
+    ]
     held.sort(key=lambda s: (s.slot is None, s.slot or 0, s.rev))
-    block_bytes = snapshot.pool.block_bytes if snapshot is not None else 0
+    return held
+
+
+def rows(
+    held: Sequence[RevisionStatus], block_bytes: int, catalog: Catalog, windows: SlotWindows
+) -> dict[str, Slot]:
+    """By name; one that loads into host memory comes last."""
     found: dict[str, Slot] = {}
     for status in held:
+        if status.state not in HELD:
+            continue
         names = catalog.names_of(status.rev)
         for name in names:
             entry = catalog.get(name)

@@ -353,6 +353,8 @@ def test_every_route_is_closed_to_every_credential_but_the_right_ones(house, cal
         for credential, (uid, given) in credentials.items():
             if credential == "admin" and (socket, method) == ("admin", "DELETE"):
                 continue  # let in, and it would take the tenants away
+            if credential == "admin" and path == "/admin/v1/stream":
+                continue  # let in, and it would not end
             h.uid = uid
             bearer = f"authorization: Bearer {given}\r\n" if given else ""
             answer = call(getattr(h.api, socket), method, path, {"all": "no"}, bearer)

@@ -1,0 +1,161 @@
+"""Rows of slots, and what each revision did within the minute."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.messages import EngineSnapshot, RevisionStatus
+from lorad.board.slots import SlotWindows, held_of, rows
+from lorad.service.catalog import Catalog, Entry
+
+
+def tick(windows, now, taken):
+    windows.tick(now, taken, held_of(taken))
+
+
+some = settings(max_examples=40, deadline=None)
+grown = st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50))
+
+
+@some
+@given(
+    st.lists(st.tuples(st.integers(1, 25), st.lists(grown, min_size=3, max_size=3)), max_size=9)
+)
+def test_a_minute_of_each_revision_is_the_sum_of_its_last_sixty_seconds(told_of, steps):
+    windows, now, totals, history = SlotWindows(), 0, [(0, 0, 0)] * 3, []
+    for seconds, changes in steps:
+        now += seconds
+        totals = [
+            tuple(a + b for a, b in zip(old, new, strict=True))
+            for old, new in zip(totals, changes, strict=True)
+        ]
+        tick(windows, now, told_of(totals))
+        history.append((now, changes))
+        for number in range(3):
+            recent = [changes[number] for then, changes in history if then > now - 60]
+            expected = tuple(map(sum, zip(*recent, strict=True)))
+            assert windows.sum_of(f"r{number}") == expected
+
+
+@pytest.fixture(scope="module")
+def told_of():
+    """A snapshot of revisions r0, r1 ... from (asked, found, generated) of each."""
+
+    def make(totals, **fields):
+        revisions = [
+            RevisionStatus(
+                rev=f"r{number}",
+                state="idle",
+                slot=number,
+                prefix_query_tokens=asked,
+                prefix_hit_tokens=found,
+                generated_tokens=generated,
+            )
+            for number, (asked, found, generated) in enumerate(totals)
+        ]
+        plain = {"step": 1, "running": 0, "waiting": 0, "pool": None, "slots_total": 8}
+        plain |= {"slots_used": 0, "ram_used_bytes": 0, "ram_limit_bytes": 1, "base": None}
+        return EngineSnapshot(**(plain | {"pid": 1} | fields), revisions=tuple(revisions))
+
+    return make
+
+
+def test_another_engine_counts_from_nothing(told_of):
+    windows = SlotWindows()
+    tick(windows, 1, told_of([(100, 50, 9)]))
+    tick(windows, 2, told_of([(30, 10, 2)], pid=2))
+    assert windows.sum_of("r0") == (130, 60, 11)
+
+
+def test_what_a_revision_did_while_it_was_away_is_not_counted_twice(told_of, told):
+    windows = SlotWindows()
+    tick(windows, 1, told_of([(100, 50, 9)]))
+    tick(windows, 2, told.snapshot(told.status("r0", slot=None, state="ram")))
+    tick(windows, 3, told_of([(110, 50, 9)]))
+    assert windows.sum_of("r0") == (110, 50, 9)
+
+
+def test_a_rate_is_of_the_time_that_there_was_and_then_of_a_minute(told_of):
+    windows = SlotWindows()
+    for second in range(0, 11):
+        tick(windows, second, told_of([(0, 0, 10 * second)]))
+    assert windows.tokens_per_second("r0") == 10.0
+    for second in range(11, 70):
+        tick(windows, second, told_of([(0, 0, 100)]))
+    assert windows.tokens_per_second("r0") == pytest.approx(10 / 60, abs=0.01)
+    tick(windows, 71, None)
+    assert windows.tokens_per_second("r0") == 0.0
+
+
+def test_a_history_of_hits_has_holes_where_nothing_was_asked(told_of):
+    windows = SlotWindows()
+    assert windows.hits_history("r0") == ()
+    shown = {0: (0, 0, 0), 5: (100, 50, 0), 10: (100, 50, 0), 15: (100, 50, 0), 19: (110, 60, 0)}
+    for second in range(0, 21):
+        totals = shown[max(at for at in shown if at <= second)]
+        tick(windows, second, told_of([totals]))
+    assert windows.hits_history("r0") == (None, 50, None, 100)
+    for second in range(21, 200):
+        tick(windows, second, told_of([(110, 60, 0)]))
+    assert windows.hits_history("r0") == ()
+
+
+# ----------------------------------------------------------------- rows
+def shown(told, *statuses, names=()):
+    catalog = Catalog(Entry(name, rev, **fields) for name, rev, fields in names)
+    taken = told.snapshot(*statuses)
+    return rows(held_of(taken), 1024, catalog, SlotWindows())
+
+
+def test_each_name_of_a_revision_has_a_row_with_its_own_pin_and_priority(told):
+    found = shown(
+        told,
+        told.status("r1", slot=3, state="active", running=2, max_rank=16, gpu_bytes=4096),
+        names=[("acme/sql", "r1", {"pinned": True, "priority": 90}), ("copy", "r1", {})],
+    )
+    assert list(found) == ["acme/sql", "copy"]
+    row = found["acme/sql"]
+    assert (row.pinned, row.priority, row.tenant, row.rank) == (True, 90, "acme", 16)
+    assert (found["copy"].pinned, found["copy"].tenant, found["copy"].running) == (False, None, 2)
+
+
+def test_rows_are_in_the_order_of_slots_and_those_without_one_come_last(told):
+    found = shown(
+        told,
+        told.status("a", slot=7),
+        told.status("b", slot=None, state="loading"),
+        told.status("c", slot=0),
+        told.status("d", slot=None, state="registered"),
+        told.status("e", slot=None, state="ram", leases=1, waiting=1),
+        names=[(name, name, {}) for name in "abcde"],
+    )
+    assert list(found) == ["c", "a", "b"]
+
+
+def test_a_replaced_revision_is_called_by_the_name_that_it_had(told):
+    catalog = Catalog([Entry("sql", "old-digest")])
+    catalog.put(Entry("sql", "new-digest"))
+    taken = told.snapshot(told.status("old-digest", slot=1, state="active"))
+    (row,) = rows(held_of(taken), 1024, catalog, SlotWindows()).values()
+    assert row.name == "sql@old-dige"
+
+
+def test_a_load_says_how_far_it_is_and_how_fast(told):
+    loading = told.status(
+        "r",
+        slot=None,
+        state="loading",
+        num_blocks=8,
+        load_source="disk",
+        load_seconds=2.0,
+        arrived_bytes=2048,
+    )
+    row = shown(told, loading, names=[("sql", "r", {})])["sql"]
+    assert (row.load_source, row.load_fraction, row.load_seconds) == ("disk", 0.25, 2.0)
+    assert row.load_bytes_per_second == 1024.0
+
+
+def test_what_is_not_known_of_a_load_is_none(told):
+    copying = told.status("r", slot=2, state="loading", num_blocks=8, load_source="ram")
+    row = shown(told, copying, names=[("sql", "r", {})])["sql"]
+    assert (row.load_fraction, row.load_bytes_per_second) == (None, None)
