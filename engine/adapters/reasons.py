@@ -69,7 +69,7 @@ READING: dict[str, str] = {
     "E_VISION": "tensors for a vision or audio part that the text base lacks",
     "E_HEAD_LORA": "LoRA on an output head of a family that is not served",
     "E_EMBEDDING_LORA": "the embedding has factors other than those of plain LoRA",
-    "E_MODULES_TO_SAVE": "whole weights (modules_to_save) other than of lm_head, embed_tokens, heads",
+    "E_MODULES_TO_SAVE": "whole weights (modules_to_save) beyond lm_head, embed_tokens and heads",
     "E_VOCAB_RESIZED": "the adapter brings an embedding or head of another vocabulary size",
     "E_BASE_COPY": "copies of base weights beside the LoRA pairs differ from this base's",
     "E_ZERO_SHARD": "an empty or flattened factor: saved from a sharded (ZeRO-3, FSDP) run",
