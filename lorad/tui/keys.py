@@ -50,6 +50,7 @@ KEYS: tuple[Key, ...] = (
     Key("m", "m", "mouse", "mouse on or off"),
     Key("q", "q", "leave", "quit", 13, "quit"),
     Key("ctrl+q", "ctrl+q", "leave", "quit at once"),
+    Key("ctrl+z", "ctrl+z", "suspend_process", "back to the shell; fg goes on", moves=True),
     Key("tab", "tab", "app.focus_next", "next panel", moves=True),
     Key("shift+tab", "shift+tab", "app.focus_previous", "panel before", moves=True),
     Key("escape", "esc", "escape", "clear the filter, close what is open", moves=True),

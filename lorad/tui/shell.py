@@ -16,6 +16,7 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.containers import Container
 from textual.filter import LineFilter, Monochrome, NoColor
+from textual.geometry import Size
 from textual.message import Message
 
 from lorad.tui.draw import ASCII, Glyphs
@@ -167,7 +168,7 @@ class Shell(App[None]):
         await self.action_view(VIEWS[0].key)
         if self.settings.screen != VIEWS[0].key:
             await self.action_view(self.settings.screen)
-        self._measure()
+        self._measure(self.size)
         self._feed.start()
         self.set_interval(TICK_SECONDS, self._tick)
 
@@ -175,10 +176,10 @@ class Shell(App[None]):
         self._feed.stop()
 
     def on_resize(self, event: events.Resize) -> None:
-        self._measure()
+        self._measure(event.size)  # `self.size` is still that of before
 
-    def _measure(self) -> None:
-        width, height = self.size
+    def _measure(self, size: Size) -> None:
+        width, height = size
         small = width < LEAST[0] or height < LEAST[1]
         self._too_small.display = small
         for part in (self._header, self._views, self._footer):

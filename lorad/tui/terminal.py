@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from textual.drivers.linux_driver import LinuxDriver
+
 from lorad import __version__
 
 PATIENCE_SECONDS = 3.0
@@ -40,8 +42,23 @@ class Crashed(Exception):
         self.report = report
 
 
+class Driver(LinuxDriver):
+    """Textual's, which also lives through `kill -STOP` and `kill -CONT`.
+
+    Nothing told it that it would be stopped, so that it is shown twice over when it goes on.
+    """
+
+    def start_application_mode(self) -> None:
+        if self._key_thread is not None and self._key_thread.is_alive():
+            self.suspend_application_mode()
+            self._must_signal_resume = True  # paints everything
+        super().start_application_mode()  # type: ignore[no-untyped-call]
+
+
 def run(app: Any, *, mouse: bool = True) -> Any:
     """Run it until it ends."""
+    if app.driver_class is LinuxDriver:
+        app.driver_class = Driver
     # Textual prints a traceback with the values of variables: here it goes into a file, without.
     app._print_error_renderables = lambda: None
     with _kept(app) as leaving:
@@ -81,16 +98,13 @@ def _kept(app: Any) -> Iterator[list[int]]:
     held[signal.SIGALRM] = signal.signal(signal.SIGALRM, forced)
     # Textual stops itself by these, and leaves its handlers behind.
     held |= {n: signal.getsignal(n) for n in (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)}
-    ended = False
     try:
         yield came
-        ended = not getattr(app, "_exception", None)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in held.items():
             signal.signal(number, handler)
-        if not ended or _settings() != before:
-            _restore(before)
+        _restore(before)
 
 
 def _settings() -> list[Any] | None:
@@ -101,14 +115,19 @@ def _settings() -> list[Any] | None:
 
 
 def _restore(settings: list[Any] | None) -> None:
-    """At once, and without waiting for a terminal that takes nothing."""
+    """At once, and without waiting for a terminal that takes nothing.
+
+    Settings that are as they were say that Textual has left already.  Then nothing is written: one
+    pop of the keyboard's modes too many would be that of the shell.
+    """
+    if settings is None or _settings() == settings:
+        return
     with suppress(OSError, ValueError):
         _, writable, _ = select.select([], [2], [], 0.5)
         if writable and os.isatty(2):
             os.write(2, RESET.encode())
-    if settings is not None:
-        with suppress(termios.error, OSError):
-            termios.tcsetattr(0, termios.TCSANOW, settings)
+    with suppress(termios.error, OSError):
+        termios.tcsetattr(0, termios.TCSANOW, settings)
 
 
 def _report(error: BaseException) -> str:
