@@ -18,9 +18,7 @@ grown = st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50))
 
 
 @some
-@given(
-    st.lists(st.tuples(st.integers(1, 25), st.lists(grown, min_size=3, max_size=3)), max_size=9)
-)
+@given(st.lists(st.tuples(st.integers(1, 25), st.lists(grown, min_size=3, max_size=3)), max_size=9))
 def test_a_minute_of_each_revision_is_the_sum_of_its_last_sixty_seconds(told_of, steps):
     windows, now, totals, history = SlotWindows(), 0, [(0, 0, 0)] * 3, []
     for seconds, changes in steps:
