@@ -201,6 +201,7 @@ class EngineCore:
             everybody=Traffic(scheduler.num_running, scheduler.num_waiting),
             base=Traffic(scheduler.running_on(None), scheduler.waiting_for(None)),
             preemptions=scheduler.num_preemptions,
+            late_masks=self.guides.num_late,
             passes=self.runner.forward_passes,
         )
 

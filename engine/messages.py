@@ -315,6 +315,7 @@ class EngineSnapshot(Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     prompt_tokens: int = 0
     preemptions: int = 0
+    late_masks: int = 0  # draws of guided sequences that waited a step for their masks
     forward_passes: int = 0
     thrashes: int = 0
     pid: int = 0  # whose counters these are

@@ -56,7 +56,14 @@ class Painter:
     block_bytes: int
 
     def paint(
-        self, *, now: float, everybody: Traffic, base: Traffic, preemptions: int, passes: int
+        self,
+        *,
+        now: float,
+        everybody: Traffic,
+        base: Traffic,
+        preemptions: int,
+        late_masks: int,
+        passes: int,
     ) -> EngineSnapshot:
         """The picture at `now` (seconds of the residency's clock)."""
         return EngineSnapshot(
@@ -74,6 +81,7 @@ class Painter:
             generated_tokens=self.stats.generated_tokens,
             prompt_tokens=self.stats.prompt_tokens,
             preemptions=preemptions,
+            late_masks=late_masks,
             forward_passes=passes,
             thrashes=self.residency.num_thrashes,
             pid=os.getpid(),

@@ -253,6 +253,7 @@ class Services:
             counts=self.snapshot.counts,
             draining=lambda: self.adapters.draining,
             watcher=lambda: self.watcher,
+            tenants=lambda: self.callers.names,
         )
         metrics = Metrics(sources, started=self.started)
         board = Boards(sources, self.snapshot, self.requests, self.gate, self.tenancy, self.events)

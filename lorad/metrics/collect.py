@@ -87,6 +87,7 @@ def steps(sheet: Sheet, totals: Totals) -> None:
             summed = totals.steps[kind][field]
             sheet.buckets(f"step_{field}", bounds, summed.counts, summed.total, kind)
     sheet.put("preemptions_total", totals.preemptions)
+    sheet.put("guide_late_masks_total", totals.late_masks)
 
 
 def memory(sheet: Sheet, sources: Sources) -> None:

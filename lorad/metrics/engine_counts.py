@@ -32,7 +32,7 @@ class Totals:
     """All that has no adapter label."""
 
     def __init__(self) -> None:
-        self.preemptions = self.evicted_blocks = 0
+        self.preemptions = self.late_masks = self.evicted_blocks = 0
         self.saved_seconds = 0.0
         self.distances = Summed()  # blocks by powers of two
         self.steps = {kind: {field: Summed() for field in STEPS} for kind in KINDS}
@@ -41,6 +41,7 @@ class Totals:
         """A new one with what one process has counted."""
         prefix, more = snapshot.prefix, Totals()
         more.preemptions = self.preemptions + snapshot.preemptions
+        more.late_masks = self.late_masks + snapshot.late_masks
         more.evicted_blocks = self.evicted_blocks + prefix.evicted_blocks
         more.saved_seconds = self.saved_seconds + prefix.saved_seconds
         both = Summed(prefix.found_blocks).plus(prefix.lost_blocks, 0.0)

@@ -25,6 +25,7 @@ from lorad.metrics.engine_counts import EngineCounts
 from lorad.metrics.labels import Key
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
+from lorad.metrics.tenants import TenantMetrics
 from lorad.registry.records import OperationRecord
 from lorad.service.names import tenant_of
 
@@ -66,7 +67,9 @@ class Metrics:
         self._engine = EngineCounts()
         self._churn = Churn(self._named, sources.meter.drained)
         self._adapters = AdapterMetrics(sources.settings.metrics.adapter_labels)
-        self._tenant_of = _tenant if sources.settings.metrics.tenant_label else None
+        wanted = sources.settings.metrics
+        self._tenant_of = _tenant if wanted.tenant_label else None
+        self._tenants = TenantMetrics(wanted.adapter_labels) if wanted.tenant_label else None
         self._process = ProcessCollector(registry=None)  # of this process: memory, CPU, files
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lorad-metrics")
 
@@ -93,6 +96,7 @@ class Metrics:
         """On the event loop."""
         names = {entry.name for entry in self.sources.catalog}
         self.sources.meter.keep(names)
+        self.sources.meter.keep_tenants(self.sources.tenants() | set(map(_tenant, names)))
         self._churn.keep(names)
 
     # ------------------------------------------------------------- scrapes
@@ -126,6 +130,8 @@ class Metrics:
         collect.registry(sheet, sources)
         collect.watch(sheet, sources)
         self._adapters.write(sheet, sources, now, self._churn, self._engine)
+        if self._tenants is not None:
+            self._tenants.write(sheet, sources.meter)
         self._write_churn(sheet, drains)
         self.pulled.write(sheet)
         snapshot = sources.picture.snapshot

@@ -54,6 +54,7 @@ class Sources:
     #: Listener -> how many connections it has; filled in once they are there.
     connections: dict[str, Callable[[], int]] = field(default_factory=dict)
     watcher: Callable[[], Watching | None] = lambda: None
+    tenants: Callable[[], set[str]] = set  # that were set up; none: names say whose they are
     nvml: Nvml = field(default_factory=Nvml)
 
     def folders(self) -> dict[str, Path]:

@@ -118,6 +118,14 @@ METRICS: tuple[Metric, ...] = (
             "Sequences that have ended, one for each answer of a request: stop, length, abort "
             "(its client left, or a drain ended it) or error.",
         ),
+        (
+            "tenant_requests_total",
+            "counter",
+            "tenant finish_reason",
+            "The same by whose request it was, with metrics.tenant_label.",
+        ),
+        ("tenant_prompt_tokens_total", "counter", "tenant", "Of those, with metrics.tenant_label."),
+        ("tenant_generation_tokens_total", "counter", "tenant", "The same of their answers."),
         ("requests_running", "gauge", "adapter", "Sequences with a place in the batch."),
         ("requests_waiting", "gauge", "adapter", "Sequences that the engine has queued."),
         (
@@ -207,6 +215,13 @@ METRICS: tuple[Metric, ...] = (
             "counter",
             "",
             "Sequences that gave their memory to others and began anew.",
+        ),
+        (
+            "guide_late_masks_total",
+            "counter",
+            "",
+            "Tokens of answers of a given form that came a step later, because what may come next "
+            "was not known in time.",
         ),
     ),
     *_group(

@@ -54,6 +54,8 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.names: dict[str, NameCounts] = {BASE: NameCounts()}
+        #: By the account that a request ran on.  Written when a sequence ends.
+        self.tenants: dict[str, NameCounts] = {}
         self.kinds: dict[Kind, KindCounts] = {kind: KindCounts() for kind in KINDS}
         self.refused: Counter[str] = Counter()  # error code -> requests that never began
         self.aborted_by_drain = 0
@@ -69,11 +71,18 @@ class Meter:
         chat: bool,
         num_prompt: int,
         received: float,
+        tenant: str = "",
     ) -> "Span":
         """What the engine's deltas of one sequence go through; `received`: of this clock."""
         counts = self.names.setdefault(name or BASE, NameCounts())
         counts.sequences += 1
-        return Span(self, choice, deliver, counts, rev, chat, num_prompt, received)
+        return Span(self, choice, deliver, counts, rev, chat, num_prompt, received, tenant)
+
+    def keep_tenants(self, names: Iterable[str]) -> None:
+        """Forget every tenant that is not among `names`."""
+        kept = set(names)
+        for name in [n for n in tuple(self.tenants) if n not in kept]:
+            self.tenants.pop(name, None)
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget every adapter that is not among `names`."""
@@ -90,7 +99,7 @@ class Span:
 
     __slots__ = (
         *("_choice", "_counts", "_deliver", "_duration", "_kind", "_meter", "_num_prompt"),
-        *("_received", "_rev", "_submitted", "begun", "first", "last", "tokens"),
+        *("_received", "_rev", "_submitted", "_tenant", "begun", "first", "last", "tokens"),
     )
 
     def __init__(
@@ -103,7 +112,9 @@ class Span:
         chat: bool,
         num_prompt: int,
         received: float,
+        tenant: str,
     ) -> None:
+        self._tenant = tenant
         self._meter, self._choice, self._deliver = meter, choice, deliver
         self._counts, self._rev, self._num_prompt = counts, rev, num_prompt
         self._kind = meter.kinds["base" if rev is None else "lora"]
@@ -146,6 +157,8 @@ class Span:
         reason = self._choice.finish or delta.finish_reason or "error"
         self._counts.finished[reason] += 1
         self._duration.observe(now - self._received)
+        if self._tenant:
+            self._charge(reason)
         if self.begun is not None:
             self._kind.generated_tokens.observe(self.tokens)
         elif reason == "error":
@@ -156,3 +169,11 @@ class Span:
             self._meter.aborted_by_drain += 1
             if self._rev is not None:
                 self._meter.drained.add(self._rev)
+
+    def _charge(self, reason: str) -> None:
+        """To its tenant, at its end: what belongs to one adapter is counted as it comes."""
+        account = self._meter.tenants.setdefault(self._tenant, NameCounts())
+        account.sequences += 1
+        account.finished[reason] += 1
+        account.generated_tokens += self.tokens
+        account.prompt_tokens += self._num_prompt if self.begun is not None else 0

@@ -365,6 +365,7 @@ class RequestService:
                 chat=ask.chat,
                 num_prompt=len(submit.prompt),
                 received=received,
+                tenant=account.tenant.name,
             )
             spans.append(span)
             self._link.submit(submit, span)

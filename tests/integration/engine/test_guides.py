@@ -182,6 +182,7 @@ def test_an_answer_is_the_same_however_late_its_masks_are(begin, prompt, monkeyp
         stories = driver.stories.values()
         told.append([(s.tokens, s.finish, s.prompt_logprobs) for s in stories])
     assert driver.core.guides.num_late >= 12, "no mask was late, and nothing was tried"
+    assert driver.core.snapshot().late_masks == driver.core.guides.num_late
     assert told[0] == told[1]
     assert len(told[0][3][2]) == 20
 

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import promql_parser
 import pytest
 
 from lorad.metrics.table import NAMES
@@ -18,6 +19,8 @@ WANTED = {
 }
 #: A metric, what is selected of it, and the labels that a function groups by behind it.
 SELECTOR = re.compile(r"\b(lorad_\w+)(?:\{([^}]*)\})?")
+#: What Grafana puts in, and Prometheus never sees.
+GRAFANAS = {"$__rate_interval": "1m", "$__range": "1h", "$instance": "i", "$adapter": "a"}
 GROUPED = re.compile(r"\b(?:by|on) \(([^)]*)\)")
 
 
@@ -75,6 +78,22 @@ def test_counters_are_only_asked_for_how_fast_they_grow(where, expression):
         metric = metric_of(series)
         if metric.type != "gauge" and not where.startswith("variable"):
             assert re.search(rf"(?:rate|increase)\({series}", expression), f"{where}: {series}"
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()))
+def test_every_expression_is_promql(where, expression):
+    if where.startswith("variable"):  # Grafana's own function, of a selector and a label
+        expression = re.fullmatch(r"label_values\((.+), \w+\)", expression)[1]
+    for variable, text in GRAFANAS.items():
+        expression = expression.replace(variable, text)
+    assert "$" not in expression, where
+    promql_parser.parse(expression)
+
+
+@pytest.mark.parametrize("wrong", ["sum(rate(a[5m])", "rate(a)", "a by (b)", "a > > 1"])
+def test_what_is_no_promql_is_noticed(wrong):
+    with pytest.raises(ValueError):
+        promql_parser.parse(wrong)
 
 
 def test_every_alert_that_operators_expect_is_there():

@@ -1,6 +1,7 @@
 """What /metrics shows of names, revisions and engines: bounded, removed, escaped, never falling."""
 
 import asyncio
+import dataclasses
 import time
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from engine.histogram import Histogram
 from engine.messages import HistogramStatus, PrefixStatus, StepsStatus
 from lorad.metrics.table import GATEWAY, METRICS, NAMES, OTHER
+from lorad.service.meter import NameCounts
 
 
 def test_every_metric_has_a_legal_name_a_sentence_and_a_type():
@@ -130,6 +132,40 @@ def test_a_tenant_label_stands_beside_each_adapter_only_if_it_is_wanted(make_wor
     assert with_label.value("requests_total", adapter="bible", tenant="", **labels) == 1
     assert without.value("requests_total", adapter="acme/sql", **labels) == 1
     assert not [1 for _, key in without.scrape() if "tenant" in dict(key)]
+
+
+def test_tenants_are_counted_by_who_asked_if_it_is_wanted_and_the_rest_is_summed_up(make_world):
+    wanted, without = make_world(tenant_label=True, limit=1), make_world()
+    for world in (wanted, without):
+        for name, number in (("acme", 3), ("rival", 1)):
+            account = world.meter.tenants[name] = NameCounts()
+            account.sequences = account.finished["stop"] = number
+            account.prompt_tokens, account.generated_tokens = 10 * number, 20 * number
+    labels = {"finish_reason": "stop"}
+    assert wanted.value("tenant_requests_total", tenant="acme", **labels) == 3
+    assert wanted.value("tenant_requests_total", tenant=OTHER, **labels) == 1
+    assert wanted.value("tenant_prompt_tokens_total", tenant="acme") == 30
+    assert wanted.value("tenant_generation_tokens_total", tenant=OTHER) == 20
+    assert not [1 for _, key in without.scrape() if "tenant" in dict(key)]
+
+
+def test_a_tenant_that_is_gone_takes_its_series_along(make_world):
+    world = make_world(tenant_label=True)
+    world.add("acme/sql")
+    for name in ("acme", "there", "gone"):
+        world.meter.tenants[name] = NameCounts()
+        world.meter.tenants[name].generated_tokens = 1
+    world.sources = dataclasses.replace(world.sources, tenants=lambda: {"there"})
+    world.metrics.sources = world.sources
+    world.metrics.sweep()
+    assert {t for t in ("acme", "there", "gone") if t in world.meter.tenants} == {"acme", "there"}
+    assert world.value("tenant_generation_tokens_total", tenant="gone") is None
+
+
+def test_masks_that_came_late_are_counted_over_engines(world, told):
+    world.take(told.snapshot(late_masks=3))
+    world.take(told.snapshot(late_masks=4, pid=2))
+    assert world.value("guide_late_masks_total") == 7
 
 
 def test_the_gateways_series_is_there_without_an_engine(world):

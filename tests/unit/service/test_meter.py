@@ -30,7 +30,9 @@ def choice():
     return SimpleNamespace(finish="")
 
 
-def span_of(meter, choice, *, name="sql", rev="r1", chat=False, received=99.5, deliver=None):
+def span_of(
+    meter, choice, *, tenant="", name="sql", rev="r1", chat=False, received=99.5, deliver=None
+):
     return meter.span(
         choice,
         deliver or (lambda choice, delta: None),
@@ -39,6 +41,7 @@ def span_of(meter, choice, *, name="sql", rev="r1", chat=False, received=99.5, d
         chat=chat,
         num_prompt=7,
         received=received,
+        tenant=tenant,
     )
 
 
@@ -121,3 +124,25 @@ def test_a_request_that_outlives_its_name_does_not_bring_it_back(meter, choice):
     meter.keep(["other"])
     span(delta(1, queued_seconds=0.0, finish_reason="stop"))
     assert set(meter.names) == {BASE}
+
+
+def test_a_sequence_is_charged_to_whose_request_it_was_and_not_to_whose_adapter(meter, choice):
+    span = span_of(meter, choice, tenant="rival", name="acme/sql")
+    span(delta(5, queued_seconds=0.0))
+    assert meter.tenants == {}, "at its end"
+    choice.finish = "stop"
+    span(delta(6, finish_reason="stop"))
+    waited = span_of(meter, choice, tenant="rival", name="acme/sql")
+    choice.finish = ""
+    waited(delta(finish_reason="abort"))
+    (account,) = meter.tenants.values()
+    assert list(meter.tenants) == ["rival"]
+    assert (account.sequences, account.prompt_tokens, account.generated_tokens) == (2, 7, 2)
+    assert account.finished == {"stop": 1, "abort": 1}
+    meter.keep_tenants(["acme"])
+    assert meter.tenants == {}
+
+
+def test_what_runs_on_nobodys_account_is_charged_to_none(meter, choice):
+    span_of(meter, choice)(delta(5, finish_reason="stop"))
+    assert meter.tenants == {}
