@@ -6,7 +6,7 @@ terminal to show it on, the board once, as text.  Textual is imported only when 
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +134,7 @@ def show(source: "Source", look: Look, client: "LoradClient | None") -> None:
         from lorad.tui import terminal
         from lorad.tui.app import Settings, TopApp
         from lorad.tui.ink import LOOKS
+        from lorad.tui.office import Office
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing != "textual":
@@ -154,9 +155,17 @@ def show(source: "Source", look: Look, client: "LoradClient | None") -> None:
         screen=str(look.screen),
     )
     try:
-        terminal.run(TopApp(source, settings), mouse=look.mouse)
+        office = None if client is None else Office(_connecting(client))
+        terminal.run(TopApp(source, settings, office=office), mouse=look.mouse)
     except terminal.Crashed as error:
         raise Broken("dashboard_failed", str(error), hint="add -v for the traceback") from error
+
+
+def _connecting(client: "LoradClient") -> "Callable[[], LoradClient]":
+    """Makes clients like this one: each thread that asks has its own."""
+    from lorad.client import LoradClient
+
+    return lambda: LoradClient(client.host)
 
 
 def _refuse_nonsense(once: bool, record: Path | None, replay: Path | None, speed: float) -> None:

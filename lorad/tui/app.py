@@ -5,10 +5,12 @@ the clipboard.  What changes the daemon is asked for first, and is not here with
 """
 
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, ClassVar
 
 from textual.binding import Binding
 
+from lorad.tui.desk import Desk
 from lorad.tui.grid import Grid
 from lorad.tui.help import Help
 from lorad.tui.ink import LOOKS
@@ -38,30 +40,30 @@ class TopApp(Shell):
     ]
 
     # ------------------------------------------------------------- the selected row
-    @property
-    def target(self) -> str:
-        """The adapter's name that is selected, "" for none."""
-        return self._view.target if self._view is not None else ""
+    @cached_property
+    def desk(self) -> Desk:
+        return Desk(self)
 
     def action_detail(self) -> None:
         """All about the selected row."""
-        self.say("nothing more is known here")
+        self.desk.open(self._view.detail() if self._view is not None else None)
+
+    def action_adapter(self, name: str) -> None:
+        """All about an adapter, wherever it is."""
+        self.desk.open(self.desk.adapter(name))
 
     def on_grid_chosen(self, message: Grid.Chosen) -> None:
         self.action_detail()
 
-    def action_act(self, verb: str) -> None:
-        """Ask, then do: pin, load, evict, drain, cancel."""
-        if self.read_only:
-            self.say("read-only: nothing is changed from here")
-            return
-        self.say(f"{verb}: not from here yet")
+    def action_act(self, verb: str, name: str | None = None, number: int | None = None) -> None:
+        """Ask, then do: pin, load, evict, drain, cancel, priority; `name` "" is the daemon."""
+        self.desk.act(verb, name, number)
 
     def action_copy_name(self) -> None:
-        self._copy(self.target, "the name")
+        self._copy(self.desk.target, "the name")
 
     def action_copy_row(self) -> None:
-        self._copy(self._view.row_json() if self._view is not None else "", "the row as JSON")
+        self._copy(self.desk.row_json(), "the row as JSON")
 
     def _copy(self, text: str, what: str) -> None:
         if not text:

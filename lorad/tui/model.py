@@ -21,6 +21,8 @@ R = TypeVar("R")
 MAX_EVENTS = 2000
 #: Types of events that the dashboard itself tells.
 RESTARTED, RETURNED = "daemon.restarted", "link.returned"
+#: Told to one reader: some events are gone before it could read them.
+GAP = "gap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Picture:
     board: Board
     came: float  # when the last of it came
     events: tuple[EventItem, ...]
+    num_events: int  # ever, by then
 
 
 class Model:
@@ -74,6 +77,14 @@ class Model:
         return self._frozen is not None
 
     @property
+    def live(self) -> bool:
+        """What is shown is what is: it is of use to ask the daemon for more."""
+        return self.link.up and not self.frozen
+
+    def now(self) -> float:
+        return self._clock()
+
+    @property
     def board(self) -> Board | None:
         """As it came, or as it was frozen; None until something came."""
         return self._frozen.board if self._frozen else self._board
@@ -88,6 +99,11 @@ class Model:
     def events(self) -> tuple[EventItem, ...]:
         """Oldest first."""
         return self._frozen.events if self._frozen else tuple(self._events)
+
+    @property
+    def first_event(self) -> int:
+        """The number of the oldest of `events`; they are counted from 1, across restarts."""
+        return (self._frozen.num_events if self._frozen else self.num_events) + 1 - len(self.events)
 
     def age(self) -> float:
         """Seconds since the newest data that is shown came."""
@@ -106,7 +122,7 @@ class Model:
         if self._frozen:
             self._frozen = None
         elif (board := self.shown()) is not None:
-            self._frozen = Picture(board, self._came, tuple(self._events))
+            self._frozen = Picture(board, self._came, tuple(self._events), self.num_events)
         return self.frozen
 
     def looked(self) -> None:
@@ -163,9 +179,10 @@ class Model:
         return diff
 
     def _event(self, event: EventItem) -> None:
-        if 0 < event.id <= self._last_event:
-            return  # it was on the board already
-        self._last_event = max(self._last_event, event.id)
+        if event.type != GAP:  # its id is that of the reader, not one of its own
+            if 0 < event.id <= self._last_event:
+                return  # it was on the board already
+            self._last_event = max(self._last_event, event.id)
         self._events.append(event)
         self.num_new += 1
         self.num_events += 1
@@ -199,7 +216,7 @@ class Listing(Generic[R]):
         """Take rows; order and selection follow."""
         self.rows = rows
         key_of = self._sorts[self.sort]
-        kept = [k for k, row in rows.items() if self._filter.matches(k, self._fields(k, row))]
+        kept = [k for k, row in rows.items() if self.matches(k, row)]
         kept.sort()  # so that equal ones keep their places
         kept.sort(key=lambda k: key_of(k, rows[k]), reverse=self.reverse)
         self.keys = kept
@@ -210,6 +227,13 @@ class Listing(Generic[R]):
             self.selected = kept[self._place]
         else:
             self.selected = None
+
+    def matches(self, key: str, row: R) -> bool:
+        return self._filter.matches(self.text_of(key, row), self._fields(key, row))
+
+    def text_of(self, key: str, row: R) -> str:
+        """Where the filter looks for a word."""
+        return key
 
     @property
     def place(self) -> int:

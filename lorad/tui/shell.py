@@ -26,6 +26,7 @@ from lorad.tui.header import Header
 from lorad.tui.ink import LOOKS, Look
 from lorad.tui.messages import Source
 from lorad.tui.model import Model
+from lorad.tui.office import Office
 from lorad.tui.panel import CALM, Line, Painted
 from lorad.tui.prompt import Prompt
 from lorad.tui.sheet import Sheet
@@ -83,14 +84,23 @@ class Shell(App[None]):
     class News(Message):
         """The source said something."""
 
+    class Answered(Message):
+        """The office has an answer; `run` takes it."""
+
+        def __init__(self, run: Callable[[], None]) -> None:
+            super().__init__()
+            self.run = run
+
     def __init__(
         self,
         source: Source,
         settings: Settings | None = None,
         *,
+        office: Office | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
+        self.office = office  # None: there is no daemon that one could ask
         self.settings = settings or Settings()
         self.glyphs: Glyphs = ASCII if self.settings.ascii else CALM
         self.read_only = self.settings.read_only
@@ -135,6 +145,11 @@ class Shell(App[None]):
         """The one in sight."""
         return self._view
 
+    @property
+    def height_above(self) -> int:
+        """Lines above the screens."""
+        return self._header.size.height
+
     def say(self, text: str, *, seconds: float = 3.0) -> None:
         """In place of the key hints, for a moment."""
         self.said = text
@@ -169,11 +184,15 @@ class Shell(App[None]):
         if self.settings.screen != VIEWS[0].key:
             await self.action_view(self.settings.screen)
         self._measure(self.size)
+        if self.office is not None:
+            self.office.open(lambda run: self.post_message(self.Answered(run)))
         self._feed.start()
         self.set_interval(TICK_SECONDS, self._tick)
 
     def on_unmount(self) -> None:
         self._feed.stop()
+        if self.office is not None:
+            self.office.close()
 
     def on_resize(self, event: events.Resize) -> None:
         self._measure(event.size)  # `self.size` is still that of before
@@ -218,6 +237,9 @@ class Shell(App[None]):
             self.paint(all=True)
         else:
             self._paint_if_due()
+
+    def on_shell_answered(self, message: Answered) -> None:
+        message.run()
 
     def _tick(self) -> None:
         """Ages grow when nothing comes."""

@@ -13,7 +13,9 @@ from lorad.tui.grid import Grid
 from lorad.tui.panel import Painted
 
 if TYPE_CHECKING:
+    from lorad.tui.acts import Subject
     from lorad.tui.app import TopApp
+    from lorad.tui.drawer import Detail
 
 
 class View(Vertical):
@@ -48,6 +50,14 @@ class View(Vertical):
         """The adapter's name that actions are about; "" for none."""
         grid = self.grid
         return (grid.listing.selected or "") if grid is not None else ""
+
+    def subject(self, name: str) -> "Subject | None":
+        """What this screen knows of an adapter; None where it knows no more than the board."""
+        return None
+
+    def detail(self) -> "Detail | None":
+        """What the drawer tells about the selected row; None: nothing is selected."""
+        return self.top.desk.adapter(self.target) if self.target else None
 
     def row_json(self) -> str:
         """The selected row, for the clipboard."""

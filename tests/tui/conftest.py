@@ -9,18 +9,30 @@ import pytest
 
 from lorad.tui.app import Settings, TopApp
 from lorad.tui.messages import Whole
+from lorad.tui.office import Office
 
-BOARDS = Path(__file__).parents[1] / "fakes" / "boards.py"
+FAKES = Path(__file__).parents[1] / "fakes"
+
+
+def module_of(file, name):
+    """A module of tests/fakes, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, FAKES / file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")
 def boards():
     """The module tests/fakes/boards.py."""
-    spec = importlib.util.spec_from_file_location("boards_of_the_dashboard", BOARDS)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of("boards.py", "boards_of_the_dashboard")
+
+
+@pytest.fixture(scope="session")
+def fakes():
+    """The module tests/fakes/daemon_client.py."""
+    return module_of("daemon_client.py", "clients_of_the_dashboard")
 
 
 class Clock:
@@ -67,12 +79,16 @@ class Stage:
 
 @pytest.fixture
 def play(boards):
-    """`play(act, board, size, settings)`: run `act(stage)` on an app that shows the board."""
+    """`play(act, board, size, settings, daemon)`: run `act(stage)` on an app that shows the board.
 
-    def run(act, board=None, size=(120, 36), settings=None):
+    `daemon` answers what the app asks.
+    """
+
+    def run(act, board=None, size=(120, 36), settings=None, daemon=None):
         async def whole():
             clock, source = Clock(), boards.Script()
-            app = TopApp(source, settings or Settings(), clock=clock)
+            office = None if daemon is None else Office(daemon.client)
+            app = TopApp(source, settings or Settings(), office=office, clock=clock)
             async with app.run_test(size=size) as pilot:
                 stage = Stage(app, source, clock, pilot)
                 if board is not None:
