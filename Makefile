@@ -19,7 +19,8 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m lorad.demo_model > /dev/null
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m compileall -q engine lorad migrations
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m lorad.demo_model > /dev/null

@@ -63,16 +63,14 @@ class Kernel(NamedTuple):
     ptx: str
 
 
-def compiled(
-    *products: tuple[tuple[object, ...], str, int, bool], closely: bool = False
-) -> list[Kernel]:
-    """The kernel of each product: tile, dtype, inputs, and whether it is serial."""
+def compiled(*products: tuple[tuple[object, ...], str, int, bool, bool]) -> list[Kernel]:
+    """The kernel of each product: tile, dtype, inputs, and whether it is serial; is followed."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [
         sys.executable,
         "-c",
         textwrap.dedent(SCRIPT),
-        json.dumps([(*one, closely) for one in products]),
+        json.dumps(products),
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -86,10 +84,24 @@ TILES = (
 )
 
 
+#: A split of one step, and of three.
+SPLIT = [
+    (tile._replace(splits=4), dtype, 4 * steps * tile.step, True, False)
+    for tile, dtype in ((gemm_tiles.FIXED, "bfloat16"), (gemm_tiles.FIXED_WIDE, "float32"))
+    for steps in (1, 3)
+]
+
+
 @pytest.fixture(scope="module")
-def kernels() -> dict[str, tuple[str, int]]:
-    found = compiled(*((tile, "bfloat16", 4096, False) for tile in TILES))
-    return {one.name: (one.ptx, one.shared) for one in found}
+def made() -> list[Kernel]:
+    """Every product of this module, from one process: TILES, TILES followed closely, SPLIT."""
+    tiled = [(tile, "bfloat16", 4096, False, close) for close in (False, True) for tile in TILES]
+    return compiled(*tiled, *SPLIT)
+
+
+@pytest.fixture(scope="module")
+def kernels(made: list[Kernel]) -> dict[str, tuple[str, int]]:
+    return {one.name: (one.ptx, one.shared) for one in made[: len(TILES)]}
 
 
 def test_weights_are_asked_for_before_the_kernel_ahead_has_ended(
@@ -109,8 +121,10 @@ def test_weights_are_asked_for_before_the_kernel_ahead_has_ended(
     assert ahead.count("cp.async.bulk.tensor") == 4  # a stage each; two with x
 
 
-def test_a_product_that_is_followed_closely_has_waited_before_the_next_kernel_comes() -> None:
-    for kernel in compiled(*((tile, "bfloat16", 4096, False) for tile in TILES), closely=True):
+def test_a_product_that_is_followed_closely_has_waited_before_the_next_kernel_comes(
+    made: list[Kernel],
+) -> None:
+    for kernel in made[len(TILES) : 2 * len(TILES)]:
         before, waited, behind = kernel.ptx.partition("griddepcontrol.wait")
         assert waited and "launch_dependents" not in before and "launch_dependents" in behind
 
@@ -135,14 +149,11 @@ def test_partial_sums_are_stored_before_the_count_and_loaded_behind_it(
         assert "bar.sync" in stored[stored.rindex("st.global") :]
 
 
-def test_a_split_does_not_begin_at_the_sum_of_those_before_it() -> None:
+def test_a_split_does_not_begin_at_the_sum_of_those_before_it(made: list[Kernel]) -> None:
     """Triton folds total + (w x + 0) to w x + total: other bits than those of splits side by side.
 
     It did where a split is one step, as in models of a few hundred inputs.
     """
-    shapes = ((gemm_tiles.FIXED, "bfloat16"), (gemm_tiles.FIXED_WIDE, "float32"))
-    cases = [(tile._replace(splits=4), dtype, n) for tile, dtype in shapes for n in (1, 3)]
-    found = compiled(*((tile, dtype, 4 * n * tile.step, True) for tile, dtype, n in cases))
-    for (tile, _, _), kernel in zip(cases, found, strict=True):
+    for (tile, *_), kernel in zip(SPLIT, made[2 * len(TILES) :], strict=True):
         sums = re.findall(rf"arith.addf .*tensor<{tile.outputs}x{tile.rows}xf32>", kernel.ttir)
         assert kernel.ttir.count("tt.dot") == len(sums) == 1

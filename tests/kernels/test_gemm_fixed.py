@@ -32,10 +32,16 @@ def sums_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("triton.runtime.interpreter.np.matmul", matmul)
 
 
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "d_out", "d_in"),
-    [(torch.float16, 130, 576), (torch.float16, 64, 200), (torch.float32, 40, 200)],
+    ("dtype", "d_out", "d_in", "bias"),
+    [
+        (torch.float16, 130, 576, False),
+        (torch.float16, 64, 200, True),
+        (torch.float32, 40, 200, True),
+        pytest.param(torch.float16, 130, 576, True, marks=pytest.mark.slow),
+        pytest.param(torch.float16, 64, 200, False, marks=pytest.mark.slow),
+        pytest.param(torch.float32, 40, 200, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_row_has_the_same_bits_in_any_batch_and_place(
     dtype: torch.dtype, d_out: int, d_in: int, bias: bool

@@ -265,8 +265,15 @@ def test_prefill_with_capped_scores_and_other_tiles(paged: Paged) -> None:
         torch.testing.assert_close(got, want, **TOLERANCES[torch.float32])
 
 
-@pytest.mark.parametrize("least", [1, 3, 100])
-@pytest.mark.parametrize("window", [0, 60])
+@pytest.mark.parametrize(
+    ("window", "least"),
+    [
+        (0, 1),
+        (0, 100),
+        (60, 3),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(0, 3), (60, 1), (60, 100)]),
+    ],
+)
 def test_a_chunk_behind_a_long_prefix_is_cut_into_pieces(
     paged: Paged, window: int, least: int
 ) -> None:
@@ -309,8 +316,18 @@ def as_captured(meta: AttentionMeta, *, seqs: int, rows: int) -> AttentionMeta:
     )
 
 
-@pytest.mark.parametrize("seqs", [0, 8, 64])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("deterministic", "seqs"),
+    [
+        (False, 0),
+        (False, 8),
+        (True, 64),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(True, 0), (True, 8), (False, 64)]
+        ),
+    ],
+)
 def test_a_mixed_step_equals_the_reference(paged: Paged, seqs: int, deterministic: bool) -> None:
     """With the host's tuples, or with the device's alone and padding behind rows and sequences."""
     case = poisoned(paged(MIXED, head_dim=16))

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import peft
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from engine.adapters.pack import pack_folder
@@ -82,6 +80,9 @@ class Land:
 
 @pytest.fixture(scope="module")
 def land(tmp_path_factory: pytest.TempPathFactory) -> Land:
+    import peft
+    import transformers
+
     root = tmp_path_factory.mktemp("alora")
     torch.manual_seed(2)
     base = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES)).eval()

@@ -109,14 +109,14 @@ def run_case(number: int, draft: Any, folder: Path, spec: ModelSpec) -> str:
         weights = mutate_header(rng, weights)
     (folder / "adapter_config.json").write_bytes(config)
     (folder / "adapter_model.safetensors").write_bytes(weights)
-    started = time.perf_counter()
+    started = time.process_time()
     reason = ""
     try:
         revision_digest(folder, inspect(folder, spec))
     except AdapterInvalid as error:
         reason = error.reason
         assert "\n" not in error.message and len(error.message) < 1000 and error.hint
-    assert time.perf_counter() - started < SECONDS
+    assert time.process_time() - started < SECONDS
     return reason
 
 

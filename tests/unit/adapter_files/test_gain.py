@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from peft.tuners.lora.dora import DoraLinearLayer
 from safetensors.torch import save_file
 
 from engine.adapters import gain as gain_module
@@ -120,6 +119,8 @@ def test_two_rows_behind_b_add_up_to_magnitude_over_norm(
 def test_norms_are_pefts_up_to_its_rounding_to_the_weights_dtype(
     dtype: torch.dtype, bound: float
 ) -> None:
+    from peft.tuners.lora.dora import DoraLinearLayer
+
     torch.manual_seed(3)
     w, a, b = torch.randn(50, 70).to(dtype), torch.randn(3, 70), torch.randn(50, 3)
     theirs = DoraLinearLayer(fan_in_fan_out=False).get_weight_norm(w, (b @ a).to(dtype), 0.7)

@@ -6,7 +6,6 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft.utils.other import get_pattern_key
 
 from engine.adapters.patterns import Budget, Pattern, PatternRefused, PatternTable
 
@@ -50,6 +49,8 @@ def test_a_random_pattern_matches_what_re_matches(regex: str, names: list[str]) 
     keys=st.lists(_regexes, unique=True, max_size=4), name=st.text("ab_1.", min_size=1, max_size=8)
 )
 def test_the_table_finds_the_key_that_peft_finds(keys: list[str], name: str) -> None:
+    from peft.utils.other import get_pattern_key
+
     try:
         expected = get_pattern_key(keys, name)
         table = PatternTable([(key, key) for key in keys], Budget())
@@ -113,14 +114,14 @@ HOSTILE = [
 @pytest.mark.parametrize("key", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_pattern_ends_soon(key: str) -> None:
     names = [f"model.layers.{n}.{'a' * 60}.q_proj" for n in range(200)]
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         table = PatternTable([(key, 1)], Budget())
         for name in names:
             table.get(name)
     except PatternRefused as error:
         assert key not in str(error) or len(key) < 4
-    assert time.perf_counter() - started < 2.0  # 0.3 s at worst on an idle machine
+    assert time.process_time() - started < 2.0  # 0.3 s at worst on an idle machine
 
 
 def test_many_patterns_share_one_budget() -> None:

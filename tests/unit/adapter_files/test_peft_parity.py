@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.adapters.pack import pack_folder
 from engine.adapters.peft import inspect, revision_digest
@@ -48,6 +46,8 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=128,
@@ -63,9 +63,12 @@ def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def save_adapter(base: Path, folder: Path, form: dict[str, Any]) -> PeftModel:
+def save_adapter(base: Path, folder: Path, form: dict[str, Any]) -> Any:
     """Save an adapter of this form, and give it back as PEFT loads it from the folder.  (PEFT sorts
     the patterns when it saves them, so the trained model can differ from every loaded one.)"""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import LlamaForCausalLM
+
     model = LlamaForCausalLM.from_pretrained(base)
     settings = {
         "r": 4,
@@ -80,7 +83,7 @@ def save_adapter(base: Path, folder: Path, form: dict[str, Any]) -> PeftModel:
         return PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base), folder)
 
 
-def peft_layers(model: PeftModel) -> dict[tuple[int, str], Any]:
+def peft_layers(model: Any) -> dict[tuple[int, str], Any]:
     """(layer, module) -> PEFT's LoRA layer, for those that have a pair."""
     found = {}
     for name, module in model.base_model.model.named_modules():

@@ -1,0 +1,35 @@
+"""How all tests run: torch on one thread, and workers that share the reading of the test files."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+# Before torch is imported, and for all processes that tests start: each of the workers is busy on a
+# core, and threads that wait for one another at every tiny product cost more than they win.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+
+class Backwards(pytest.Dir):
+    """A folder that is read from its end."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        return reversed(list(super().collect()))
+
+
+def _is_odd(config: pytest.Config) -> bool:
+    """Whether this is every second one of several workers."""
+    worker: str = getattr(config, "workerinput", {}).get("workerid", "gw0")
+    return int(worker.removeprefix("gw")) % 2 == 1
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Every worker needs all test files with their assertions rewritten, which takes 15 s and is
+    kept on the disk.  So one begins at one end, the other at the other, and they meet half-way."""
+    return Backwards.from_parent(parent, path=path) if _is_odd(parent.config) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The workers have to agree on an order."""
+    items.sort(key=lambda item: item.path.parts)
