@@ -67,6 +67,7 @@ class Boards:
         self._sampler = Sampler()
         self._machine, self._health = Machine(), Health()
         self._sampled = self._looked = float("-inf")  # when
+        self._counts: dict[str, int] = {}
         self._sampling = asyncio.Lock()
         self._readers = 0
         self._came = asyncio.Event()  # somebody looks
@@ -143,7 +144,7 @@ class Boards:
             sequence=1,
             time=rfc3339(utc_now()),
             interval_seconds=0.0,
-            status=self._snapshot.status(),
+            status=self._snapshot.status(self._counts),
             load=self._traffic.load(),
             machine=self._machine,
             churn=self._churn.look(now),
@@ -181,10 +182,14 @@ class Boards:
                 pid = self._sources.link.pid
                 self._machine = await asyncio.to_thread(self._sampler.sample, pid, gpu)
                 self._sampled = now
+                # A registry that cannot be read is a finding of `health`: the rest goes on.
+                with contextlib.suppress(Exception):
+                    self._counts = await asyncio.to_thread(self._snapshot.counts)
             if now - self._looked >= SELDOM_SECONDS:
                 self._health = await asyncio.to_thread(self._checks.look)
-                self._tenants.know((await asyncio.to_thread(self._tenancy.list)).items)
                 self._looked = now
+                with contextlib.suppress(Exception):
+                    self._tenants.know((await asyncio.to_thread(self._tenancy.list)).items)
 
     def _named(self, rev: str) -> tuple[str, bool] | None:
         catalog = self._sources.catalog

@@ -6,7 +6,7 @@ requests are taken, with the reason if not.  Reads only.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from lorad import wire
 from lorad.config import Settings
@@ -50,7 +50,8 @@ class Snapshot:
             return True, ""
         return False, "loading_base" if self._link.state == "starting" else self._link.state
 
-    def status(self) -> wire.Status:
+    def status(self, counts: Mapping[str, int] | None = None) -> wire.Status:
+        """`counts`: names by state, for who has asked the registry already."""
         settings, info, snapshot = self._settings, self._link.info, self._picture.snapshot
         ready, code = self.ready()
         statuses = self._picture.by_rev.values()
@@ -72,7 +73,7 @@ class Snapshot:
             inbox=settings.watch.dir if settings.watch.mode != "off" else None,
             state_dir=settings.registry.dir,
             store_dir=settings.store.dir,
-            adapters=self._listing.counts(),
+            adapters=self._listing.counts() if counts is None else dict(counts),
             slots_total=snapshot.slots_total if snapshot else 0,
             slots_used=snapshot.slots_used if snapshot else 0,
             pinned=sum(status.pinned for status in statuses),

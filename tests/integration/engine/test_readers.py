@@ -90,6 +90,29 @@ def test_every_byte_arrives_in_its_place_whoever_read_it(readers, write, blocks,
     assert bytes(target) == body
 
 
+def test_it_can_be_told_how_far_a_file_is(readers, write, monkeypatch):
+    pool, plain = readers(), os.preadv
+    path, body = write("a", 40)
+    here, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def preadv(fd, buffers, offset):
+        count = plain(fd, [buffers[0][:BLOCK]], offset)
+        here.release()
+        assert go_on.acquire(timeout=PATIENCE)
+        return count
+
+    monkeypatch.setattr(reader.os, "preadv", preadv)
+    monkeypatch.setattr(reader, "FAST", float("inf"))
+    assert pool.arrived("a") is None
+    pool.read("a", path, memoryview(bytearray(len(body))))
+    for blocks in range(40):
+        assert here.acquire(timeout=PATIENCE)
+        assert pool.arrived("a") == blocks * BLOCK
+        go_on.release()
+    wait(pool, "a")
+    assert pool.arrived("a") is None
+
+
 def test_a_fast_file_is_shared_and_a_slow_one_keeps_one_thread(
     readers, write, threads_of, monkeypatch
 ):

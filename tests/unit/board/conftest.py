@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import fields
 
 from engine.messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
+from lorad.wire import PoolPicture, Status
 
 POOL = PoolStatus(
     total=100,
@@ -18,7 +20,7 @@ POOL = PoolStatus(
 )
 
 
-def status(rev, slot=0, state="idle", **fields):
+def revision(rev, slot=0, state="idle", **fields):
     return RevisionStatus(rev=rev, slot=slot, state=state, **fields)
 
 
@@ -42,7 +44,18 @@ def snapshot(*revisions, pid=1, query=0, hit=0, **fields):
     )
 
 
+_ZERO = {int: 0, str: "", float: 0.0}
+
+
+@pytest.fixture
+def status():
+    """status(**fields): of a daemon; what is not said is nothing."""
+    plain = {f.name: _ZERO[f.type] for f in fields(Status) if f.required and f.type in _ZERO}
+    plain |= {"adapters": {}, "inbox": None, "pool": PoolPicture()}
+    return lambda **more: Status(**(plain | more))
+
+
 @pytest.fixture
 def told():
     """Makers: `snapshot` and `status`."""
-    return SimpleNamespace(snapshot=snapshot, status=status)
+    return SimpleNamespace(snapshot=snapshot, status=revision)
