@@ -208,6 +208,7 @@ settle = "300ms"
 
 [inference]
 socket = {text(s.inference_socket)}
+auth = "peer+key"
 
 [admin]
 socket = {text(s.admin_socket)}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,7 +80,7 @@ def top(
     _refuse_nonsense(once, record, replay, speed)
     if once or s.options.machine or not can_show():
         if record is not None:
-            raise Usage("--record keeps what a dashboard shows, and here is no terminal for one")
+            raise Usage("--record is of a dashboard, and here is no terminal to show it on")
         print_once(s, replay, ascii=ascii)
         return
     with ExitStack() as held:
@@ -90,7 +91,7 @@ def top(
         source = _live(s, look.pace, held)
         if record is not None:
             source = held.enter_context(closing(_recorded(source, record)))
-        show(source, look, s.client)
+        show(source, look, partial(_connect, s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,8 @@ def print_once(s: Session, replay: Path | None, *, ascii: bool) -> None:
         print_line(line)
 
 
-def show(source: "Source", look: Look, client: "LoradClient | None") -> None:
-    """Until one leaves it; without a client nothing can be changed from it."""
+def show(source: "Source", look: Look, connect: "Callable[[], LoradClient] | None") -> None:
+    """Until one leaves it; `connect` makes a client for questions, None where nobody is asked."""
     from lorad.tui.draw import ASCII, glyphs_for
 
     try:
@@ -151,21 +152,14 @@ def show(source: "Source", look: Look, client: "LoradClient | None") -> None:
         ascii=look.ascii or glyphs_for(sys.stderr.encoding) is ASCII,
         theme=theme,
         interval=look.pace,
-        read_only=look.read_only or client is None,
+        read_only=look.read_only or connect is None,
         screen=str(look.screen),
     )
+    office = None if connect is None else Office(connect)
     try:
-        office = None if client is None else Office(_connecting(client))
         terminal.run(TopApp(source, settings, office=office), mouse=look.mouse)
     except terminal.Crashed as error:
         raise Broken("dashboard_failed", str(error), hint="add -v for the traceback") from error
-
-
-def _connecting(client: "LoradClient") -> "Callable[[], LoradClient]":
-    """Makes clients like this one: each thread that asks has its own."""
-    from lorad.client import LoradClient
-
-    return lambda: LoradClient(client.host)
 
 
 def _refuse_nonsense(once: bool, record: Path | None, replay: Path | None, speed: float) -> None:
@@ -193,13 +187,19 @@ def _pace(text: str) -> float:
 
 def _live(s: Session, pace: float, held: ExitStack) -> "Source":
     """The daemon's stream, through a client of its own: another thread reads it."""
-    from lorad.caller import TIMEOUT_SECONDS
-    from lorad.client import LoradClient
     from lorad.tui.feed import Live
 
-    client = LoradClient(s.client.host, timeout=s.timeout(TIMEOUT_SECONDS))
+    client = _connect(s)
     held.callback(client.close)
     return Live(client.host, lambda last: client.follow_board(pace, last))
+
+
+def _connect(s: Session) -> "LoradClient":
+    """One more client: each thread has its own."""
+    from lorad.caller import TIMEOUT_SECONDS
+    from lorad.client import LoradClient
+
+    return LoradClient(s.client.host, timeout=s.timeout(TIMEOUT_SECONDS))
 
 
 def _recorded(source: "Source", path: Path) -> "Recorded":

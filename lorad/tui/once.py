@@ -237,7 +237,7 @@ SLOTS: Sequence[_Column] = (
     _Column("HIT 60s", _hit),
     _Column("LIFE", _life, right=True),
     _Column("TOK/S", lambda r, g: rate(r.tokens_per_second), right=True),
-    _Column("IDLE", lambda r, g: age(r.idle_seconds), right=True),
+    _Column("IDLE", lambda r, g: age(0.0 if r.running else r.idle_seconds), right=True),
 )
 DRAINS: Sequence[_Column] = (
     _Column("NAME", lambda r, g: r.name or "the daemon"),
