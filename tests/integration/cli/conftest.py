@@ -21,7 +21,7 @@ from lorad.errors import LoradError
 _FAKES = Path(__file__).parents[2] / "fakes" / "api_server.py"
 LIMITS = Limits(body=64 * KIB, queue=32, max_tokens=1000)
 #: What nothing here ever takes.
-PATIENCE = 60
+PATIENCE = 180
 
 
 def _load() -> Any:

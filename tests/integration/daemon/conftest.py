@@ -33,7 +33,7 @@ DIMS = {
 #: Three whole blocks and a little: enough for a stale prefix to be found, were there one.
 PROMPT = "Once upon a time, in a machine that was far too small,"
 #: What nothing here ever takes.
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 def until(condition, what, patience=PATIENCE):
