@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 
+import msgspec
+
 from lorad.caller import ApiError, Unreachable
 from lorad.tui.messages import Changed, Ended, Happened, Lost, Message, Source, Whole
 from lorad.wire import EventItem
@@ -67,11 +69,17 @@ Opened = Iterator[tuple[str, Board | Delta | EventItem]]
 
 class Live:
     """A daemon's stream, for ever.  `open` begins it after an event's id; it may raise Unreachable
-    and ApiError, and its end is a broken link."""
+    and ApiError, and its end is a broken link.  `wait(stop, seconds)` sleeps."""
 
-    def __init__(self, title: str, open: Callable[[str], Opened]) -> None:
+    def __init__(
+        self,
+        title: str,
+        open: Callable[[str], Opened],
+        *,
+        wait: Callable[[threading.Event, float], object] = threading.Event.wait,
+    ) -> None:
         self.title = title
-        self._open = open
+        self._open, self._wait = open, wait
 
     def pace(self, seconds: float) -> None:
         """The daemon keeps its own pace; fewer pictures of it are shown."""
@@ -99,6 +107,8 @@ class Live:
                         break
             except Unreachable as error:
                 why = reason(error)
+            except msgspec.DecodeError:
+                why = "the daemon speaks another version of the stream"
             except ApiError as error:
                 why = f"{error.code}: {error.message}"
                 if error.status in (401, 403, 404):
@@ -109,7 +119,7 @@ class Live:
                 waits = chain(RETRY_SECONDS[1:], repeat(RETRY_SECONDS[-1]))
                 wait = RETRY_SECONDS[0]
             yield Lost(why, wait)
-            stop.wait(wait)
+            self._wait(stop, wait)
 
 
 def reason(error: Unreachable) -> str:

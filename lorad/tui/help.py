@@ -22,11 +22,11 @@ class Help(Sheet[None]):
             ("Commands, after :", [(word, does) for word, does in COMMANDS]),
         )
         out: list[Line] = []
+        if self.top.read_only:
+            out += [(("read-only: nothing can be changed from here", "warn"),), ()]
         for heading, rows in groups:
             if heading and rows:
                 out += [(), ((heading, "strong"),)]
             out += [((f"{shown:<{_KEY_CELLS}}", "key"), (does, "")) for shown, does in rows]
-        if self.top.read_only:
-            out += [(), (("read-only: nothing can be changed from here", "warn"),)]
         screens = "  ".join(f"{key} {name}" for key, name in self.top.screens)
         return [*out, (), (("screens  ", "faint"), (screens, ""))]

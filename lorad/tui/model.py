@@ -175,7 +175,10 @@ class Model:
         diff = Diff(rest=True)
         for part in MAPS:
             diff.rows[part] = {*getattr(delta, part), *delta.gone.get(part, ())}
-        self._board, self._came = apply(self._board, delta), self._clock()
+        try:
+            self._board, self._came = apply(self._board, delta), self._clock()
+        except ValueError as error:  # the source lost a message: what follows cannot be right
+            self.link = Link(f"gap: {error}", self._clock())
         return diff
 
     def _event(self, event: EventItem) -> None:

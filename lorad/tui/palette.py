@@ -3,6 +3,7 @@
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.events import Key
+from textual.widget import Widget
 from textual.widgets import Input
 
 from lorad.tui.ink import LOOKS
@@ -18,26 +19,26 @@ class Palette(Sheet[str]):
 
     WIDTH = 64
     DEFAULT_CSS = """
-    Palette Input { height: 1; border: none; padding: 0 2; background: $panel; width: 64; }
+    Palette Input { padding: 0 2; background: $panel; width: 64; }
     """
 
     def __init__(self) -> None:
         super().__init__("COMMANDS", hint="enter does it, esc closes")
         self._place = 0
-        self._input = Input(placeholder="type to narrow")
+        self._input = Input(placeholder="type to narrow", compact=True)
 
     def compose(self) -> ComposeResult:
         with Vertical(id="sheet"):
             yield self._input
             yield self.panel
 
-    def on_mount(self) -> None:
-        super().on_mount()
-        self._input.focus()
+    def first_focus(self) -> Widget:
+        return self._input
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(what it does, its key, its action) of all that match."""
-        rows = [(k.does, k.shown, k.action) for k in keys_for(read_only=self.top.read_only)]
+        keys = keys_for(read_only=self.top.read_only)
+        rows = [(key.does, key.shown, key.action) for key in keys if not key.moves]
         rows += [(f"screen {name}", key, f"view('{key}')") for key, name in self.top.screens]
         rows += [(f"theme {name}", "", f"theme('{name}')") for name in LOOKS]
         words = self._input.value.lower().split()

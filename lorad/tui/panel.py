@@ -150,9 +150,9 @@ class Panel(Painted):
         side = "|" if ascii else "│"
         inner = width - 3 - self.right_edge
         rows = height - 1 - self.bottom
-        out = [self._top(width, edge, ascii)]
         body = self.body(inner, rows)[:rows] if rows > 0 else []
         body += [()] * (rows - len(body))
+        out = [self._top(width, edge, ascii)]  # after the body: it says which rows these are
         closing: Line = ((" " + side, "edge"),) if self.right_edge else ((" ", ""),)
         for line in body:
             out.append(((side + " ", "edge"), *fitted(line, inner, self.glyphs), *closing))
@@ -166,7 +166,9 @@ class Panel(Painted):
         left, right = ("+", "+") if ascii else (self.corners[0], self.corners[1])
         end = width - self.right_edge
         title, note = self.title(), self.note()
-        if wide(title) + wide(note) + 8 > end - 1:
+        while len(title) > 1 and wide(title) + wide(note) + 9 > end:
+            title = title[:-1]  # what is beside the name says less than the note
+        if wide(title) + wide(note) + 9 > end:
             note = ()
         title = fitted(title, min(wide(title), max(0, end - 5)), self.glyphs)
         line: list[Span] = [(left + flat + " ", edge), *title, (" ", "")]

@@ -261,7 +261,7 @@ def event_line(event: EventItem, width: int, panel: Panel) -> Line:
         what = fit(event.type, 18, panel.glyphs)
         line = (time, (f"{level:<6}", ink), (f"{what} ", ""), (f"{name} ", "name"))
         return (*line, (rev, "faint"), (said, ""))
-    mark = f"{level} " if event.level != "info" else ""
-    what = fit(event.type, 17 - len(mark), panel.glyphs)
+    mark = " " if event.level == "info" else level[:1]
+    what = fit(event.type, 17, panel.glyphs)
     name = f"{cut(event.name, 26, panel.glyphs)} " if event.name else ""
-    return time, (mark, ink), (f"{what} ", ""), (name, "name"), (rev, "faint"), (said, "")
+    return time, (f"{mark} ", ink), (f"{what} ", ""), (name, "name"), (rev, "faint"), (said, "")

@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import ModalScreen
+from textual.widget import Widget
 
 from lorad.tui.panel import Line, Panel
 
@@ -90,7 +91,11 @@ class Sheet(ModalScreen[T], Generic[T]):
 
     def on_mount(self) -> None:
         self.show()
-        self.panel.focus()
+        self.first_focus().focus()
+
+    def first_focus(self) -> Widget:
+        """Where keys go to."""
+        return self.panel
 
     def on_resize(self) -> None:
         self.show()

@@ -197,6 +197,12 @@ class Shell(App[None]):
     def on_resize(self, event: events.Resize) -> None:
         self._measure(event.size)  # `self.size` is still that of before
 
+    async def on_event(self, event: events.Event) -> None:
+        """Who touches anything has seen the newest events."""
+        if isinstance(event, events.Key | events.MouseDown):
+            self.model.looked()
+        await super().on_event(event)
+
     def _measure(self, size: Size) -> None:
         width, height = size
         small = width < LEAST[0] or height < LEAST[1]

@@ -2,15 +2,22 @@
 
 import asyncio
 import importlib.util
+import os
+import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from lorad.tui.app import Settings, TopApp
 from lorad.tui.messages import Whole
 from lorad.tui.office import Office
 
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+#: With this set, snapshots are written anew: look at what `git diff` shows then.
+WRITE = "LORAD_WRITE_SNAPSHOTS"
 FAKES = Path(__file__).parents[1] / "fakes"
 
 
@@ -33,6 +40,10 @@ def boards():
 def fakes():
     """The module tests/fakes/daemon_client.py."""
     return module_of("daemon_client.py", "clients_of_the_dashboard")
+
+
+#: Characters that keys have other names for.
+NAMES = {" ": "space", "/": "slash", ":": "colon", "!": "exclamation_mark"}
 
 
 class Clock:
@@ -65,6 +76,9 @@ class Stage:
         await self.pilot.press(*keys)
         await self.pilot.pause()
 
+    async def type(self, text, *keys):
+        await self.press(*(NAMES.get(c, c) for c in text), *keys)
+
     async def resize(self, width, height):
         await self.pilot.resize_terminal(width, height)
         await self.pilot.pause()
@@ -72,6 +86,20 @@ class Stage:
     def lines(self):
         """What the terminal shows."""
         return [strip.text for strip in self.app.screen._compositor.render_strips()]
+
+    def styles(self, of=""):
+        """Of everything that is shown, after the app's filters; `of`: of lines that hold it."""
+        ground = self.app.screen.background_colors[1]
+        for strip in self.app.screen._compositor.render_strips():
+            if of not in strip.text:
+                continue
+            for each in self.app.get_line_filters():
+                strip = strip.apply_filter(each, ground)
+            yield from (s.style for s in strip if s.style is not None and s.text.strip(" │|"))
+
+    def cells(self):
+        """How wide each line is on the terminal."""
+        return [cell_len(line) for line in self.lines()]
 
     def text(self):
         return "\n".join(line.rstrip() for line in self.lines())
@@ -99,3 +127,39 @@ def play(boards):
         asyncio.run(whole())
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def zone(monkeypatch):
+    """Times of day are those of UTC; and nobody asks for no colour."""
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def same():
+    """`same(name, text)`: it is what is kept in snapshots/."""
+
+    def compare(name, text):
+        path, text = SNAPSHOTS / name, text.rstrip() + "\n"
+        if os.environ.get(WRITE):
+            SNAPSHOTS.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"if that is meant: {WRITE}=1, and look at git diff"
+
+    return compare
+
+
+def plain_svg(svg):
+    """Without what differs from run to run: the ids that Rich makes up."""
+    return re.sub(r"terminal-\d+", "terminal", svg)
+
+
+@pytest.fixture(scope="session")
+def svg_of():
+    """The screen of an app as an SVG that is always the same."""
+    return lambda app: plain_svg(app.export_screenshot(title="loractl top"))

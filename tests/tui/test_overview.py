@@ -1,11 +1,179 @@
-"""The overview on a terminal: what it shows at which size."""
+"""The overview on a terminal: what it shows at which size, in which look, of which board."""
+
+import pytest
+
+from lorad.tui.messages import Changed, Happened, Lost, Whole
+from lorad.tui.overview import plan
+from lorad.tui.shell import Settings
+
+SIZES = ((120, 36), (80, 24), (60, 16))
 
 
-def test_every_slot_that_there_is_room_for_is_a_line(play, boards):
+def test_a_small_board_at_every_size(play, boards, same, svg_of):
+    """And what was selected stays so, whatever the size."""
+
     async def act(stage):
-        shown = stage.lines()
-        for name in boards.small().slots:
-            assert any(name in line for line in shown), name
-        assert all(len(line) == 120 for line in shown)
+        await stage.press("j", "j", "j")
+        for width, height in SIZES:
+            await stage.resize(width, height)
+            lines = stage.lines()
+            assert [len(line) for line in lines] == [width] * height
+            same(f"small-{width}x{height}.txt", stage.text())
+            assert stage.app.desk.target == "globex/summarise"
+            assert any("globex/summarise" in line and "▌" in line for line in lines)
+        await stage.resize(120, 36)
+        same("small-120x36.svg", svg_of(stage.app))
+        await stage.resize(40, 10)
+        assert "at least 60x16 is needed" in stage.text()
+        assert len(stage.text().split()) < 12
+        await stage.resize(59, 40)
+        assert "at least 60x16 is needed" in stage.text()
+        for width in (61, 200, 75, 100, 99, 240):
+            await stage.resize(width, 40)
+        assert stage.app.desk.target == "globex/summarise"
 
     play(act, boards.small())
+
+
+def test_nothing_but_bold_and_reverse_without_colour(play, boards, same, svg_of, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def act(stage):
+        assert stage.app.look.mono
+        same("mono-80x24.txt", stage.text())
+        same("mono-80x24.svg", svg_of(stage.app))
+        for keys in ((), ("question_mark",), ("escape", "ctrl+p"), ("escape", "slash", "x")):
+            await stage.press(*keys)
+            for style in stage.styles():
+                assert style.color is None or style.color.is_default, style
+                assert style.bgcolor is None or style.bgcolor.is_default, style
+                assert not (style.dim or style.italic or style.underline), style
+
+    play(act, boards.small(), (80, 24))
+
+
+@pytest.mark.parametrize("kind", ["small", "hostile", "empty"])
+def test_ascii_is_ascii_to_the_last_border(play, boards, same, kind):
+    async def act(stage):
+        same(f"ascii-{kind}-120x36.txt", stage.text())
+        for keys in (("question_mark",), ("escape", "ctrl+p"), ("escape", "slash"), ("escape",)):
+            await stage.press(*keys)
+            assert stage.text().isascii()
+        for message in (Lost("ECONNREFUSED", 4.0),):
+            await stage.tell(message)
+            assert stage.text().isascii()
+
+    play(act, getattr(boards, kind)(), settings=Settings(ascii=True))
+
+
+def test_a_daemon_that_nobody_asked_yet(play, boards, same):
+    async def act(stage):
+        same("empty-120x36.txt", stage.text())
+        await stage.resize(80, 24)
+        same("empty-80x24.txt", stage.text())
+        assert " 0%" not in "".join(line for line in stage.lines() if "all" in line)
+
+    play(act, boards.empty())
+
+
+def test_before_the_first_data_it_says_so(play, boards):
+    async def act(stage):
+        assert "waiting for the first data" in stage.text()
+        assert "unix:///run/lorad/admin.sock" in stage.text()
+        await stage.tell(Lost("ENOENT", 2.0))
+        assert "DISCONNECTED 0 s, retry in 2 s (ENOENT)" in stage.text()
+        await stage.tell(Whole(boards.small()))
+        assert "acme/sql-gen" in stage.text()
+        assert "DISCONNECTED" not in stage.text()
+
+    play(act)
+
+
+def test_a_lost_link_dims_what_is_shown_and_keeps_it(play, boards, same):
+    async def act(stage):
+        before = [line for line in stage.lines() if "acme/sql-gen" in line]
+        bright = {style.color for style in stage.styles(of="acme/support-de")}
+        await stage.tell(Lost("ECONNREFUSED", 1.0))
+        stage.clock.now += 12
+        await stage.tell(Lost("ECONNREFUSED", 4.0))
+        said = "DISCONNECTED 12 s, retry in 4 s (ECONNREFUSED), data from 16:32:07"
+        assert said in stage.text()
+        same("disconnected-80x24.txt", stage.text())
+        assert [line for line in stage.lines() if "acme/sql-gen" in line] == before
+        assert not bright & {style.color for style in stage.styles(of="acme/support-de")}
+        stage.clock.now += 2
+        stage.app.paint()
+        await stage.pilot.pause()
+        assert "DISCONNECTED 14 s, retry in 2 s" in stage.text()
+        status = boards.status(instance_id="inst-two", pid=5000)
+        await stage.tell(Whole(boards.board((), status=status, events=())))
+        assert "DISCONNECTED" not in stage.text()
+        assert "daemon.restarted" in stage.text()
+        assert "acme/sql-gen" not in "".join(stage.lines()[3:12])
+
+    play(act, boards.small(), (80, 24))
+
+
+def test_256_slots_scroll_and_an_update_draws_only_what_it_changed(play, boards, same):
+    async def act(stage):
+        same("many-120x36.txt", stage.text())
+        assert "1-18 of 256" in stage.text()
+        await stage.press("G")
+        assert "239-256 of 256" in stage.text()
+        assert "adapter-255" in stage.text()
+        await stage.press("ctrl+u", "k")
+        assert stage.app.desk.target == "tenant16/adapter-237"
+        table = stage.app.query_one("#slots")
+        first = table.first
+        board = stage.app.model.board
+        unseen = boards.busy("tenant00/adapter-000", 0, 9, 1, 9)
+        delta = next(boards.deltas(board, 1, rows=0))
+        delta = type(delta)(sequence=2, time=board.time, slots={unseen.name: unseen})
+        stage.app.model.take(Changed(delta))
+        stage.app.shown = stage.app.model.shown()
+        table.listing.show(stage.app.shown.slots)
+        assert table.repaint() == 0
+        assert (table.first, stage.app.desk.target) == (first, "tenant16/adapter-237")
+
+    play(act, boards.many(256))
+
+
+def test_names_that_would_drive_the_terminal_are_only_shown(play, boards, same):
+    """Control characters, bidi marks, markup: fault 10."""
+
+    async def act(stage):
+        await stage.tell(Happened(boards.event(200, "x\x1b[2J", "\u202ex", "[bold]\x07\x9b31m")))
+        same("hostile-120x36.txt", stage.text())
+        for width, height in SIZES:
+            await stage.resize(width, height)
+            for line in stage.lines():
+                assert line.isprintable(), ascii(line)
+            assert stage.cells() == [width] * height
+        await stage.resize(120, 36)
+        shown = stage.text()
+        for name in ("[/bold]", "[red]not red[/red]", "?]0;owned?", "$(reboot)`id`", "%s%n{name}"):
+            assert name in shown
+
+    play(act, boards.hostile())
+
+
+def test_a_minute_of_churn_ends_in_the_board_that_it_should(play, boards, same):
+    before, deltas = boards.churny()
+
+    async def act(stage):
+        for delta in deltas[:6]:
+            await stage.tell(Changed(delta))
+        same("churny-120x36.txt", stage.text())
+
+    play(act, before)
+
+
+@pytest.mark.parametrize("width", [60, 79, 80, 99, 100, 120, 200])
+@pytest.mark.parametrize("height", [14, 18, 22, 30, 60])
+def test_panels_fill_the_height_whatever_it_is(width, height):
+    for num_slots in (0, 16, 256):
+        p = plan(width, height, num_slots)
+        middle = p.churn if p.beside else p.churn + p.drain
+        assert p.slots + middle + p.events == height
+        assert p.slots >= 5
+        assert p.beside is (width >= 100 and height >= 24)
