@@ -27,13 +27,14 @@ class Subject:
     waiting: int | None = None
 
     def in_flight(self) -> str:
-        """`11 requests run, 2 wait`."""
+        """`11 requests run, 2 wait.`"""
         if self.running is None:
-            return "how many requests are in flight is not known here"
-        waiting = f", {self.waiting} wait" if self.waiting else ""
+            return "How many requests are in flight is not known here."
         if not self.running and not self.waiting:
-            return "no request is in flight"
-        return f"{self.running} requests are in flight{waiting}"
+            return "No request is in flight."
+        waiting = f", {self.waiting} wait" if self.waiting else ""
+        one = self.running == 1
+        return f"{self.running} request{'' if one else 's'} in flight{waiting}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Act:
     choices: tuple[Choice, ...]
 
 
+#: Those that a daemon as a whole can be asked for.
+OF_DAEMON = ("drain", "cancel")
 VERBS = ("pin", "unpin", "load", "evict", "drain", "cancel", "priority", "reload")
 
 
@@ -168,5 +171,5 @@ def one(results: wire.Results) -> str:
     if not item.ok:
         raise Failed(f"{item.code}: {item.message}" if item.code else item.message, item.hint)
     goes_on = f", goes on as operation {item.operation}" if item.operation else ""
-    state = f"it is {item.state}" if item.state else "done"
+    state = f"done, its state is {item.state}" if item.state else "done"
     return (item.message or state) + goes_on

@@ -12,11 +12,11 @@ from lorad import wire
 from lorad.cli.output import age_of
 from lorad.tui.acts import Subject
 from lorad.tui.details import subject_of
-from lorad.tui.draw import UNKNOWN, Glyphs, age, count, percent, ratio, size
+from lorad.tui.draw import UNKNOWN, Glyphs, age, count, cut, percent, ratio, size
 from lorad.tui.grid import Column, Grid
 from lorad.tui.office import Answer, Client
 from lorad.tui.paging import STATES, Ask, Pages
-from lorad.tui.panel import Line, Span
+from lorad.tui.panel import Line, Span, wide
 from lorad.tui.slots import STATE_INKS
 from lorad.tui.view import View
 
@@ -48,6 +48,7 @@ class AdaptersPanel(Grid[Row]):
 
     def __init__(self) -> None:
         super().__init__(Pages(), _COLUMNS, id="adapters")
+        self.title_first = True
         self.bottom = True
         self.error = ""
         self._asked: Ask | None = None  # on its way
@@ -123,18 +124,21 @@ class AdaptersPanel(Grid[Row]):
         return tuple(said)
 
     def note(self) -> Line:
-        pages = self.listing
+        """What is wrong first, then the filter, then the sort; as much as there is room for."""
+        pages, room = self.listing, self.size.width - wide(self.title()) - 10
         if self.error:
-            return ((self.error, "bad"),)
-        said: list[Span] = []
-        if pages.unknown:
-            said.append((f"no state {pages.unknown}  ", "warn"))
-        elif pages.here:
-            said.append((f"{pages.here} within the page alone  ", "warn"))
-        if pages.filter_text:
-            said += [("filter ", "faint"), (f"{pages.filter_text}  ", "strong")]
+            return ((cut(self.error, room, self.glyphs), "bad"),)
         mark = self.glyphs.down if pages.reverse else self.glyphs.up
-        return (*said, ("sort ", "faint"), (f"{pages.sort.upper()} {mark}", ""))
+        parts: list[Line] = [(("sort ", "faint"), (f"{pages.sort.upper()} {mark}", ""))]
+        if pages.filter_text:
+            parts.insert(0, (("filter ", "faint"), (f"{pages.filter_text}  ", "strong")))
+        if pages.unknown:
+            parts.insert(0, ((f"no state {pages.unknown}  ", "warn"),))
+        elif pages.here:
+            parts.insert(0, ((f"{pages.here} within the page alone  ", "warn"),))
+        while len(parts) > 1 and sum(map(wide, parts)) > room:
+            parts.pop()
+        return tuple(span for part in parts for span in part)
 
     def empty(self) -> str:
         pages = self.listing

@@ -15,7 +15,7 @@ from lorad.tui.grid import Grid
 from lorad.tui.help import Help
 from lorad.tui.ink import LOOKS
 from lorad.tui.keys import KEYS
-from lorad.tui.palette import Palette
+from lorad.tui.palette import Action, Palette
 from lorad.tui.save import save
 from lorad.tui.shell import Settings, Shell
 
@@ -164,7 +164,7 @@ class TopApp(Shell):
         self.push_screen(Help())
 
     def action_palette(self) -> None:
-        async def do(action: str | None) -> None:
+        async def do(action: Action | None) -> None:
             if action is not None:
                 await self.run_action(action)
 
@@ -215,7 +215,9 @@ class TopApp(Shell):
         self.say(f"an interval is {INTERVALS[0]:g} to {MAX_INTERVAL:g} seconds")
 
     async def _command_else(self, name: str, rest: str) -> None:
-        """Whatever a key does can be said, too."""
+        """What is done to an adapter; and whatever a key does can be said, too."""
+        if self.desk.command(name, rest):
+            return
         for key in KEYS:
             if name in (key.short, key.action):
                 await self.run_action(key.action)

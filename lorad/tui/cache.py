@@ -105,7 +105,8 @@ class CacheSummary(Panel):
         for word, blocks, ink in rows:
             drawn = sparkline((*blocks, *(0,) * (number - len(blocks))), number, self.glyphs,
                               top=float(top))  # fmt: skip
-            said = f"  {count(sum(blocks))} blocks, by how many were filed since: 0 to {farthest}"
+            said = f"  {count(sum(blocks))} blocks"
+            said += f", by how many were filed since: 0 to {farthest}" if any(blocks) else ""
             out.append(((f"{word:<6}", "faint"), (drawn, ink), (said, "faint")))
         return out
 

@@ -7,7 +7,7 @@ one line of what an action came to.  Nothing is changed with --read-only, nor wi
 from typing import TYPE_CHECKING
 
 from lorad.spelling import split_digest
-from lorad.tui.acts import Act, Choice, Subject, act
+from lorad.tui.acts import OF_DAEMON, VERBS, Act, Choice, Subject, act
 from lorad.tui.details import AdapterDetail
 from lorad.tui.dialog import Dialog
 from lorad.tui.draw import inert
@@ -89,6 +89,24 @@ class Desk:
             return
         dialog = Dialog(wanted, lambda: self.about(meant))
         self._app.push_screen(dialog, lambda choice: self._do(wanted, choice))
+
+    def command(self, word: str, rest: str) -> bool:
+        """`evict acme/sql`, `priority 80 acme/sql`, `drain daemon`; False: it is none of these."""
+        verb = {"resume": "cancel", "undrain": "cancel", "go": "adapter"}.get(word, word)
+        if verb == "adapter":
+            name = rest or self.target
+            self.open(self.adapter(name) if name else None)
+        elif verb == "priority":
+            number, _, name = rest.partition(" ")
+            wanted = int(number) if number.isdecimal() and len(number) < 4 else None
+            self.act(verb, name.strip() or None, wanted)
+        elif verb == "reload":
+            self.act(verb, "")
+        elif verb in VERBS:
+            self.act(verb, "" if rest == "daemon" and verb in OF_DAEMON else rest or None)
+        else:
+            return False
+        return True
 
     def about(self, name: str) -> Subject:
         """What is known of it by now."""

@@ -33,7 +33,7 @@ class Dialog(Sheet[Choice]):
         head = self._act.what[:1].upper() + self._act.what[1:] + "?"
         out: list[Line] = [((line, "strong"),) for line in wrapped(head, width)]
         ink = "warn" if about.running or about.waiting else ""
-        out += [((line, ink),) for line in wrapped(f"{about.in_flight()}.", width)]
+        out += [((line, ink),) for line in wrapped(about.in_flight(), width)]
         for text in self._act.lines:
             out += [((line, ""),) for line in wrapped(text, width)]
         return [*out, (), self._buttons()]

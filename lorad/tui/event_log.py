@@ -109,6 +109,7 @@ class EventLog(Grid[EventItem]):
 
     def __init__(self) -> None:
         super().__init__(EventListing(), _COLUMNS, id="event-log")
+        self.title_first = True
         self.bottom = True
 
     def show(self) -> None:
@@ -171,7 +172,8 @@ def _loud_type(key: str, row: EventItem, glyphs: Glyphs) -> Line:
 def _said(key: str, row: EventItem, glyphs: Glyphs) -> Line:
     if row.type == GAP:
         return ((f"--- {row.message or 'some events are gone'} ---", "warn"),)
-    return ((row.message, ""), (f" ({row.cause})" if row.cause else "", "faint"))
+    gap = " " if row.message and row.cause else ""
+    return ((row.message, ""), (f"{gap}({row.cause})" if row.cause else "", "faint"))
 
 
 _TIME: Column[EventItem] = Column("time", "TIME", 8, lambda k, r, g: ((clock(r.time), "faint"),))

@@ -120,7 +120,7 @@ class EventFact(Fact):
 
 class TenantFact(Fact):
     def title(self) -> Line:
-        return (("TENANT ", "title"), (self.name, ""))
+        return (("TENANT ", "title"), (self.name or "(none)", ""))
 
     def row(self, board: Board) -> TenantRow | None:
         return board.tenants.get(self.name)

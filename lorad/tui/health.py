@@ -73,6 +73,7 @@ class ChecksPanel(Grid[Check]):
 
     def __init__(self) -> None:
         super().__init__(Listing(_check_fields, _CHECK_SORTS, "is"), _CHECK_COLUMNS, id="checks")
+        self.title_first = True
 
     def num_lines(self, width: int) -> int:
         return 1 + max(1, len(self.rows()))
@@ -200,6 +201,7 @@ class SettingsPanel(Grid[Setting]):
 
     def __init__(self) -> None:
         super().__init__(Listing(_fields, _SORTS, "from"), _COLUMNS, id="settings")
+        self.title_first = True
         self.corners, self.bottom = "├┤", True
         self._answer: Answer[RunningConfig] | None = None
         self._asked_at = float("-inf")

@@ -71,6 +71,10 @@ COMMANDS = (
     (":theme NAME", "dusk, paper, terminal, mono"),
     (":interval S", "a picture every S seconds"),
     (":2, :adapters", "a screen by its number or name"),
+    (":adapter NAME", "all about it"),
+    (":pin NAME", "also unpin, load, evict, drain, resume; without a name: the selected"),
+    (":priority N NAME", "0 to 100; a higher one makes way later"),
+    (":drain daemon", "also resume; :reload reads the configuration anew"),
     (":q", "quit"),
 )
 

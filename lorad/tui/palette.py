@@ -1,4 +1,7 @@
-"""ctrl+p: every command, narrowed by what is typed."""
+"""ctrl+p: every command and every adapter, narrowed by what is typed.
+
+Goes in: words.  Comes out: an action.  Adapters that are not on the GPU are asked for by name.
+"""
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -8,13 +11,26 @@ from textual.widgets import Input
 
 from lorad.tui.ink import LOOKS
 from lorad.tui.keys import keys_for
+from lorad.tui.office import Answer, Client
 from lorad.tui.panel import Line
 from lorad.tui.sheet import Sheet
 
 _ROWS = 12
 
 
-class Palette(Sheet[str]):
+#: What to do, as Textual runs it: words, or (namespace, name, arguments).
+Action = str | tuple[str, str, tuple[object, ...]]
+Row = tuple[str, str, Action]
+#: Of the daemon itself: what is said, and the verb.
+_DAEMON = (
+    ("drain the daemon: no new requests", "drain"),
+    ("cancel the drain of the daemon", "cancel"),
+    ("reload the configuration", "reload"),
+)
+_MAX_NAMES = 8
+
+
+class Palette(Sheet[Action]):
     """Dismissed with the action that was chosen, or None."""
 
     WIDTH = 64
@@ -25,7 +41,9 @@ class Palette(Sheet[str]):
     def __init__(self) -> None:
         super().__init__("COMMANDS", hint="enter does it, esc closes")
         self._place = 0
-        self._input = Input(placeholder="type to narrow", compact=True)
+        what = "type to narrow; an adapter's name opens it"
+        self._input = Input(placeholder=what, compact=True)
+        self._found: tuple[str, ...] = ()  # names that the daemon told
 
     def compose(self) -> ComposeResult:
         with Vertical(id="sheet"):
@@ -35,14 +53,26 @@ class Palette(Sheet[str]):
     def first_focus(self) -> Widget:
         return self._input
 
-    def rows(self) -> list[tuple[str, str, str]]:
+    def rows(self) -> list[Row]:
         """(what it does, its key, its action) of all that match."""
         keys = keys_for(read_only=self.top.read_only)
-        rows = [(key.does, key.shown, key.action) for key in keys if not key.moves]
+        rows: list[Row] = [(key.does, key.shown, key.action) for key in keys if not key.moves]
         rows += [(f"screen {name}", key, f"view('{key}')") for key, name in self.top.screens]
         rows += [(f"theme {name}", "", f"theme('{name}')") for name in LOOKS]
+        if not self.top.read_only:
+            rows += [(said, "", ("", "act", (verb, ""))) for said, verb in _DAEMON]
         words = self._input.value.lower().split()
-        return [row for row in rows if all(word in row[0].lower() for word in words)]
+        rows = [row for row in rows if all(word in row[0].lower() for word in words)]
+        return rows + [(name, "adapter", ("", "adapter", (name,))) for name in self._names(words)]
+
+    def _names(self, words: list[str]) -> list[str]:
+        """Adapters whose names have all the words in them, those on the GPU first."""
+        if not words:
+            return []
+        board = self.top.shown
+        known = [*(board.slots if board is not None else ()), *self._found]
+        names = dict.fromkeys(name for name in known if all(word in name for word in words))
+        return list(names)[:_MAX_NAMES]
 
     def content(self, width: int) -> list[Line]:
         rows = self.rows()
@@ -59,7 +89,24 @@ class Palette(Sheet[str]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._place = 0
+        self._search(event.value.lower().split())
         self.show()
+
+    def _search(self, words: list[str]) -> None:
+        office = self.top.office
+        if office is None or not words or not self.top.model.link.up:
+            return
+        longest = max(words, key=len)
+
+        def call(client: Client) -> tuple[str, ...]:
+            return tuple(row.name for row in client.adapters(q=longest, limit=50).items)
+
+        def take(answer: Answer[tuple[str, ...]]) -> None:
+            self._found = answer.value or ()
+            if self.is_attached:
+                self.show()
+
+        office.ask("names", call, take)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         rows = self.rows()

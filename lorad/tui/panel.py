@@ -129,6 +129,7 @@ class Panel(Painted):
         self.corners = "╭╮"  # "├┤" below another, "┬" beside one
         self.bottom = False
         self.right_edge = True
+        self.title_first = False  # if both do not fit, the note goes, not what is beside the title
         self.joins: tuple[int, ...] = ()  # columns where an edge from above ends
 
     # ------------------------------------------------------------- of a subclass
@@ -166,7 +167,7 @@ class Panel(Painted):
         left, right = ("+", "+") if ascii else (self.corners[0], self.corners[1])
         end = width - self.right_edge
         title, note = self.title(), self.note()
-        while len(title) > 1 and wide(title) + wide(note) + 9 > end:
+        while not self.title_first and len(title) > 1 and wide(title) + wide(note) + 9 > end:
             title = title[:-1]  # what is beside the name says less than the note
         if wide(title) + wide(note) + 9 > end:
             note = ()

@@ -86,6 +86,7 @@ class RequestsListing(Listing[Row]):
 class RequestsPanel(Grid[Row]):
     def __init__(self) -> None:
         super().__init__(RequestsListing(), _COLUMNS, id="requests")
+        self.title_first = True
         self.bottom = True
 
     def show(self) -> None:

@@ -19,6 +19,8 @@ from lorad.tui.view import View
 from lorad.wire_stream import TenantRow
 
 Row = TenantRow
+#: Whoever is no tenant; no tenant can be called so.
+NOBODY = "(no tenant)"
 _NEARLY = 0.9  # of a limit
 
 
@@ -109,6 +111,10 @@ def _refused(key: str, row: Row, glyphs: Glyphs) -> Line:
     return ((count(number), "warn" if number else "faint"),)
 
 
+def _name(key: str, row: Row, glyphs: Glyphs) -> Line:
+    return ((key, "name"),) if key else ((NOBODY, "faint"),)
+
+
 def _queue(key: str, row: Row, glyphs: Glyphs) -> Line:
     return ((count(row.queue) if row.queue else UNKNOWN, ""),)
 
@@ -118,7 +124,7 @@ def _used(key: str, row: Row, glyphs: Glyphs) -> Line:
 
 
 _COLUMNS: tuple[Column[Row], ...] = (
-    Column("name", "TENANT", 14, lambda k, r, g: ((k, "name"),), grow=True),
+    Column("name", "TENANT", 14, _name, grow=True),
     Column("run", "RUN", 4, lambda k, r, g: _quiet(r.running), right=True),
     Column("wait", "WAIT", 4, lambda k, r, g: _quiet(r.waiting), right=True),
     Column("req", "REQ/MIN", 18, _limited(lambda r: r.requests_per_minute, lambda r: r.rpm)),

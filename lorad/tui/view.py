@@ -7,6 +7,7 @@ is first shown.
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
+from textual import events
 from textual.containers import Vertical
 
 from lorad.tui.grid import Grid
@@ -32,6 +33,11 @@ class View(Vertical):
         """Take the board as it is now; called when something changed, at the pace of the screen."""
         for painted in self.query(Painted):
             painted.repaint()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Panels are placed by how large it is, which is not known before."""
+        if self.display and self.is_attached:
+            self.show()
 
     def shown(self) -> None:
         """It came into sight."""

@@ -54,6 +54,7 @@ class FakeDaemon:
     def __init__(self, *adapters: wire.Adapter) -> None:
         self.adapters = {row.name: row for row in adapters}
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.threads: set[int] = set()  # that asked
         self.refuses: dict[str, wire.ItemResult | Exception] = {}  # by verb
         self.settings = RunningConfig(
             settings={
@@ -88,6 +89,7 @@ class FakeDaemon:
         """A call arrives: it is kept, waits, and fails if it is to."""
         with self._lock:
             self.asked.append((verb, asked))
+            self.threads.add(threading.get_ident())
         self.arrived.release()
         self._gate.wait()
         refusal = self.refuses.get(verb)

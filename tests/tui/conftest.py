@@ -79,6 +79,14 @@ class Stage:
     async def type(self, text, *keys):
         await self.press(*(NAMES.get(c, c) for c in text), *keys)
 
+    async def until(self, condition):
+        """What another thread does has come to be."""
+        for _ in range(4000):
+            if condition():
+                return
+            await self.pilot.pause(0.005)
+        pytest.fail(f"it never came to be; the screen shows\n{self.text()}")
+
     async def resize(self, width, height):
         await self.pilot.resize_terminal(width, height)
         await self.pilot.pause()

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.errors import ModelUnsupported
+from engine.kernels.ragged_attention import Ragged
 from engine.pooling.pooler import POOLS, Pooler
 from engine.pooling.spec import DenseSpec, PoolingKind, PoolingSpec
 
@@ -51,7 +52,7 @@ def test_each_kind_equals_masked_sums_on_either_side_of_padding(
     kind: PoolingKind, left: bool
 ) -> None:
     pooler = Pooler(PoolingSpec((kind,)), Path(), hidden_size=5)
-    got = pooler.pool(hidden().split(LENGTHS))
+    got = pooler.pool(hidden(), Ragged(LENGTHS))
     torch.testing.assert_close(got, by_mask(kind, (0, 0, 0), left))
 
 
@@ -59,17 +60,17 @@ def test_each_kind_equals_masked_sums_on_either_side_of_padding(
 def test_a_prompt_is_left_out_where_the_model_says_so(kind: PoolingKind) -> None:
     prompts = (1, 0, 4)
     without = Pooler(PoolingSpec((kind,), include_prompt=False), Path(), hidden_size=5)
-    got = without.pool(hidden().split(LENGTHS), prompts)
+    got = without.pool(hidden(), Ragged(LENGTHS), prompts)
     torch.testing.assert_close(got, by_mask(kind, prompts, False))
     with_it = Pooler(PoolingSpec((kind,)), Path(), hidden_size=5)
     assert torch.equal(
-        with_it.pool(hidden().split(LENGTHS), prompts), with_it.pool(hidden().split(LENGTHS))
+        with_it.pool(hidden(), Ragged(LENGTHS), prompts), with_it.pool(hidden(), Ragged(LENGTHS))
     )
 
 
 def test_several_kinds_stand_side_by_side() -> None:
     pooler = Pooler(PoolingSpec(("cls", "mean")), Path(), hidden_size=5)
-    got = pooler.pool(hidden().split(LENGTHS))
+    got = pooler.pool(hidden(), Ragged(LENGTHS))
     parts = [by_mask("cls", (0, 0, 0), False), by_mask("mean", (0, 0, 0), False)]
     torch.testing.assert_close(got, torch.cat(parts, 1))
     assert pooler.width == 10
@@ -77,7 +78,7 @@ def test_several_kinds_stand_side_by_side() -> None:
 
 def test_half_precision_is_summed_in_fp32() -> None:
     many = torch.full((4096, 1), 1.0, dtype=torch.bfloat16)
-    got = Pooler(PoolingSpec(), Path(), hidden_size=1).pool([many])
+    got = Pooler(PoolingSpec(), Path(), hidden_size=1).pool(many, Ragged((4096,)))
     assert got.dtype == torch.float32 and got.item() == 1.0
 
 
