@@ -45,6 +45,8 @@ QUESTIONS = ("What is a hacker?", "Explain a lock.", "Who made the world?", "Why
 #: How an operator spends the time.
 ACTS = ("load", "evict", "pin", "unpin", "priority", "drain", "replace", "reload", "broken")
 FAVOUR_SECONDS = 20.0
+#: The folder that is refused.
+BROKEN = "broken"
 
 
 @dataclass
@@ -172,8 +174,16 @@ def act(what: str, admin: LoradClient, fleet: Fleet, sources: list[Path], scratc
         case "reload":
             admin.reload()
         case "broken":
-            folder = variant(sources[0], scratch / "new", 1.0, broken=True)
-            admin.upload(folder, UploadStart(name="acme/broken", replace=True))
+            drop_broken(admin, sources[0], scratch)
+
+
+def drop_broken(admin: LoradClient, source: Path, scratch: Path) -> None:
+    """Into the inbox: an upload would be refused at once, and nobody else would see it."""
+    inbox = admin.status().inbox
+    if inbox is not None:
+        folder = variant(source, scratch / BROKEN, random.random(), broken=True)
+        shutil.rmtree(Path(inbox) / BROKEN, ignore_errors=True)
+        shutil.move(folder, inbox)
 
 
 async def operate(admin: LoradClient, fleet: Fleet, sources: list[Path], scratch: Path) -> None:
@@ -245,7 +255,10 @@ def main() -> int:
 
 def tidy(admin: LoradClient, fleet: Fleet) -> None:
     """Remove what was added."""
-    for name in (*fleet.names, "acme/broken"):
+    inbox = admin.status().inbox
+    if inbox is not None:
+        shutil.rmtree(Path(inbox) / BROKEN, ignore_errors=True)
+    for name in (*fleet.names, BROKEN):
         with suppress(ApiError):
             admin.unpin(name)
             admin.remove(name)
