@@ -15,7 +15,7 @@ from textual.message import Message
 
 from lorad.tui.draw import Glyphs, fit
 from lorad.tui.model import Listing
-from lorad.tui.panel import Line, Panel, Span, fitted
+from lorad.tui.panel import Line, Panel, Span, fitted, merged
 
 R = TypeVar("R")
 #: Cells of the growing column when all are shown.
@@ -136,16 +136,16 @@ class Grid(Panel, Generic[R], can_focus=True):
 
     def _row(self, key: str, inner: int) -> Line:
         row, picked = self.listing.rows[key], key == self.listing.selected
-        spans: list[Span] = []
+        glyphs, spans = self.glyphs, list[Span]()
         plain = self.ink_of(key, row)
         for column, width in self._fit:
-            cell = fitted(column.cell(key, row, self.glyphs), width, self.glyphs)
+            cell = fitted(column.cell(key, row, glyphs), width, glyphs)
             if column.right:
                 cell = _to_the_right(cell)
             spans += [(text, ink or plain) for text, ink in cell]
-            spans.append((" ", ""))
-        mark = self.glyphs.here if picked else " "
-        line = ((mark, "focus" if picked else ""), *self._shifted(tuple(spans), inner))
+            spans.append((" ", plain))
+        mark = glyphs.here if picked else " "
+        line = ((mark, "focus" if picked else ""), *self._shifted(merged(spans[:-1]), inner))
         if not (picked and self.has_focus):
             return line
         return tuple((text, f"{ink or 'name'}+pick") for text, ink in line)

@@ -16,7 +16,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from lorad.tui.draw import UNICODE, Glyphs, cut, inert, width_of
+from lorad.tui.draw import ASCII, UNICODE, Glyphs, cut, inert, width_of
 from lorad.tui.ink import Look
 
 if TYPE_CHECKING:
@@ -44,13 +44,19 @@ def wide(line: Iterable[Span]) -> int:
 
 def fitted(line: Line, width: int, glyphs: Glyphs) -> Line:
     """A line of exactly `width` cells: cut off, or filled up with spaces."""
+    return _fitted(line, width, glyphs.border == "ascii")
+
+
+@lru_cache(8192)
+def _fitted(line: Line, width: int, ascii: bool) -> Line:
+    """Most cells are what they were a second ago, and many are alike."""
     room, kept = width, []
     for raw, ink in line:
-        text = shown(raw, glyphs.border == "ascii")
+        text = shown(raw, ascii)
         size = width_of(text)
         if size > room:
             if room:
-                kept.append((cut(text, room, glyphs), ink))
+                kept.append((cut(text, room, ASCII if ascii else CALM), ink))
                 room -= width_of(kept[-1][0])
             break
         kept.append((text, ink))
@@ -58,6 +64,17 @@ def fitted(line: Line, width: int, glyphs: Glyphs) -> Line:
     if room:
         kept.append((" " * room, ""))
     return tuple(kept)
+
+
+def merged(spans: Iterable[Span]) -> Line:
+    """The same text in as few spans as there are changes of ink: each one costs at every paint."""
+    out: list[Span] = []
+    for text, ink in spans:
+        if out and out[-1][1] == ink:
+            out[-1] = (out[-1][0] + text, ink)
+        elif text:
+            out.append((text, ink))
+    return tuple(out)
 
 
 def both_ends(left: Line, right: Line, width: int, glyphs: Glyphs, fill: Span = (" ", "")) -> Line:

@@ -5,6 +5,10 @@ Goes in: the board.  Comes out: lines.  Each panel has a short form for where pa
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any, ClassVar
+
+from textual import events
+from textual.binding import Binding
 
 from lorad.tui.draw import (
     UNKNOWN,
@@ -230,24 +234,66 @@ class PrefixPanel(BoardPanel):
         return ((label + " ", ink), *drawn, (rest, ink))
 
 
-class EventsPanel(Panel):
-    """The newest events, the last on top."""
+class EventsPanel(Panel, can_focus=True):
+    """The newest events, the last on top.  Scrolled back, it stays at what it shows."""
+
+    BINDINGS: ClassVar[list[Any]] = [
+        Binding("down,j", "back(1)", show=False),
+        Binding("up,k", "back(-1)", show=False),
+        Binding("pagedown,ctrl+d", "back(10)", show=False),
+        Binding("pageup,ctrl+u", "back(-10)", show=False),
+        Binding("g,home", "back(-100000)", show=False),
+        Binding("G,end", "back(100000)", show=False),
+    ]
 
     def __init__(self) -> None:
         super().__init__(id="events")
+        self._back = 0  # events that are newer than those in sight
+        self._num_events = 0
 
     def title(self) -> Line:
         return (("EVENTS", "title"),)
 
     def note(self) -> Line:
         new = self.top.model.num_new
-        return ((f"{new} new", "strong"),) if new else ()
+        said: list[Span] = []
+        if self._back:
+            said.append((f"{self._back} above" + ("  " if new else ""), "faint"))
+        if new:
+            said.append((f"{new} new", "strong"))
+        return tuple(said)
 
     def body(self, width: int, height: int) -> list[Line]:
-        newest = self.top.model.events[-height:] if height > 0 else ()
-        if not newest:
+        model = self.top.model
+        known = model.events
+        number = model.first_event + len(known)
+        if self._back:
+            self._back += number - self._num_events
+        self._num_events = number
+        self._back = max(0, min(self._back, len(known) - height))
+        end = len(known) - self._back
+        seen = known[max(0, end - height) : end]
+        if not seen:
             return [(("nothing happened yet", "faint"),)]
-        return [event_line(event, width, self) for event in reversed(newest)]
+        return [event_line(event, width, self) for event in reversed(seen)]
+
+    def action_back(self, rows: int) -> None:
+        self._back = max(0, self._back + rows)
+        self.repaint()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.action_back(3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.action_back(-3)
+
+    def on_focus(self) -> None:
+        self.repaint()
+
+    def on_blur(self) -> None:
+        self.repaint()
 
 
 def event_line(event: EventItem, width: int, panel: Panel) -> Line:

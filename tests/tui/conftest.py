@@ -77,7 +77,8 @@ class Stage:
         await self.pilot.pause()
 
     async def type(self, text, *keys):
-        await self.press(*(NAMES.get(c, c) for c in text), *keys)
+        await self.pilot.press(*(NAMES.get(c, c) for c in text), *keys)
+        await self.pilot.pause()
 
     async def until(self, condition):
         """What another thread does has come to be."""

@@ -97,6 +97,14 @@ def test_events_are_new_until_somebody_touches_a_key(play, boards):
         await stage.pilot.pause()
         assert "2 new" not in stage.text()
         assert "new/201" in stage.text()
+        await stage.press("tab", "j", "j")
+        assert "2 above" in stage.text()
+        assert "new/201" not in stage.text()
+        await stage.tell(Happened(boards.event(202, "slot.load", "new/202")))
+        assert "3 above" in stage.text()
+        assert "new/202" not in stage.text()
+        await stage.press("g")
+        assert "new/202" in stage.text()
 
     play(act, boards.small(), (80, 24))
 
