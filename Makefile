@@ -12,7 +12,10 @@ PYTEST_ARGS ?=
 # The installation is done again only when what it is made from changes.
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check gpu bench docs site clean
+# Real clients, in an environment of their own: docs/howto/clients.md.
+CLIENTS := build/clients
+
+.PHONY: demo test test-slow test-clients check gpu bench docs site clean
 
 demo: $(STAMP)
 	@$(BIN)/lorad demo
@@ -24,7 +27,11 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m lorad.demo_model > /dev/null
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'slow and not clients' $(PYTEST_ARGS)
+
+# Their warnings are not ours, hence -W ignore.
+test-clients: $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python -m pytest -m clients -W ignore tests/clients $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -56,4 +63,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV), for some minutes: torch is 3 GB (CUDA build) or 200 MB (CPU build)"
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --index-url $(TORCH_INDEX) -c constraints.txt torch)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(CLIENTS)/.installed: pyproject.toml constraints.txt $(wildcard tests/clients/requirements.txt tests/clients/package*.json)
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(if $(TORCH_INDEX),$(CLIENTS)/bin/python -m pip install --quiet --index-url $(TORCH_INDEX) -c constraints.txt torch)
+	$(CLIENTS)/bin/python -m pip install --quiet -c constraints.txt -r tests/clients/requirements.txt -e '.[dev]'
+	mkdir -p $(CLIENTS)/node && cp tests/clients/package*.json $(CLIENTS)/node
+	npm ci --prefix $(CLIENTS)/node --no-audit --no-fund || echo "without npm the tests of openai-node are skipped"
 	@touch $@

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import engine.errors as errors
 from engine.adapters.pack import pack_into
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.errors import EngineError
+from engine.errors import error_of
 from engine.messages import (
     AddRevision,
     Answer,
@@ -171,7 +170,7 @@ class Engine:
         while True:
             for answer in self._core.step().answers:
                 if answer.code:
-                    raise _error(answer.code, answer.message)
+                    raise error_of(answer.code, answer.message)
                 return answer
             if self._core.idle:
                 self._core.wait()
@@ -180,7 +179,7 @@ class Engine:
 def _gather(deltas: Sequence[SequenceDelta]) -> Generation:
     last = deltas[-1]
     if last.finish_reason is None or last.finish_reason == "error":
-        raise _error(last.code, last.message)
+        raise error_of(last.code, last.message)
     prompt = next((d.prompt_logprobs for d in deltas if d.prompt_logprobs), ())
     cached = next((d.cached_tokens for d in deltas if d.cached_tokens is not None), 0)
     return Generation(
@@ -190,18 +189,3 @@ def _gather(deltas: Sequence[SequenceDelta]) -> Generation:
         logprobs=[one for d in deltas for one in d.logprobs],
         prompt_logprobs=prompt,
     )
-
-
-def _error(code: str, message: str) -> EngineError:
-    """The exception whose code this is."""
-    kinds = [k for k in vars(errors).values() if isinstance(k, type) and k is not EngineError]
-    for kind in kinds:
-        if (
-            issubclass(kind, EngineError)
-            and kind.code == code
-            and kind is not errors.AdapterInvalid
-        ):
-            return kind(message)
-    error = EngineError(message)
-    error.code = code
-    return error

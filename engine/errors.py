@@ -109,3 +109,15 @@ class EngineDied(EngineError):
     """The engine process ended while an answer was still owed."""
 
     code = "engine_restarting"
+
+
+def error_of(code: str, message: str) -> EngineError:
+    """The exception whose code this is, for who is told of an error by an event."""
+    for kind in list(globals().values()):
+        if isinstance(kind, type) and issubclass(kind, EngineError) and kind.code == code:
+            if kind in (EngineError, AdapterInvalid):
+                continue
+            return kind(message)
+    error = EngineError(message)
+    error.code = code
+    return error

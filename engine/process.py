@@ -23,6 +23,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
+from engine.last_words import spare_stderr
 from engine.messages import (
     Answer,
     Command,
@@ -224,6 +225,7 @@ def _spare_the_collector() -> None:
 
 def run() -> NoReturn:
     """Serve, then leave at once: daemon threads of torch and ours need no farewell."""
+    spare_stderr()
     status = main(sys.argv[1:])
     sys.stderr.flush()
     os._exit(status)

@@ -354,7 +354,7 @@ The daemon goes on (pid {here.pid}).  Try:
    export LORAD_HOST=unix://{admin}
    loractl ps
    loractl run {names[0]} "{PROMPT}"
-   loractl events -f
+   loractl top
    curl --unix-socket {inference} http://lorad/v1/models
 
 Replace a folder below {here.inbox} and ask again.

@@ -83,6 +83,19 @@ class StepPlanner:
             return None
         return LoraMeta(segments, {s.slot: self._current(s.slot) for s in segments})
 
+    def of_runs(self, runs: Iterable[tuple[int, int]]) -> LoraMeta | None:
+        """A plan without a device, of (rows, slot) that lie side by side; slot -1 = the base model.
+        None if all are the base's."""
+        assert self._device is None, "steps of the kernels are planned by `meta`"
+        segments, row = [], 0
+        for count, slot in runs:
+            if slot >= 0:
+                segments.append(Segment(row, row + count, slot))
+            row += count
+        if not segments:
+            return None
+        return LoraMeta(join(segments), {s.slot: self._current(s.slot) for s in segments})
+
     def alone(self, slot: int, rows: int) -> LoraMeta:
         """A plan of `rows` rows of `slot` alone, in an upload of its own: the steps' plans stay."""
         if self._device is None:

@@ -87,7 +87,8 @@ class Reclaimer:
     """Hands out blocks of `pool`.  `bind` gives it the owner of adapters before its first use.
 
     `kv_floor` blocks are never held by adapters; `adapter_floor` blocks are never held by running
-    sequences, nor are adapters evicted for KV below it while cached KV can go instead.
+    sequences, and while adapters hold less, cached KV makes way before them: for KV and for another
+    adapter alike.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Reclaimer:
         while excess > 0:
             excess -= victims.evict_adapter()
         while self.pool.num_free < count:
-            victims.evict_cheapest()
+            victims.evict_cheapest(self.adapter_floor - count)  # which it holds itself then
         return self.pool.allocate(count, Owner.ADAPTER)
 
     def lacks_running_kv(self, count: int) -> bool:

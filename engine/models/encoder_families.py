@@ -234,18 +234,17 @@ _NOMIC_HARMLESS = frozenset(
 
 def is_encoder(values: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of an encoder family."""
-    return values.get("model_type") in FAMILIES
+    return _family_of(values) is not None
 
 
 def identify(values: Mapping[str, Any]) -> tuple[str, EncoderFamily, Fields, bool]:
     """model_type, family, the config's fields, and whether it is a classifier.  ModelUnsupported
     for another architecture."""
-    name = values.get("model_type")
-    if name not in FAMILIES:
+    name, family = values.get("model_type"), _family_of(values)
+    if family is None:
         raise ModelUnsupported(f"model_type {short(str(name))}", hint=SUPPORTED)
-    family = FAMILIES[name]
-    named = values.get("architectures")
-    classes = [str(one) for one in named] if isinstance(named, list) else []
+    named = values.get("architectures") or []
+    classes = [str(one) for one in (named if isinstance(named, list) else [named])]
     served = {family.word + end for end in CLASSES}
     if len(classes) > 1 or not served.issuperset(classes):
         raise ModelUnsupported(f"architecture {short(', '.join(classes))} ({name})", hint=SUPPORTED)
@@ -255,6 +254,11 @@ def identify(values: Mapping[str, Any]) -> tuple[str, EncoderFamily, Fields, boo
     if config.take("auto_map", None):
         raise config.refusal("auto_map", "models that bring their own code are not run")
     return str(name), family, config, bool(classes) and classes[0].endswith(CLASSIFIER)
+
+
+def _family_of(values: Mapping[str, Any]) -> EncoderFamily | None:
+    name = values.get("model_type")
+    return FAMILIES.get(name) if isinstance(name, str) else None
 
 
 def engine_name(name: str, family: EncoderFamily) -> str:

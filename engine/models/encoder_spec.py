@@ -242,7 +242,7 @@ def _head_dim(config: Fields, hidden: int, heads: int) -> int:
 
 def _activation(config: Fields, name: str) -> Activation:
     value = config.take(name, "gelu")
-    if value not in _ACTIVATIONS:
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
         raise config.refusal(name, f"computed are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[value]
 

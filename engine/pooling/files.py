@@ -172,7 +172,7 @@ def _prompts(ours: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
         raise told.refusal("prompts", "expected texts by name")
     default = told.take("default_prompt_name", None)
-    if default is not None and default not in prompts:
+    if default is not None and not (isinstance(default, str) and default in prompts):
         raise told.refusal("default_prompt_name", f"prompts has {', '.join(prompts) or 'none'}")
     return {"prompts": prompts, "default_prompt": default}
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from engine.kernels.elementwise import activate, layer_norm
 from engine.kernels.gemm import linear
+from engine.kernels.lora_ends import add_head
+from engine.kernels.lora_meta import LoraRows
 from engine.models.encoder_families import HeadSpec
 from engine.pooling.spec import ScoreRule
 
@@ -34,20 +36,34 @@ class Head:
         return next((part for part in self.spec.parts if part not in there), "")
 
     @torch.no_grad()
-    def logits(self, rows: Sequence[Tensor], own: Mapping[str, Tensor] = NONE) -> Tensor:
-        """rows: (length, hidden) of each sequence, all of them of one head -> (n, labels) fp32.
+    def logits(
+        self,
+        sequences: Sequence[Tensor],
+        own: Mapping[str, Tensor] = NONE,
+        dense: LoraRows | None = None,
+    ) -> Tensor:
+        """(length, hidden) of each sequence, all of them of one adapter -> (n, labels) fp32.
 
+        `own` stands in the place of the base's parts, `dense` is a pair on the head's dense layer.
         Ask `missing` first.
         """
         parts, fixed = {**self._base, **own}, self._deterministic
-        x = torch.stack([self._pool(one) for one in rows])
-        bias = parts["head.dense.bias"] if self.spec.dense_bias else None
-        x = linear(x, parts["head.dense.weight"], bias, deterministic=fixed)
+        x = torch.stack([self._pool(rows) for rows in sequences])
+        x = self._dense(x, parts, dense)
         x = activate(x, self.spec.activation, deterministic=fixed)
         if self.spec.norm:
             bias = parts["head.norm.bias"] if self.spec.norm_bias else None
             x = layer_norm(x, parts["head.norm.weight"], bias, self._eps)
         return linear(x, parts["score.weight"], parts["score.bias"], deterministic=fixed).float()
+
+    def _dense(self, x: Tensor, parts: Mapping[str, Tensor], pair: LoraRows | None) -> Tensor:
+        weight, fixed = parts["head.dense.weight"], self._deterministic
+        bias = parts["head.dense.bias"] if self.spec.dense_bias else None
+        if pair is None:
+            return linear(x, weight, bias, deterministic=fixed)
+        y = linear(x, weight, None, deterministic=fixed).float()
+        add_head(y, x, pair, deterministic=fixed)  # its gain is not the base bias's
+        return (y if bias is None else y + bias).to(x.dtype)
 
     def _pool(self, rows: Tensor) -> Tensor:
         return rows[0] if self.spec.pools == "cls" else rows.float().mean(0).to(rows.dtype)

@@ -1,7 +1,7 @@
 """Hidden states → vectors, as a PoolingSpec says.
 
-Goes in: hidden states of a batch of whole sequences, and which rows are whose.  Comes out: one
-vector each, in fp32.  Knows no requests and no adapters.
+Goes in: hidden states of whole sequences.  Comes out: one vector each, in fp32.  Knows no requests
+and no adapters.
 """
 
 import math
@@ -14,7 +14,6 @@ from torch import Tensor
 from engine.errors import ModelUnsupported
 from engine.kernels.elementwise import activate
 from engine.kernels.gemm import linear
-from engine.kernels.ragged_attention import Ragged
 from engine.models import weights
 from engine.pooling.spec import DenseSpec, PoolingKind, PoolingSpec
 
@@ -67,16 +66,16 @@ class Pooler:
             self.width = step.d_out
 
     @torch.no_grad()
-    def pool(self, hidden: Tensor, ragged: Ragged, prompts: Sequence[int] = ()) -> Tensor:
-        """hidden (T, width) -> (sequences, width of all kinds) fp32.
+    def pool(self, sequences: Sequence[Tensor], prompts: Sequence[int] = ()) -> Tensor:
+        """(length, hidden) of each sequence -> (sequences, width of all kinds) fp32.
 
         `prompts` has the number of tokens of each sequence's prompt, () = none has one: where the
         spec leaves prompts out, so many of its first rows are not looked at.
         """
         pooled = []
-        for i, (first, end) in enumerate(zip(ragged.starts, ragged.starts[1:], strict=False)):
+        for i, hidden in enumerate(sequences):
             left_out = prompts[i] if prompts and not self.spec.include_prompt else 0
-            rows = hidden[first:end].float()
+            rows = hidden.float()
             parts = [POOLS[kind](rows, left_out) for kind in self.spec.kinds]
             pooled.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         return torch.stack(pooled)

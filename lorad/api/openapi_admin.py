@@ -18,6 +18,7 @@ from lorad import (
 from lorad.api.admin import MAX_PAGE
 from lorad.api.audit import MAX_PAGE as MAX_AUDIT
 from lorad.api.openapi import FLAG, HEALTH, SELF, TEXT, Binary, Operation, whole
+from lorad.board.stream import LEAST_SECONDS, MOST_SECONDS
 from lorad.registry.paging import SORTS
 from lorad.service.operations import MAX_WAIT_SECONDS
 
@@ -28,6 +29,7 @@ _TENANT = f"{_PLACE}/tenants/{{tenant}}"
 
 _LIMIT = whole(1, MAX_PAGE)
 _SINCE = {"since": whole(0, 1 << 62), "limit": _LIMIT}
+_SECONDS = {"type": "number", "minimum": LEAST_SECONDS, "maximum": MOST_SECONDS}
 _FILTERS = {
     "state": {"enum": sorted(State)},
     "tenant": TEXT,
@@ -60,6 +62,7 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
         "The same, and what changes; events: board, delta, event",
         wire_stream.Board,
         chunk=wire_stream.Delta,
+        query={"interval": _SECONDS, "since": _SINCE["since"]},
     ),
     ("GET", f"{_PLACE}/logs"): Operation(
         "The log's last lines, or all that follow",

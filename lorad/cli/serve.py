@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.last_words import spare_stderr
 from lorad import __version__
 from lorad.cli.output import print_line
 from lorad.errors import BadConfig, StartError
@@ -147,7 +148,8 @@ def _check(settings: "Settings") -> int:
 
 
 def main() -> None:
-    """The `lorad` command."""
+    """The `lorad` command.  A log that cannot be written to is no reason to end, nor to fail."""
+    spare_stderr()
     app()
 
 

@@ -116,10 +116,19 @@ ROTATIONS = [
 ]
 
 
-@pytest.mark.parametrize("norm", ["no norm", "norm", "norm by 1 + weight"])
-@pytest.mark.parametrize("turned", [1.0, 0.75, 0.0])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", ROTATIONS)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "turned", "norm"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] if i % 2 else [])
+        for i, case in enumerate(
+            (shape, dtype, turned, norm)
+            for shape in ROTATIONS
+            for turned in (1.0, 0.75, 0.0)
+            for norm in ("no norm", "norm", "norm by 1 + weight")
+            for dtype in (DTYPES if (turned == 0.75) == (norm == "norm") else DTYPES[::-1])
+        )
+    ],
+)
 def test_rotation_and_write_equal_torchs(
     paged: Callable[..., Any], shape: Any, dtype: torch.dtype, turned: float, norm: str
 ) -> None:

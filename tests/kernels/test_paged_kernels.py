@@ -163,16 +163,22 @@ def pieces_of(plan: Any) -> list[list[int]]:
     return [found[s] for s in sorted(found)]
 
 
-@pytest.mark.parametrize("turns", [False, True])
-@pytest.mark.parametrize("apart", [0, 8])
+CUTS = [
+    (1, 1, 9, [[7, 7, 6], [1], [3], [1]]),  # a fair share of 4 programs is 6.25 tiles
+    (1, 1, 13, [[20], [1], [3], [1]]),
+    (4, 1, 9, [[2] * 10, [1], [3], [1]]),
+    (4, 3, 9, [[4, 4, 4, 4, 4], [1], [3], [1]]),
+    (10, 1, 4, [[1] * 20, [1], [1, 1, 1], [1]]),
+]
+
+
 @pytest.mark.parametrize(
-    ("programs", "least", "whole", "want"),
+    ("programs", "least", "whole", "want", "apart", "turns"),
     [
-        (1, 1, 9, [[7, 7, 6], [1], [3], [1]]),  # a fair share of 4 programs is 6.25 tiles
-        (1, 1, 13, [[20], [1], [3], [1]]),
-        (4, 1, 9, [[2] * 10, [1], [3], [1]]),
-        (4, 3, 9, [[4, 4, 4, 4, 4], [1], [3], [1]]),
-        (10, 1, 4, [[1] * 20, [1], [1, 1, 1], [1]]),
+        pytest.param(*cut, apart, turns, marks=[pytest.mark.slow] if (i + j + k) % 2 else [])
+        for i, cut in enumerate(CUTS)
+        for j, apart in enumerate([0, 8])
+        for k, turns in enumerate([False, True])
     ],
 )
 def test_a_sequence_is_cut_if_it_is_much_longer_than_a_fair_share(

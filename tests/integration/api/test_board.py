@@ -104,6 +104,6 @@ def test_a_reader_that_stalls_costs_nothing_and_is_let_go(small_api, make_api):
         stalled.connect(str(api.admin))
         stalled.sendall(b"GET /admin/v1/stream?interval=0.2 HTTP/1.1\r\nhost: lorad\r\n\r\n")
         api.until(lambda: api.board.readers == 1)
-        api.until(lambda: api.board.readers == 0)  # limits.stall_write
+        api.until(lambda: api.board.readers == 0, 30)  # limits.stall_write
     # Seven times without a stall: the board lies in buffers, the delta after it waits for them.
     assert api.run(lambda: api.board.painted) <= painted + 2

@@ -47,16 +47,19 @@ def test_all_of_n_are_aborted(api, connect):
     assert set(api.engine.aborts) == {submit.request_id for submit in api.engine.submits}
 
 
-def test_many_clients_that_leave_leave_nothing_behind(api, connect):
+@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_many_clients_that_leave_leave_nothing_behind(api, connect, rounds):
+    before = api.requests.aborted["client_disconnect"]
     api.hold_engine(1)
-    for round in range(20):
+    for round in range(rounds):
         raws = [post(connect(api.inference), ASK | {"stream": True}) for _ in range(10)]
         api.until(lambda n=round: len(api.engine.submits) == 10 * (n + 1))
         for raw in raws:
             raw.close()
         api.until(lambda: freed(api))
     api.until(lambda: api.servers[0].num_connections == 0)
-    assert len(api.engine.aborts) == 200
+    assert len(api.engine.aborts) == 10 * rounds
+    assert api.requests.aborted["client_disconnect"] == before + 10 * rounds
     assert not +api.adapters.leases
 
 

@@ -2,8 +2,11 @@
 
 import grp
 import os
+import shutil
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +15,23 @@ import pytest
 from lorad.api import server
 from lorad.api.server import MAX_PATH_BYTES, bind_unix, unlink_unix
 from lorad.errors import CannotBind, LockHeld
+
+#: Knocks as nobody until it is told to; then once more, and says what it met.
+KNOCK = """
+import errno, os, select, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+met = set()
+def knock():
+    with socket.socket(socket.AF_UNIX) as door:
+        met.add(errno.errorcode.get(door.connect_ex(sys.argv[1]), "IN"))
+print("knocking", flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    knock()
+knock()
+print(*met)
+"""
 
 
 def mode_of(path):
@@ -29,6 +49,33 @@ def test_the_mode_is_right_from_the_first_instant(tmp_path, monkeypatch):
     finally:
         os.umask(before)
         listener.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_somebody_outside_the_group_never_gets_in_not_even_while_it_is_made(request):
+    """Another user knocks without a pause while the socket is made again and again."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # every user may enter it, unlike tmp_path
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    folder.chmod(0o755)
+    path = folder / "a.sock"
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", KNOCK, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    before = os.umask(0)
+    try:
+        assert stranger.stdout.readline() == b"knocking\n"
+        for _ in range(200):
+            with bind_unix(path, 0o660):
+                pass
+            path.unlink()
+        with bind_unix(path, 0o660):
+            stranger.stdin.write(b"once more\n")
+            heard, _ = stranger.communicate(timeout=60)
+    finally:
+        os.umask(before)
+        stranger.kill()
+    assert "EACCES" in heard.decode().split()
+    assert set(heard.decode().split()) <= {"EACCES", "ENOENT"}
 
 
 def test_a_group_gets_in_only_once_the_socket_is_its_own(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 from lorad.cli import top
 from lorad.wire_stream import Slot
+from tests.fakes import terminals
 
 NAMES = ("acme/sql", "\x1b]0;owned\x07[/bold]")
 
@@ -210,3 +211,64 @@ def test_without_textual_it_says_so_and_what_works(loractl, monkeypatch):
     assert done.exit == 1
     assert "needs the Python package textual" in done.err
     assert "loractl top --once" in done.err
+
+
+# ----------------------------------------------------------------- in a terminal
+@pytest.mark.slow
+def test_it_lives_through_the_daemons_end_and_its_return(make_server, tmp_path):
+    parts = {"slots": {"acme/sql": slot("acme/sql", 0)}}
+    first = make_server(tmp_path)
+    first.api.board.parts = parts
+    words = ("-H", f"unix://{first.admin}", "top", "--interval", "200ms", "--ascii")
+    with terminals.loractl(*words) as terminal:
+        terminal.wait_for("acme/sql")
+        first.close()
+        terminal.wait_for("DISCONNECTED")
+        assert terminal.program.poll() is None
+        (tmp_path / "staging").rmdir()  # that of the first
+        second = make_server(tmp_path)
+        second.api.board.parts = {"slots": {"acme/other": slot("acme/other", 0)}}
+        terminal.wait_for("acme/other")
+        terminal.type("q")
+        assert terminal.end() == 0
+        assert not terminals.modes(terminal.read)
+        assert terminal.settings == terminal.before
+
+
+@pytest.mark.slow
+def test_it_is_left_at_once_while_the_daemon_is_away(make_server, tmp_path):
+    server = make_server(tmp_path)
+    server.api.board.parts = {"slots": {"acme/sql": slot("acme/sql", 0)}}
+    with terminals.loractl("-H", f"unix://{server.admin}", "top") as terminal:
+        terminal.wait_for("acme/sql")
+        server.close()
+        terminal.wait_for("DISCONNECTED")
+        terminal.type("q")
+        assert terminal.end() == 0
+        assert terminal.settings == terminal.before
+
+
+@pytest.mark.slow
+def test_a_recording_on_a_full_disk_stops_and_the_dashboard_goes_on(make_server, tmp_path):
+    server = make_server(tmp_path)
+    server.api.board.parts = {"slots": {"acme/sql": slot("acme/sql", 0)}}
+    tape = tmp_path / "tape.jsonl"
+    words = ("-H", f"unix://{server.admin}", "top", "--record", str(tape), "--interval", "200ms")
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
+    with terminals.loractl(*words, before=limit) as terminal:
+        terminal.wait_for("record.stopped")
+        terminal.type("q")
+        assert terminal.end() == 0
+        assert terminal.settings == terminal.before
+    assert tape.stat().st_size <= 2000
+    assert tape.read_bytes().endswith(b"\n")
+
+
+@pytest.mark.slow
+def test_a_dumb_terminal_gets_the_text(make_server, tmp_path):
+    server = make_server(tmp_path)
+    server.api.board.parts = {"slots": {"acme/sql": slot("acme/sql", 0)}}
+    with terminals.loractl("-H", f"unix://{server.admin}", "top", TERM="dumb") as terminal:
+        assert terminal.end() == 0
+        assert "acme/sql" in terminal.read
+        assert "\x1b" not in terminal.read

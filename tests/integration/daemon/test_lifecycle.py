@@ -1,9 +1,11 @@
 """Starts and ends: what survives them, and how a start that cannot be is refused."""
 
+import contextlib
 import os
 import random
 import signal
 import socket
+import sqlite3
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -165,6 +167,22 @@ def test_a_socket_on_which_another_process_listens_is_left_alone(daemon):
         other.listen()
         assert daemon.refused()[0] == 6
     os.unlink(daemon.inference)
+
+
+def test_a_registry_of_a_newer_lorad_is_exit_4_and_stays_as_it_is(daemon):
+    path = daemon.root / "state" / "registry.db"
+    if not path.exists():
+        daemon.start().stop()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        database.execute("PRAGMA user_version = 9999")
+    there = path.read_bytes()
+    status, words = daemon.refused()
+    assert status == 4
+    assert "9999" in words
+    assert path.read_bytes() == there
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA user_version = {version}")
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a card")

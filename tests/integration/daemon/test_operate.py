@@ -4,10 +4,11 @@ import json
 import signal
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lorad.client import ApiError
+from lorad.client import ApiError, Unreachable
 from lorad.wire_operate import DrainAsk
 
 
@@ -128,11 +129,28 @@ def test_usr1_dumps_state_and_stacks_and_a_second_term_ends_streams(daemon, poll
     poll(lambda: "Current thread" in daemon.log.read_text(), "the stacks")
     log = daemon.log.read_text()
     assert 'state {"schema":"lorad/status' in log and "lorad/daemon.py" in log
-    daemon.process.send_signal(signal.SIGTERM)
-    poll(lambda: not daemon_ready(daemon), "the drain")
-    assert daemon.stop() == 0
+    with ThreadPoolExecutor(1) as pool:  # an operator drains one meanwhile, and waits for it
+        waiting = pool.submit(drain, daemon, "bible")
+        poll(lambda: drained(daemon) == ("bible",), "the drain of one")
+        daemon.process.send_signal(signal.SIGTERM)
+        poll(lambda: not daemon_ready(daemon), "the drain")
+        assert daemon.stop() == 0
+        assert waiting.result(30) is not None, "it was answered, or told that nobody will"
     stream.join(30)
     assert '"code":"draining"' in [line for line in stream.lines if line.startswith("data:")][-1]
+
+
+def drain(daemon, name):
+    try:
+        with daemon.client() as client:
+            return client.drain(DrainAsk(name=name, timeout_s=600))
+    except (ApiError, Unreachable) as error:
+        return error
+
+
+def drained(daemon):
+    with daemon.client() as client:
+        return client.status().drained
 
 
 def daemon_ready(daemon):

@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
@@ -36,6 +37,10 @@ admin_keys_file = "{daemon.root}/admin"
 """
     daemon.configure(daemon.tcp)
     return daemon
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def models(port, key):
@@ -85,6 +90,10 @@ def test_keys_are_asked_for_and_change_under_a_running_daemon(daemon, free):
     refused = loractl(daemon, free[1], "reload")
     assert refused.returncode == 2 and "tcp.api_keys_file: line 1" in refused.stderr
     assert models(free[0], NEW).status_code == 200, "the keys from before go on"
-    text = daemon.log.read_text()
+    text = daemon.log.read_text() + loractl(daemon, free[1], "config", "show", "--json").stdout
+    assert "api_keys_file" in text, "the file's name is no secret"
+    for pid in (daemon.process.pid, *children(daemon.process.pid)):
+        text += Path(f"/proc/{pid}/cmdline").read_text()
+    assert "engine.process" in text
     assert not any(key in text for key in (OLD, NEW, BOSS))
     assert daemon.stop() == 0

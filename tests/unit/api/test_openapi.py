@@ -83,7 +83,7 @@ def test_a_parameter_of_the_path_is_a_parameter():
     assert (id["name"], id["in"], id["required"]) == ("id", "path", True)
 
 
-READ = re.compile(r'(?:number|flag)\(request, "(\w+)"|query(?:_params)?\.get\("(\w+)"')
+READ = re.compile(r'(?:number|flag|decimal)\(request, "(\w+)"|query(?:_params)?\.get\("(\w+)"')
 
 
 def test_whatever_a_route_reads_of_its_query_is_described():

@@ -29,7 +29,7 @@ KNOWN = {
     "Service": (
         "AmbientCapabilities CacheDirectory CacheDirectoryMode CapabilityBoundingSet"
         " ConfigurationDirectory ConfigurationDirectoryMode DeviceAllow DevicePolicy ExecStart"
-        " Group KillMode LimitMEMLOCK LimitNOFILE LoadCredential LockPersonality"
+        " Group KillMode LimitCORE LimitMEMLOCK LimitNOFILE LoadCredential LockPersonality"
         " MemoryDenyWriteExecute NoNewPrivileges NotifyAccess OOMPolicy PrivateDevices PrivateTmp"
         " ProtectClock ProtectControlGroups ProtectHome ProtectHostname ProtectKernelLogs"
         " ProtectKernelModules ProtectKernelTunables ProtectSystem Restart"
@@ -74,6 +74,7 @@ def test_both_services_follow_the_daemons_manners(service):
     assert service["Restart"] == ["on-failure"]
     assert service["WatchdogSec"] == ["30"]
     assert service["NoNewPrivileges"] == ["yes"]
+    assert service["LimitCORE"] == ["0"], "a core holds prompts and keys"
     assert shlex.split(service["ExecStart"][0])[1:] == ["serve"]
 
 

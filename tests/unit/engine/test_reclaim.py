@@ -199,6 +199,26 @@ def test_adapters_within_their_floor_stay_while_cached_kv_can_go():
     assert shop.left() == []
 
 
+@pytest.mark.parametrize(
+    ("floor", "gone", "cached"),
+    [
+        (3, [], 15),  # both fit the floor: cached KV lies on room of theirs
+        (2, ["a"], 16),  # without "a" they hold no less than the floor
+        (0, ["a"], 16),
+    ],
+)
+def test_an_adapter_takes_the_room_of_its_floor_from_cached_kv_and_not_from_another(
+    floor, gone, cached
+):
+    shop = Shop(adapter_floor=floor)
+    shop.adapter("a", 1)
+    shop.cache([1] * 64)  # a block of it costs more than one of "a"
+    shop.pool.allocate(2, Owner.KV)  # of somebody who runs
+    assert shop.pool.num_free == 1
+    assert shop.memory.take_adapter(2, "b", need_slot=False) is not None
+    assert (shop.left(), shop.pool.counts.kv_cached) == (gone, cached)
+
+
 def test_a_missing_slot_makes_an_adapter_leave_though_blocks_are_free():
     shop = Shop()
     shop.adapter("a", 2)

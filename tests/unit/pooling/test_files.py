@@ -210,10 +210,10 @@ def test_prompts_are_read_by_name(folder: Folder) -> None:
     spec = read_pooling(folder({"config_sentence_transformers.json": ours}))
     assert dict(spec.prompts) == {"query": "query: ", "document": ""}
     assert spec.default_prompt == "query" and spec.similarity == "dot"
-    with pytest.raises(ModelUnsupported, match="default_prompt_name"):
-        read_pooling(
-            folder({"config_sentence_transformers.json": ours | {"default_prompt_name": "passage"}})
-        )
+    for default in ("passage", ["query"]):
+        changed = ours | {"default_prompt_name": default}
+        with pytest.raises(ModelUnsupported, match="default_prompt_name"):
+            read_pooling(folder({"config_sentence_transformers.json": changed}))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.errors import ModelUnsupported
-from engine.kernels.ragged_attention import Ragged
 from engine.pooling.pooler import POOLS, Pooler
 from engine.pooling.spec import DenseSpec, PoolingKind, PoolingSpec
 
@@ -52,7 +51,7 @@ def test_each_kind_equals_masked_sums_on_either_side_of_padding(
     kind: PoolingKind, left: bool
 ) -> None:
     pooler = Pooler(PoolingSpec((kind,)), Path(), hidden_size=5)
-    got = pooler.pool(hidden(), Ragged(LENGTHS))
+    got = pooler.pool(hidden().split(LENGTHS))
     torch.testing.assert_close(got, by_mask(kind, (0, 0, 0), left))
 
 
@@ -60,17 +59,17 @@ def test_each_kind_equals_masked_sums_on_either_side_of_padding(
 def test_a_prompt_is_left_out_where_the_model_says_so(kind: PoolingKind) -> None:
     prompts = (1, 0, 4)
     without = Pooler(PoolingSpec((kind,), include_prompt=False), Path(), hidden_size=5)
-    got = without.pool(hidden(), Ragged(LENGTHS), prompts)
+    got = without.pool(hidden().split(LENGTHS), prompts)
     torch.testing.assert_close(got, by_mask(kind, prompts, False))
     with_it = Pooler(PoolingSpec((kind,)), Path(), hidden_size=5)
     assert torch.equal(
-        with_it.pool(hidden(), Ragged(LENGTHS), prompts), with_it.pool(hidden(), Ragged(LENGTHS))
+        with_it.pool(hidden().split(LENGTHS), prompts), with_it.pool(hidden().split(LENGTHS))
     )
 
 
 def test_several_kinds_stand_side_by_side() -> None:
     pooler = Pooler(PoolingSpec(("cls", "mean")), Path(), hidden_size=5)
-    got = pooler.pool(hidden(), Ragged(LENGTHS))
+    got = pooler.pool(hidden().split(LENGTHS))
     parts = [by_mask("cls", (0, 0, 0), False), by_mask("mean", (0, 0, 0), False)]
     torch.testing.assert_close(got, torch.cat(parts, 1))
     assert pooler.width == 10
@@ -78,7 +77,7 @@ def test_several_kinds_stand_side_by_side() -> None:
 
 def test_half_precision_is_summed_in_fp32() -> None:
     many = torch.full((4096, 1), 1.0, dtype=torch.bfloat16)
-    got = Pooler(PoolingSpec(), Path(), hidden_size=1).pool(many, Ragged((4096,)))
+    got = Pooler(PoolingSpec(), Path(), hidden_size=1).pool([many])
     assert got.dtype == torch.float32 and got.item() == 1.0
 
 

@@ -1,0 +1,99 @@
+"""What is asked of a pooling core, held against what its model can do.
+
+Goes in: a request, and what its adapter has.  Comes out: an Item for the queue, cut if need be; or
+the error that says why not.  Knows nothing of queues and of where adapters are.
+"""
+
+from engine.errors import RequestInvalid, UnknownRevision
+from engine.messages import PackedManifest
+from engine.models.encoder_spec import EncoderSpec
+from engine.pooling.config import PoolingConfig
+from engine.pooling.head import Head
+from engine.pooling.pooler import Pooler
+from engine.pooling.queue import Item
+from engine.pooling.requests import PoolRequest
+from engine.pooling.truncation import Truncation
+
+
+class Admission:
+    """Checks requests against one model."""
+
+    def __init__(
+        self, config: PoolingConfig, spec: EncoderSpec, pooler: Pooler, head: Head
+    ) -> None:
+        self._config = config
+        self._spec = spec
+        self._pooler = pooler
+        self._head = head
+
+    def admit(
+        self, request: PoolRequest, manifest: PackedManifest | None, order: int, now: float
+    ) -> Item:
+        """`manifest` is that of the request's revision, None if that is not known.  `now` in
+        seconds.  Raises RequestInvalid, UnknownRevision."""
+        if request.rev is not None and manifest is None:
+            raise UnknownRevision(f"revision {request.rev[:12]} is unknown")
+        self._check_tokens(request)
+        self._check_wishes(request, manifest)
+        cuts = self._config.truncate if request.truncate is None else request.truncate
+        truncation = Truncation(self._config.max_length, cuts, request.keeps)
+        tokens = truncation.fit(request.tokens)
+        limit = request.deadline_seconds
+        return Item(
+            request,
+            tokens,
+            None if request.types is None else truncation.fit_types(request.types),
+            order,
+            num_cut=len(request.tokens) - len(tokens),
+            deadline=None if limit is None else now + limit,
+        )
+
+    def _check_tokens(self, request: PoolRequest) -> None:
+        """A foreign id would end the whole process inside the embedding: it is refused here."""
+        tokens, types, size = request.tokens, request.types, self._spec.vocab_size
+        if not tokens:
+            raise RequestInvalid("the input has no tokens", hint="give some text")
+        if not 0 <= min(tokens) <= max(tokens) < size:
+            raise RequestInvalid(f"the input holds a token id outside 0..{size - 1}")
+        if types is None:
+            return
+        if len(types) != len(tokens):
+            raise RequestInvalid(f"there are {len(tokens)} tokens and {len(types)} token types")
+        most = max(self._spec.num_types, 1)
+        if not 0 <= min(types) <= max(types) < most:
+            raise RequestInvalid(f"the input holds a token type outside 0..{most - 1}")
+
+    def _check_wishes(self, request: PoolRequest, manifest: PackedManifest | None) -> None:
+        if request.keeps < 0 or request.prompt_tokens < 0:
+            raise RequestInvalid("keeps and prompt_tokens are 0 or more")
+        if request.prompt_tokens >= len(request.tokens):
+            raise RequestInvalid(
+                f"{request.prompt_tokens} of {len(request.tokens)} tokens are the prompt's",
+                hint="a text follows its prompt",
+            )
+        if request.task == "classify":
+            self._check_head(request, manifest)
+        elif request.dimensions is not None:
+            self._check_dimensions(request)
+
+    def _check_dimensions(self, request: PoolRequest) -> None:
+        wanted, known = request.dimensions, self._pooler.spec.dimensions
+        width = self._pooler.width if request.task == "embed" else self._spec.hidden_size
+        assert wanted is not None
+        if not 1 <= wanted <= width:
+            raise RequestInvalid(f"dimensions = {wanted}: a vector has {width} numbers")
+        if known and request.task == "embed" and wanted not in (*known, width):
+            listed = ", ".join(map(str, known))
+            raise RequestInvalid(f"dimensions = {wanted}: the model was trained for {listed}")
+
+    def _check_head(self, request: PoolRequest, manifest: PackedManifest | None) -> None:
+        if request.dimensions is not None or request.normalize is not None:
+            raise RequestInvalid("scores are neither cut nor normalised")
+        modules = manifest.modules if manifest is not None else ()
+        own = [m.module.removesuffix(".rows") for m in modules if m.replaces]
+        if missing := self._head.missing(own):
+            who = "the model" if request.rev is None else f"revision {request.rev[:12]}"
+            raise RequestInvalid(
+                f"{who} has no classifier: there is no {missing}",
+                hint="ask a model, or an adapter, that was trained to classify",
+            )

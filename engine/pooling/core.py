@@ -1,0 +1,205 @@
+"""PoolingCore: the step loop's body of an engine that pools.  `step` is the whole as one sentence.
+
+Goes in: requests and commands, through `take`.  Comes out: a PoolingFrame from every `step`.  Each
+input is computed whole in one step, and nothing of it stays: there is no KV, no decode loop, and
+between two steps nobody holds a slot.  Adapters live as they do beside a decoder: the same packed
+files, tiers, commands and events (`adapters/residency.py`).
+
+Everything happens on the thread that calls it; readers and copiers have threads of their own, and
+ring `bell` when there is something to do.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.adapters.orders import AdapterCommand
+from engine.adapters.plan import StepPlanner
+from engine.adapters.residency import Residency
+from engine.adapters.slots import SlotTable
+from engine.errors import EngineError
+from engine.memory.prefix import PrefixIndex
+from engine.memory.reclaim import Reclaimer
+from engine.messages import AdapterEvent, Answer
+from engine.pooling.admission import Admission
+from engine.pooling.batch import Placed, StepRunner
+from engine.pooling.config import PoolingConfig
+from engine.pooling.machine import build
+from engine.pooling.queue import Item, Queue
+from engine.pooling.requests import AbortPool, PoolRequest, PoolResult
+
+#: How long an idle loop sleeps if nobody rings: never needed, but a lost ring must not hang it.
+IDLE_SECONDS = 1.0
+#: While something waits for an adapter, for room or for a clock.
+WAITING_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingFrame:
+    """All that one step has to say."""
+
+    results: tuple[PoolResult, ...] = ()
+    adapters: tuple[AdapterEvent, ...] = ()
+    answers: tuple[Answer, ...] = ()
+
+
+class PoolingCore:
+    """One pooling engine on the calling thread.  Raises as `machine.build` does."""
+
+    def __init__(
+        self,
+        config: PoolingConfig,
+        *,
+        progress: Callable[[str, float], None] = lambda *_: None,
+        bell: threading.Event | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.bell = bell or threading.Event()
+        self.machine = machine = build(config, progress=progress, wake=self.bell.set)
+        self.config, self.info = machine.config, machine.info
+        self._clock = clock
+        slots = SlotTable(self.config.slots)
+        # An index that stays empty: adapters are all that can make way.
+        prefix = PrefixIndex(machine.pool, 1, clock)
+        self.residency = Residency(
+            slots=slots,
+            host=machine.host,
+            copier=machine.copier,
+            room=Reclaimer(machine.pool, prefix, policy=self.config.eviction),
+            clock=clock,
+            block_bytes=machine.layout.block_bytes,
+            bytes_in_flight=self.config.load_bytes_in_flight,
+            layout=machine.layout.id,
+            base=machine.info.base,
+            max_rank=self.config.max_rank,
+        )
+        # The kernels' plans are made for a decoder's steps; encoders take the torch path.
+        planner = StepPlanner(machine.arena, slots.rows, lambda rev: self.residency.manifest(rev))
+        self._runner = StepRunner(machine.encoder, machine.pooler, machine.head, planner)
+        self._admission = Admission(self.config, machine.spec, machine.pooler, machine.head)
+        self._queue = Queue(self.config.max_batch_tokens, self.config.max_num_seqs)
+        self._orders = itertools.count()
+        self._commands: list[PoolRequest | AbortPool | AdapterCommand] = []
+        self._results: list[PoolResult] = []
+        self._ran = False
+        self.num_steps = 0
+        self.num_rows = 0
+        progress("ready", 1.0)
+
+    # ------------------------------------------------------------- the sentence
+    def take(self, command: PoolRequest | AbortPool | AdapterCommand) -> None:
+        """Queue a request or a command for the next step."""
+        self._commands.append(command)
+
+    def step(self) -> PoolingFrame:
+        """One turn: what arrived, what has ended, what runs now, what there is to tell."""
+        self._carry_out_commands()
+        self.residency.advance()
+        self._end_what_cannot_go_on()
+        self._relieve_who_starves()
+        self._run(self._queue.take(self._may_run))
+        return self._publish()
+
+    @property
+    def idle(self) -> bool:
+        """The last step ran nothing: `wait` before the next one."""
+        return not (self._ran or self._commands)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    def wait(self) -> None:
+        """Sleep until the bell rings, or until something that waits may be due."""
+        waits = len(self._queue) or self.residency.busy
+        self.bell.wait(WAITING_SECONDS if waits else IDLE_SECONDS)
+        self.bell.clear()
+
+    def close(self) -> None:
+        """End the reader's and the copier's threads.  The core cannot be used after it."""
+        self.machine.copier.close()
+        self.machine.host.close()
+
+    # ------------------------------------------------------------- one level down
+    def _carry_out_commands(self) -> None:
+        commands, self._commands = self._commands, []
+        for command in commands:
+            match command:
+                case PoolRequest():
+                    self._enter(command)
+                case AbortPool():
+                    self._forget(self._queue.remove(command.request_id))
+                case _:
+                    self.residency.command(command)
+
+    def _enter(self, request: PoolRequest) -> None:
+        manifest = None
+        try:
+            if request.rev is not None and self.residency.knows(request.rev):
+                manifest = self.residency.manifest(request.rev)
+            item = self._admission.admit(request, manifest, next(self._orders), self._clock())
+        except EngineError as error:
+            self._fail(request.request_id, error.code, error.message)
+            return
+        if request.request_id in self._queue:
+            self._fail(request.request_id, "invalid_value", "a request of this id is waiting")
+            return
+        if request.rev is not None:
+            self.residency.lease(request.rev, request.priority)
+        self._queue.add(item)
+
+    def _end_what_cannot_go_on(self) -> None:
+        failures = {rev: (code, text) for rev, code, text in self.residency.take_failures()}
+        now = self._clock()
+        for item in self._queue:
+            if item.request.rev in failures:
+                self._fail(item.request.request_id, *failures[item.request.rev])
+            elif item.deadline is not None and item.deadline <= now:
+                text = "the request waited longer than its deadline"
+                self._fail(item.request.request_id, "deadline_exceeded", text)
+            else:
+                continue
+            self._forget(self._queue.remove(item.request.request_id))
+        self.residency.take_gone()
+
+    def _relieve_who_starves(self) -> None:
+        """Nobody holds a slot between two steps, so that to reserve room is enough: whoever is
+        awaited makes way for who waited longer than is fair."""
+        starving = self.residency.starving(self.config.starve_after)
+        self.residency.reserve_for(starving.rev if starving else None)
+
+    def _may_run(self, rev: str | None) -> bool:
+        return rev is None or self.residency.can_acquire(rev)
+
+    def _run(self, items: list[Item]) -> None:
+        self._ran = bool(items)
+        if not items:
+            return
+        revs = {item.request.rev for item in items}
+        slots = {rev: -1 if rev is None else self.residency.acquire(rev) for rev in revs}
+        self._results += self._runner.run(Placed(i, slots[i.request.rev]) for i in items)
+        for rev in revs - {None}:
+            assert rev is not None
+            self.residency.release(rev)
+        for item in items:
+            self._forget(item)
+        self.num_steps += 1
+        self.num_rows += sum(item.length for item in items)
+
+    def _forget(self, item: Item | None) -> None:
+        if item is not None and item.request.rev is not None:
+            self.residency.end_lease(item.request.rev)
+
+    def _fail(self, request_id: str, code: str, message: str) -> None:
+        self._results.append(PoolResult(request_id, code=code, message=message))
+
+    def _publish(self) -> PoolingFrame:
+        results, self._results = tuple(self._results), []
+        return PoolingFrame(
+            results,
+            tuple(self.residency.take_events()),
+            tuple(self.residency.take_answers()),
+        )

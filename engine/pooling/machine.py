@@ -1,0 +1,193 @@
+"""From a PoolingConfig to a machine that can run steps: device, weights, adapters' memory.
+
+Goes in: a configuration with its `auto` values.  Comes out: a PoolingMachine whose config has none
+left.  There is no KV: the arena holds adapters alone.  Knows nothing of requests.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from engine.adapters.copier import CudaCopier, ThreadCopier
+from engine.adapters.host import HostCache
+from engine.errors import ConfigError, ModelUnsupported, NoDevice
+from engine.layout import BlockLayout
+from engine.memory.arena import DTYPES, Arena
+from engine.memory.pool import BlockPool
+from engine.models.base_files import base_id
+from engine.models.encoder import Encoder, load_encoder
+from engine.models.encoder_spec import EncoderSpec, read_encoder_spec
+from engine.pooling.config import PoolingConfig, PoolingInfo
+from engine.pooling.files import read_pooling
+from engine.pooling.head import Head
+from engine.pooling.pooler import Pooler
+from engine.pooling.spec import PoolingSpec
+
+CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS = 4096, 16384
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingMachine:
+    """What a start ends with.  `folder` is the one that holds the encoder's config.json."""
+
+    config: PoolingConfig
+    folder: Path
+    spec: EncoderSpec
+    layout: BlockLayout
+    device: torch.device
+    encoder: Encoder
+    pooler: Pooler
+    head: Head
+    arena: Arena
+    pool: BlockPool
+    host: HostCache
+    copier: CudaCopier | ThreadCopier
+    info: PoolingInfo
+
+
+def build(
+    config: PoolingConfig,
+    *,
+    progress: Callable[[str, float], None] = lambda *_: None,
+    wake: Callable[[], None] = lambda: None,
+) -> PoolingMachine:
+    """Load and allocate.  Raises ConfigError, NoDevice or ModelUnsupported before the weights.
+
+    `wake` is called from other threads when a read or a copy has ended.
+    """
+    pooling = read_pooling(Path(config.model))
+    if config.pooling:
+        pooling = dataclasses.replace(pooling, kinds=(config.pooling,), origin="the configuration")
+    folder = Path(config.model) / pooling.folder
+    spec = read_encoder_spec(folder)
+    _check_dimensions(pooling, spec)
+    config = resolve(config, spec, pooling)
+    device = torch.device(config.device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    progress("weights", 0.1)
+    encoder = load_encoder(
+        folder,
+        device=device,
+        dtype=DTYPES[config.dtype],
+        deterministic=config.deterministic,
+        progress=lambda fraction: progress("weights", 0.1 + 0.7 * fraction),
+    )
+    pooler = Pooler(
+        pooling,
+        Path(config.model),
+        hidden_size=spec.hidden_size,
+        device=device,
+        deterministic=config.deterministic,
+    )
+    progress("memory", 0.8)
+    layout = spec.block_layout(dtype=config.dtype)
+    blocks = _blocks(config, layout)
+    arena = Arena(spec, layout, block_size=0, num_blocks=blocks, device=device)
+    cuda = device.type == "cuda"
+    host = HostCache(
+        block_bytes=layout.block_bytes,
+        budget_bytes=config.ram_cache,
+        staging_bytes=min(config.load_bytes_in_flight, blocks * layout.block_bytes),
+        pinned=cuda,
+        wake=wake,
+        verify=config.verify_on_load,
+    )
+    pool = BlockPool(blocks)
+    copier = CudaCopier(arena, host, pool) if cuda else ThreadCopier(arena, host, wake=wake)
+    return PoolingMachine(
+        config=config,
+        folder=folder,
+        spec=spec,
+        layout=layout,
+        device=device,
+        encoder=encoder,
+        pooler=pooler,
+        head=Head(spec.head, encoder.head, eps=spec.norm_eps, deterministic=config.deterministic),
+        arena=arena,
+        pool=pool,
+        host=host,
+        copier=copier,
+        info=_describe(config, folder, layout, encoder, pooler, arena),
+    )
+
+
+def resolve(config: PoolingConfig, spec: EncoderSpec, pooling: PoolingSpec) -> PoolingConfig:
+    """Every `auto` becomes a value.  Raises ConfigError, NoDevice."""
+    device, dtype = config.device, config.dtype
+    if device == "cuda" and not torch.cuda.is_available():
+        raise NoDevice(
+            'device = "cuda": no CUDA device is usable', hint='set device = "cpu" or "auto"'
+        )
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else spec.dtype  # type: ignore[assignment]
+    if config.max_length > spec.max_length:
+        raise ConfigError(
+            f"max_length = {config.max_length} is above the model's {spec.max_length} tokens",
+            hint=f"set it to {spec.max_length} or less",
+        )
+    told = min(pooling.max_length or spec.max_length, spec.max_length)
+    rows = CPU_BATCH_TOKENS if device == "cpu" else CUDA_BATCH_TOKENS
+    return replace(
+        config,
+        device=device,
+        dtype=dtype,
+        max_length=config.max_length or told,
+        max_batch_tokens=config.max_batch_tokens or rows,
+    )
+
+
+def _check_dimensions(pooling: PoolingSpec, spec: EncoderSpec) -> None:
+    width = pooling.width(spec.hidden_size)
+    if any(size > width for size in pooling.dimensions):
+        raise ModelUnsupported(
+            f"matryoshka_dimensions has {max(pooling.dimensions)}, a vector has {width} numbers"
+        )
+
+
+def _blocks(config: PoolingConfig, layout: BlockLayout) -> int:
+    """No more than every slot at the highest rank could use.  ConfigError if there is none."""
+    rows = sum(a + b for a, b in layout.shapes.dims) * layout.shapes.num_layers
+    adapter = -(-rows * config.max_rank * layout.itemsize // layout.block_bytes)
+    blocks = min(config.adapter_pool // layout.block_bytes, config.slots * (adapter + 1))
+    if blocks < 1:
+        raise ConfigError(
+            f"adapter_pool = {config.adapter_pool} is less than a block of {layout.block_bytes}",
+            hint="raise it",
+        )
+    return blocks
+
+
+def _describe(
+    config: PoolingConfig,
+    folder: Path,
+    layout: BlockLayout,
+    encoder: Encoder,
+    pooler: Pooler,
+    arena: Arena,
+) -> PoolingInfo:
+    spec, pooling = encoder.spec, pooler.spec
+    weights = [*encoder.parameters(), *encoder.head.values()]
+    return PoolingInfo(
+        device=config.device,
+        dtype=config.dtype,
+        layout=layout.id,
+        base=base_id(folder, spec.engine_name),
+        block_bytes=layout.block_bytes,
+        max_length=config.max_length,
+        max_batch_tokens=config.max_batch_tokens,
+        width=pooler.width,
+        kinds=pooling.kinds,
+        pooling_origin=pooling.origin,
+        normalizes=pooling.normalizes,
+        num_labels=spec.num_labels,
+        labels=spec.labels,
+        weight_bytes=sum(w.numel() * w.element_size() for w in weights),
+        adapter_bytes=arena.bytes.numel(),
+    )

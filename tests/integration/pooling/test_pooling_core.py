@@ -1,0 +1,306 @@
+"""The pooling core: adapters come and go beside requests, and every request has one result."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.adapters.pack import pack_into
+from engine.messages import AddRevision, Load, PackedManifest, RemoveRevision
+from engine.pooling.config import PoolingConfig
+from engine.pooling.core import PoolingCore
+from engine.pooling.requests import AbortPool, PoolRequest, PoolResult
+
+HIDDEN, FFN, LAYERS = 32, 64, 2
+CONFIG: dict[str, Any] = {
+    "model_type": "bert",
+    "architectures": ["BertForSequenceClassification"],
+    "vocab_size": 50,
+    "hidden_size": HIDDEN,
+    "intermediate_size": FFN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "type_vocab_size": 2,
+    "dtype": "float32",
+    "id2label": {"0": "no", "1": "yes"},
+}
+DEADLINE = 60.0  # seconds: what no test ever needs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT with random weights."""
+    from engine.models.encoder import Encoder
+    from engine.models.encoder_spec import read_encoder_spec
+    from engine.models.layers import Build
+
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    spec = read_encoder_spec(folder)
+    torch.manual_seed(3)
+    shapes = {
+        "pooler.dense.weight": (HIDDEN, HIDDEN),
+        "pooler.dense.bias": (HIDDEN,),
+        "classifier.weight": (2, HIDDEN),
+        "classifier.bias": (2,),
+    }
+    tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
+    for name, place in (
+        Encoder(spec, Build(torch.device("cpu"), torch.float32, False)).places(frozenset()).items()
+    ):
+        tensors[published(name)] = 0.3 * torch.randn(place.shape)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def published(name: str) -> str:
+    """BERT's name of one of ours."""
+    for ours, theirs in (
+        ("embeddings.word", "embeddings.word_embeddings"),
+        ("embeddings.position", "embeddings.position_embeddings"),
+        ("embeddings.type", "embeddings.token_type_embeddings"),
+        ("embeddings.norm", "embeddings.LayerNorm"),
+        ("layers.", "encoder.layer."),
+        ("q_proj", "attention.self.query"),
+        ("k_proj", "attention.self.key"),
+        ("v_proj", "attention.self.value"),
+        ("o_proj", "attention.output.dense"),
+        ("attention_norm", "attention.output.LayerNorm"),
+        ("up_proj", "intermediate.dense"),
+        ("down_proj", "output.dense"),
+        ("ffn_norm", "output.LayerNorm"),
+    ):
+        name = name.replace(ours, theirs)
+    return name
+
+
+@pytest.fixture(scope="module")
+def pack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], PackedManifest]:
+    """`pack(seed)`: an adapter on every query and value."""
+    store = tmp_path_factory.mktemp("store")
+
+    def packed(seed: int) -> PackedManifest:
+        folder = tmp_path_factory.mktemp(f"adapter{seed}")
+        torch.manual_seed(seed)
+        tensors = {}
+        for layer in range(LAYERS):
+            for module in ("query", "value"):
+                start = f"base_model.model.bert.encoder.layer.{layer}.attention.self.{module}"
+                tensors[f"{start}.lora_A.weight"] = torch.randn(4, HIDDEN)
+                tensors[f"{start}.lora_B.weight"] = torch.randn(HIDDEN, 4)
+        plain = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": None}
+        (folder / "adapter_config.json").write_text(json.dumps(plain))
+        save_file(tensors, folder / "adapter_model.safetensors")
+        return pack_into(folder, model, store, block_size=0, dtype="float32", max_rank=64)
+
+    return packed
+
+
+class Driver:
+    """A core, its results and events so far, and a clock that stands still."""
+
+    def __init__(self, model: Path, **options: Any) -> None:
+        small = {"adapter_pool": 1 << 20, "ram_cache": 1 << 20, "device": "cpu"}
+        self.now = 100.0
+        config = PoolingConfig(model=str(model), deterministic=True, **small | options)
+        self.core = PoolingCore(config, clock=lambda: self.now)
+        self.results: dict[str, PoolResult] = {}
+        self.events: list[tuple[str, str]] = []
+        self.answers: dict[int, str] = {}
+
+    def step(self) -> None:
+        frame = self.core.step()
+        for result in frame.results:
+            assert result.request_id not in self.results, "a second result"
+            self.results[result.request_id] = result
+        self.events += [(event.rev, event.after) for event in frame.adapters]
+        self.answers |= {answer.command_id: answer.code for answer in frame.answers}
+
+    def until(self, done: Callable[[], bool]) -> None:
+        end = time.monotonic() + DEADLINE
+        while not done():
+            assert time.monotonic() < end, "it does not come to an end"
+            self.step()
+            if self.core.idle:
+                self.core.wait()
+
+    def ask(self, name: str, rev: str | None = None, **more: Any) -> None:
+        told = {"tokens": [5, 6, 7, 8]} | more
+        self.core.take(PoolRequest(request_id=name, rev=rev, **told))
+
+
+@pytest.fixture
+def drive(model: Path) -> Iterator[Callable[..., Driver]]:
+    made: list[Driver] = []
+
+    def make(**options: Any) -> Driver:
+        made.append(Driver(model, **options))
+        return made[-1]
+
+    yield make
+    for driver in made:
+        driver.core.residency.check()
+        driver.core.close()
+
+
+def test_a_request_waits_for_its_adapter_and_others_do_not_wait_for_it(
+    drive: Callable[..., Driver], pack: Callable[[int], PackedManifest]
+) -> None:
+    driver, manifest = drive(), pack(1)
+    driver.core.take(AddRevision(command_id=1, manifest=manifest))
+    driver.ask("cold", manifest.rev)
+    driver.ask("base")
+    driver.step()
+    assert set(driver.results) == {"base"} and driver.core.num_waiting == 1
+    driver.until(lambda: "cold" in driver.results)
+    assert not np.array_equal(driver.results["cold"].values, driver.results["base"].values)
+    states = [state for rev, state in driver.events if rev == manifest.rev]
+    assert states == ["loading", "ram", "loading", "idle", "active", "idle"]
+
+
+def test_more_adapters_than_slots_take_turns_and_each_has_its_own_answer(
+    drive: Callable[..., Driver], pack: Callable[[int], PackedManifest]
+) -> None:
+    manifests = [pack(seed) for seed in range(1, 6)]
+    driver, roomy = drive(slots=2, starve_after=0.5), drive()
+    for one in (driver, roomy):
+        for i, manifest in enumerate(manifests):
+            one.core.take(AddRevision(command_id=i, manifest=manifest))
+            for turn in range(3):
+                one.ask(f"{i}-{turn}", manifest.rev)
+        one.until(lambda one=one: len(one.results) == 15)  # type: ignore[misc]
+    for name, result in driver.results.items():
+        assert not result.code
+        assert np.array_equal(result.values, roomy.results[name].values)
+    firsts = [driver.results[f"{i}-0"].values for i in range(5)]
+    assert len({one.tobytes() for one in firsts if one is not None}) == 5
+    assert driver.core.residency.slots.num_slots == 2
+
+
+def test_an_adapter_whose_slots_are_always_awaited_gets_its_turn(
+    drive: Callable[..., Driver], pack: Callable[[int], PackedManifest]
+) -> None:
+    """One slot; before each step another request for the adapter in it arrives."""
+    busy, rare = pack(1), pack(2)
+    driver = drive(slots=1, starve_after=2.0)
+    for i, manifest in enumerate((busy, rare)):
+        driver.core.take(AddRevision(command_id=i, manifest=manifest))
+    driver.ask("first", busy.rev)
+    driver.until(lambda: "first" in driver.results)
+    driver.ask("rare", rare.rev)
+    for turn in range(2000):
+        driver.ask(f"busy{turn}", busy.rev)
+        driver.ask(f"more{turn}", busy.rev, tokens=[3] * 20)
+        driver.now += 0.05
+        driver.step()
+        if "rare" in driver.results:
+            break
+        driver.core.bell.wait(0.001)
+    assert not driver.results["rare"].code
+
+
+def test_an_aborted_request_has_no_result_and_leaves_no_lease(
+    drive: Callable[..., Driver], pack: Callable[[int], PackedManifest]
+) -> None:
+    driver, manifest = drive(), pack(1)
+    driver.core.take(AddRevision(command_id=1, manifest=manifest))
+    driver.ask("gone", manifest.rev)
+    driver.core.take(AbortPool("gone"))
+    driver.core.take(AbortPool("unheard of"))
+    driver.core.take(RemoveRevision(2, manifest.rev))
+    driver.until(lambda: 2 in driver.answers)
+    assert driver.results == {} and driver.answers == {1: "", 2: ""}
+
+
+def test_a_request_that_waits_beyond_its_deadline_is_told_so(
+    drive: Callable[..., Driver],
+    pack: Callable[[int], PackedManifest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, manifest = drive(), pack(1)
+    monkeypatch.setattr(driver.core.residency, "can_acquire", lambda rev: False)
+    driver.core.take(AddRevision(command_id=1, manifest=manifest))
+    driver.ask("late", manifest.rev, deadline_seconds=3.0)
+    driver.step()
+    driver.now += 2.9
+    driver.step()
+    assert driver.results == {}
+    driver.now += 0.2
+    driver.step()
+    assert driver.results["late"].code == "deadline_exceeded" and driver.core.num_waiting == 0
+
+
+def test_an_adapter_that_cannot_be_read_fails_its_requests_alone(
+    drive: Callable[..., Driver], pack: Callable[[int], PackedManifest], tmp_path: Path
+) -> None:
+    driver, manifest = drive(), pack(1)
+    broken = msgspec.structs.replace(manifest, path=str(tmp_path / "nothing.bin"))
+    driver.core.take(AddRevision(command_id=1, manifest=broken))
+    driver.ask("one", manifest.rev)
+    driver.ask("two", manifest.rev)
+    driver.ask("base")
+    driver.until(lambda: len(driver.results) == 3)
+    assert [driver.results[name].code for name in ("one", "two", "base")] == [
+        "load_failed",
+        "load_failed",
+        "",
+    ]
+
+
+def test_a_file_of_another_layout_is_refused(
+    drive: Callable[..., Driver], pack: Callable[[int], PackedManifest]
+) -> None:
+    driver = drive()
+    other = msgspec.structs.replace(pack(1), layout="0" * 12)
+    driver.core.take(AddRevision(command_id=1, manifest=other))
+    driver.core.take(Load(command_id=2, rev=other.rev))
+    driver.step()
+    assert driver.answers == {1: "load_failed", 2: "model_not_found"}
+
+
+def test_two_requests_of_one_id_are_told_apart_from_each_other(
+    drive: Callable[..., Driver], pack: Callable[[int], PackedManifest]
+) -> None:
+    driver, manifest = drive(), pack(1)
+    driver.core.take(AddRevision(command_id=1, manifest=manifest))
+    driver.ask("same", manifest.rev)
+    driver.step()
+    driver.ask("same")
+    driver.step()
+    assert driver.results["same"].code == "invalid_value" and driver.core.num_waiting == 1
+
+
+def test_tasks_and_revisions_are_mixed_in_one_step(
+    drive: Callable[..., Driver], pack: Callable[[int], PackedManifest]
+) -> None:
+    driver, manifests = drive(), [pack(1), pack(2)]
+    for i, manifest in enumerate(manifests):
+        driver.core.take(AddRevision(command_id=i, manifest=manifest))
+        driver.core.take(Load(command_id=10 + i, rev=manifest.rev))
+    driver.until(lambda: {10, 11} <= driver.answers.keys())
+    wanted = [
+        (task, rev)
+        for task in ("embed", "tokens", "classify")
+        for rev in (None, *(m.rev for m in manifests))
+    ]
+    for n, (task, rev) in enumerate(wanted):
+        driver.ask(f"{n}", rev, task=task, tokens=[4 + n] * (n + 1))
+    steps = driver.core.num_steps
+    driver.step()
+    assert driver.core.num_steps == steps + 1 and len(driver.results) == len(wanted)
+    together = dict(driver.results)
+    for n, (task, rev) in enumerate(wanted):
+        driver.results.clear()
+        driver.ask("alone", rev, task=task, tokens=[4 + n] * (n + 1))
+        driver.step()
+        assert np.array_equal(driver.results["alone"].values, together[f"{n}"].values)
+    assert together["4"].values.shape == (5, HIDDEN)  # type: ignore[union-attr]
+    assert together["7"].logits.shape == (2,)  # type: ignore[union-attr]
