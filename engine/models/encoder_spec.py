@@ -180,7 +180,7 @@ def read_encoder_spec(folder: Path) -> EncoderSpec:
     not know and that is not at its neutral value.
     """
     name, family, config, classifies = identify(read_json(folder / "config.json", required=True))
-    _refuse_variants(config)
+    _refuse_variants(config, family)
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     layers = config.integer("num_hidden_layers", most=MAX_LAYERS)
     positions = config.integer("max_position_embeddings")
@@ -222,12 +222,14 @@ def read_encoder_spec(folder: Path) -> EncoderSpec:
     return spec
 
 
-def _refuse_variants(config: Fields) -> None:
+def _refuse_variants(config: Fields, family: EncoderFamily) -> None:
     quantized = config.take("quantization_config", None)
     if quantized:
         raise config.refusal("quantization_config", "serve the unquantized checkpoint")
     if config.take("position_embedding_type", None) not in (None, "absolute"):
         raise config.refusal("position_embedding_type", "only absolute positions are computed")
+    if family.norm_eps != "layer_norm_eps":  # ModernBERT's files have both, and it reads its own
+        config.take("layer_norm_eps", None)
     for name in _HARMLESS:
         config.take(name, None)
 

@@ -82,6 +82,64 @@ def test_what_would_be_computed_wrongly_is_refused_by_name(
         read_encoder_spec(encoder(**changes))
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        BERT
+        | {  # as MiniLM's, and as Google's first ones
+            "gradient_checkpointing": False,
+            "attention_probs_dropout_prob": 0.1,
+            "hidden_dropout_prob": 0.1,
+            "classifier_dropout": None,
+            "position_embedding_type": "absolute",
+            "directionality": "bidi",
+            "pooler_fc_size": 768,
+            "pooler_num_attention_heads": 12,
+            "pooler_type": "first_token_transform",
+        },
+        {
+            "model_type": "xlm-roberta",
+            "architectures": ["XLMRobertaForSequenceClassification"],
+            "id2label": {"0": "LABEL_0"},
+            "label2id": {"LABEL_0": 0},
+            "layer_norm_eps": 1e-5,
+            "output_past": True,
+            "pad_token_id": 1,
+            "type_vocab_size": 1,
+            "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+        },
+        MODERN
+        | {
+            "architectures": ["ModernBertForMaskedLM"],
+            "hidden_act": ...,
+            "hidden_activation": "gelu",
+            "classifier_activation": "gelu",
+            "classifier_pooling": "mean",
+            "cls_token_id": 1,
+            "decoder_bias": True,
+            "deterministic_flash_attn": False,
+            "global_attn_every_n_layers": 3,
+            "global_rope_theta": 160000.0,
+            "initializer_cutoff_factor": 2.0,
+            "layer_norm_eps": 1e-5,
+            "local_attention": 128,
+            "local_rope_theta": 10000.0,
+            "norm_eps": 1e-5,
+            "position_embedding_type": "absolute",
+            "reference_compile": True,
+            "repad_logits_with_grad": False,
+            "sparse_pred_ignore_index": -100,
+            "sparse_prediction": False,
+            "tie_word_embeddings": True,
+        },
+    ],
+)
+def test_fields_of_published_configs_that_change_nothing_are_let_pass(
+    encoder: Folder, config: dict[str, Any]
+) -> None:
+    assert read_encoder_spec(encoder(**config)).num_layers == 4
+
+
 def test_a_classifier_has_the_labels_that_id2label_names(encoder: Folder) -> None:
     classifier = BERT | {"architectures": ["BertForSequenceClassification"]}
     spec = read_encoder_spec(encoder(**classifier, id2label={"0": "no", "1": "yes", "2": "so"}))
