@@ -23,8 +23,9 @@ def litellm():
 
 
 def options(door, retries=0):
+    """Its own number of retries comes before the client's."""
     if door.socket is not None:
-        return {"client": over_socket(door.socket, max_retries=retries)}
+        return {"client": over_socket(door.socket), "max_retries": retries}
     return {"api_base": f"{door.url}/v1", "api_key": door.key, "max_retries": retries}
 
 

@@ -41,7 +41,7 @@ def test_every_answer_is_as_the_document_says_and_none_is_a_failure(
         f"http://127.0.0.1:{free_ports[admin]}/openapi.json",
         *("--header", f"Authorization: Bearer {key}"),
         *("--seed", "7", "--max-examples", EXAMPLES, "--checks", ",".join(CHECKS)),
-        *("--continue-on-failure", "--no-shrink", "--request-timeout", "30"),
+        *("--continue-on-failure", "--no-shrink", "--request-timeout", "120"),
         *("--suppress-health-check", "all", "--warnings", "off"),
         *("--exclude-path", "/admin/v1/stream"),  # has no end
     ]
