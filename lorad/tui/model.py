@@ -19,6 +19,8 @@ from lorad.wire_stream import Board, Delta
 R = TypeVar("R")
 
 MAX_EVENTS = 2000
+#: Ages grow by themselves for so long, then there has to be news.
+MAX_GROWTH_SECONDS = 10.0
 #: Types of events that the dashboard itself tells.
 RESTARTED, RETURNED = "daemon.restarted", "link.returned"
 #: Told to one reader: some events are gone before it could read them.
@@ -93,7 +95,8 @@ class Model:
         """The board with its ages as they are now; they stand still while frozen or cut off."""
         if self._frozen or self._board is None or not self.link.up:
             return self.board
-        return aged(self._board, self._clock() - self._came)
+        # A daemon that tells nothing may be stuck: its adapters do not idle more and more by that.
+        return aged(self._board, min(self._clock() - self._came, MAX_GROWTH_SECONDS))
 
     @property
     def events(self) -> tuple[EventItem, ...]:

@@ -69,7 +69,7 @@ class ChurnPanel(BoardPanel):
 
     def told(self, board: Board, width: int, height: int) -> list[Line]:
         churn = board.churn
-        said = "came back within 60 s" if width >= 34 else "back in 60 s"
+        said = "came back too soon" if width >= 30 else "too soon"
         names = "  ".join(f"{name} {n}" for name, n in churn.top)
         thrashed: Span = (str(churn.thrashes), "bad" if churn.thrashes else "")
         return [

@@ -53,7 +53,7 @@ SORTS: Mapping[str, Callable[[str, Slot], object]] = {
     "hit": lambda key, row: _best_first(row.hit_tokens, row.query_tokens),
     "life": lambda key, row: _best_first(row.life_hit_tokens, row.life_query_tokens),
     "tok/s": lambda key, row: -row.tokens_per_second,
-    "idle": lambda key, row: -(row.idle_seconds or 0.0),
+    "idle": lambda key, row: -(_idle(row) or 0.0),
 }
 
 
@@ -61,6 +61,11 @@ def _best_first(hit: int, asked: int) -> float:
     """And last of all what was not asked."""
     share = ratio(hit, asked)
     return 1.0 if share is None else -share
+
+
+def _idle(row: Slot) -> float | None:
+    """What runs is not idle, however long ago it was last heard of."""
+    return 0.0 if row.running else row.idle_seconds
 
 
 def listing() -> Listing[Slot]:
@@ -139,7 +144,7 @@ def slot_columns(room: int) -> tuple[Column[Slot], ...]:
         Column("hit", "HIT 60s"[: max(3, hit - 2)].rjust(hit), hit, hit_cell(hit)),
         Column("life", "LIFE", 5, life, right=True, drop=7),
         Column("tok/s", "TOK/S", 5, _number(lambda r: r.tokens_per_second, rate), True, drop=6),
-        Column("idle", "IDLE", 5, _plain(lambda r: age(r.idle_seconds), "faint"), True, drop=1),
+        Column("idle", "IDLE", 5, _plain(lambda r: age(_idle(r)), "faint"), True, drop=1),
     )
 
 

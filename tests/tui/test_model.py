@@ -57,6 +57,9 @@ def test_ages_grow_without_news_and_stand_still_without_a_link(model, boards, cl
     model.take(Whole(boards.small()))
     clock.now += 5
     assert model.shown().slots["hooli/nucleus"].idle_seconds == 46.0
+    clock.now += 60
+    assert model.shown().slots["hooli/nucleus"].idle_seconds == 51.0
+    clock.now -= 60
     model.take(Lost("ECONNREFUSED", 2.0))
     clock.now += 60
     assert model.shown().slots["hooli/nucleus"].idle_seconds == 41.0
