@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 #: Seconds between two pictures that a daemon can be asked for.
 INTERVALS = (0.2, 10.0)
-MAX_SPEED = 1000.0
 NUM_SCREENS = 7
 
 
@@ -163,6 +162,8 @@ def show(source: "Source", look: Look, connect: "Callable[[], LoradClient] | Non
 
 
 def _refuse_nonsense(once: bool, record: Path | None, replay: Path | None, speed: float) -> None:
+    from lorad.tui.replay import MAX_SPEED
+
     if not 0 < speed <= MAX_SPEED:
         raise Usage(f"--speed is above 0, and {MAX_SPEED:.0f} at most")
     if speed != 1 and replay is None:

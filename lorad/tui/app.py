@@ -16,6 +16,7 @@ from lorad.tui.help import Help
 from lorad.tui.ink import LOOKS
 from lorad.tui.keys import KEYS
 from lorad.tui.palette import Action, Palette
+from lorad.tui.replay import Replay
 from lorad.tui.save import save
 from lorad.tui.shell import Settings, Shell
 
@@ -215,7 +216,10 @@ class TopApp(Shell):
         self.say(f"an interval is {INTERVALS[0]:g} to {MAX_INTERVAL:g} seconds")
 
     async def _command_else(self, name: str, rest: str) -> None:
-        """What is done to an adapter; and whatever a key does can be said, too."""
+        """What is done to an adapter or a recording; whatever a key does can be said, too."""
+        if isinstance(self._source, Replay) and (said := self._source.obey(name, rest)):
+            self.say(said)
+            return
         if self.desk.command(name, rest):
             return
         for key in KEYS:

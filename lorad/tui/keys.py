@@ -75,6 +75,8 @@ COMMANDS = (
     (":pin NAME", "also unpin, load, evict, drain, resume; without a name: the selected"),
     (":priority N NAME", "0 to 100; a higher one makes way later"),
     (":drain daemon", "also resume; :reload reads the configuration anew"),
+    (":pause, :step", "a recording: stand still or go on; one message"),
+    (":seek S, :speed N", "a recording: to second S, by +S or -S; N times as fast"),
     (":q", "quit"),
 )
 

@@ -6,6 +6,7 @@ or a full disk, is played as far as it goes.  Knows no daemon.
 """
 
 import gzip
+import math
 import threading
 import time
 import zlib
@@ -23,6 +24,7 @@ from lorad.wire_stream import Board
 
 #: So soon it is seen that somebody paused, stepped or moved.
 SLICE_SECONDS = 0.1
+MAX_SPEED = 1000.0
 #: A board of 256 slots and 500 requests is well below; what is longer is no line of ours.
 MAX_LINE_BYTES = 16 << 20
 
@@ -88,6 +90,27 @@ class Replay:
         with self._control:
             self._target = max(0.0, seconds)
 
+    def obey(self, word: str, rest: str) -> str:
+        """`pause`, `step`, `seek 90`, `seek +10`, `speed 4`: what came of it; "": no such word."""
+        if word == "pause":
+            return "the recording stands still" if self.pause() else "it goes on"
+        if word == "step":
+            self.step()
+            return "one message on"
+        if word not in ("seek", "speed"):
+            return ""
+        number = _number(rest)
+        if number is None:
+            return f"{word} takes a number"
+        if word == "seek":
+            target = max(0.0, number + (self.position if rest[0] in "+-" else 0.0))
+            self.seek(target)
+            return f"at {target:.0f} s"
+        if not 0 < number <= MAX_SPEED:
+            return f"a speed is above 0, and {MAX_SPEED:.0f} at most"
+        self.speed = number
+        return self.title
+
     def messages(self, stop: threading.Event) -> Iterator[Message]:
         """Until the end of the recording, then `Ended`, and again after a `seek` from there."""
         lines, why = self._play(stop), ""
@@ -151,6 +174,14 @@ class Replay:
         with self._control:
             target, self._target = self._target, None
             return target
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text.removesuffix("s"))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 # ----------------------------------------------------------------- reading

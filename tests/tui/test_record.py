@@ -246,6 +246,43 @@ def test_moving_gives_the_whole_board_of_that_moment_and_goes_on_from_there(tape
     assert [next(messages), next(messages)] == [SAID[0], SAID[1]], "and back"
 
 
+@pytest.mark.parametrize(
+    ("word", "rest", "said"),
+    [
+        ("speed", "4", "replay churn.jsonl x4"),
+        ("speed", "0", "a speed is above 0, and 1000 at most"),
+        ("speed", "nan", "speed takes a number"),
+        ("seek", "", "seek takes a number"),
+        ("seek", "2.5s", "at 2 s"),
+        ("seek", "+2", "at 3 s"),
+        ("seek", "-7", "at 0 s"),
+        ("pause", "", "the recording stands still"),
+        ("step", "", "one message on"),
+        ("evict", "x", ""),
+    ],
+)
+def test_it_obeys_words(tape: Path, word: str, rest: str, said: str) -> None:
+    clock = Clock()
+    source = Replay(tape, clock=clock, wait=clock.wait)
+    messages = source.messages(threading.Event())
+    list(islice(messages, 2))
+    assert source.obey(word, rest) == said
+
+
+def test_what_it_was_told_in_words_is_done(tape: Path) -> None:
+    clock = Clock()
+    source = Replay(tape, clock=clock, wait=clock.wait)
+    messages = source.messages(threading.Event())
+    list(islice(messages, 2))
+    source.obey("seek", "+5")
+    assert next(messages) == Whole(apply(SAID[5].board, DELTAS[2]))  # type: ignore[union-attr]
+    source.obey("pause", "")
+    clock.at(clock.now + 9.0, lambda: source.obey("pause", ""))
+    began = clock.now
+    assert next(messages) == SAID[7]
+    assert clock.now - began == pytest.approx(10.0, abs=0.3)
+
+
 def test_after_its_end_one_can_still_go_back(tape: Path) -> None:
     clock = Clock()
     source = Replay(tape, clock=clock, wait=clock.wait)
