@@ -7,7 +7,6 @@ what was taken.  Knows no HTTP.
 """
 
 import asyncio
-import contextlib
 import math
 import secrets
 import time
@@ -24,17 +23,15 @@ from engine.messages import EngineInfo, SamplingParams, Submit
 from lorad.errors import LoradError
 from lorad.service.ask import Ask
 from lorad.service.choice import Choice
-from lorad.service.door import Door, Place
-from lorad.service.gate import STOPPING, Gate
+from lorad.service.gate import Gate
 from lorad.service.generation import Generation, Owner
 from lorad.service.live import Crowd, Live
 from lorad.service.meter import Meter, Span
 from lorad.service.plan import plan
-from lorad.service.rates import Rates, Spending
-from lorad.service.seams import Adapters, AsNamed, Finder, Guide, Limits, Link, Text
-from lorad.service.tenants import ANYBODY, Account, Caller, Forbidden, Tenant, account_of
+from lorad.service.reception import Guest, Reception
+from lorad.service.seams import Adapters, Finder, Guide, Limits, Link, Text
+from lorad.service.tenants import ANYBODY, Account, Caller, Tenant, account_of
 from lorad.service.trace import Trace
-from lorad.spelling import is_reference
 
 T = TypeVar("T")
 
@@ -64,28 +61,23 @@ class RequestService:
     ) -> None:
         self.aborted: Counter[str] = Counter()  # reason -> requests that ended before their end
         self.meter = Meter(clock)
-        self._adapters, self._link, self._text = adapters, link, text
+        self._link, self._text = link, text
         self._limits, self._pool, self._clock = limits, pool, clock
-        self._finder: Finder = finder or AsNamed()
         self._guide, self._trace = guide, trace
         self._fingerprint = f"lorad-{version}-{base_digest[:8]}"
-        self.rates = Rates(clock)
-        self.door = Door(limits, clock)  # sequences that the engine has not answered yet
-        self._gate = gate or Gate()
-        self._starting = 0
+        self.reception = Reception(adapters, limits=limits, finder=finder, gate=gate, clock=clock)
+        self.rates, self.door = self.reception.rates, self.reception.door
         self.crowd = Crowd()
-        self._of: Counter[str | None] = Counter()  # requests by name
-        self._fewer = asyncio.Event()  # set, and replaced, when one has ended
 
     def limit(self, limits: Limits) -> None:
         """For requests that come from now on."""
         self._limits = limits
-        self.door.limit(limits)
+        self.reception.limit(limits)
 
     @property
     def active(self) -> int:
         """Requests that were accepted and have not ended."""
-        return len(self.crowd) + self._starting
+        return self.reception.active
 
     @property
     def waiting(self) -> int:
@@ -116,45 +108,35 @@ class RequestService:
         self, ask: Ask, caller: Caller, received: float, trace: Trace | None
     ) -> Generation:
         deadline = received + min(self._limits.deadline, ask.timeout or math.inf)
-        self._gate.check_open()
-        name = await self._find(_allowed(ask.model, caller), deadline)
-        resolved, info = self._adapters.resolve(name), self.engine()
-        rev = resolved.rev
+        self.reception.check_open()
+        resolved = await self.reception.find(ask.model, caller, deadline)
+        info = self.engine()
         account = account_of(resolved.name, ask.priority, resolved.priority, caller)
         if trace is not None:
-            trace.name, trace.rev, trace.tenant = resolved.name, rev, account.tenant.name
+            trace.name, trace.rev, trace.tenant = resolved.name, resolved.rev, account.tenant.name
         _check_fallback(ask, account.tenant)
-        self.rates.check(account.tenant)
-        with contextlib.ExitStack() as undo:
-            place = self.door.enter(
-                (account.tenant.name, rev, account.priority),
-                ask.num_sequences,
-                seconds=deadline - self._clock(),
-                starts_per_second=self._link.starts_per_second,
-                most=account.tenant.queue,
-            )
-            undo.callback(place.close)
-            spending = self.rates.begin(account.tenant)
-            if spending is not None:
-                undo.callback(spending.end)
-            if rev is not None:
-                self._adapters.lease(rev)
-                undo.callback(self._adapters.release, rev)
-            self._of[resolved.name] += 1
-            undo.callback(self._leave, resolved.name)
-            self._begin()
-            undo.callback(self._end)
-            text, prompts = await self._in_pool(partial(self._prepare, ask, rev))
+        guest = self.reception.admit(
+            resolved,
+            account,
+            ask.num_sequences,
+            deadline=deadline,
+            starts_per_second=self._link.starts_per_second,
+        )
+        try:
+            text, prompts = await self._in_pool(partial(self._prepare, ask, guest.rev))
             ends = _ends(ask, text, info)
             ask = await self._guided(ask, info)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
-            closed = partial(self._closed, spending, trace)
-            generation = self._generation(ask, rev, place, closed, text, prompts, ends, deadline)
-            self.crowd.enter(generation, Live(resolved.name, account, received))
-            undo.pop_all()  # from here on the generation gives back
-        self._starting -= 1
-        if spending is not None:
-            spending.follow(lambda: generation.usage().total)
+            closed = partial(self._closed, guest, trace)
+            generation = self._generation(ask, guest, closed, text, prompts, ends, deadline)
+        except BaseException:
+            guest.leave()
+            raise
+        # From here on the generation gives back.
+        self.crowd.enter(generation, Live(resolved.name, account, received))
+        guest.fail = generation.fail
+        if guest.spending is not None:
+            guest.spending.follow(lambda: generation.usage().total)
         try:
             sequences = self._submit(
                 generation, resolved.name, account, sampling, received, deadline
@@ -171,11 +153,11 @@ class RequestService:
     # ----------------------------------------------------------------- beside generating
     def named(self, model: str) -> str:
         """The adapter's own name, where `model` is a reference to one that is here."""
-        return self._finder.known(model)
+        return self.reception.named(model)
 
     def resolve(self, model: str, caller: Caller = ANYBODY) -> str | None:
         """The revision that `model` means; raises what `start` would, which may pull it first."""
-        return self._adapters.resolve(self.named(_allowed(model, caller))).rev
+        return self.reception.resolve(model, caller).rev
 
     def engine(self) -> EngineInfo:
         """The engine's facts; raises while it cannot take requests."""
@@ -187,23 +169,18 @@ class RequestService:
     async def with_text(self, model: str, work: Callable[[Text], T], caller: Caller = ANYBODY) -> T:
         """`work` in a worker thread, on the text of what `model` means; the files that it reads
         stay until it has ended."""
-        rev = self.resolve(await self._find(_allowed(model, caller)))
-        if rev is None:
-            return await self._in_pool(lambda: work(self._text(None)))
-        self._adapters.lease(rev)
-        try:
+        rev = (await self.reception.find(model, caller)).rev
+        with self.reception.leased(rev):
             return await self._in_pool(lambda: work(self._text(rev)))
-        finally:
-            self._adapters.release(rev)
 
     # ----------------------------------------------------------------- the daemon's hand
     def drain(self) -> None:
         """From now on new requests answer 503 `draining`; running ones go on."""
-        self._gate.closed = STOPPING
+        self.reception.drain()
 
     def running(self, name: str | None = None) -> int:
         """Requests of that adapter that have not ended; None: `active`."""
-        return self.active if name is None else self._of[name]
+        return self.reception.running(name)
 
     async def wait_idle(self, timeout: float) -> bool:
         """True once no request is left, False after `timeout` seconds."""
@@ -211,11 +188,7 @@ class RequestService:
 
     async def wait_until_idle(self, seconds: float, name: str | None = None) -> bool:
         """The same, of one adapter."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self.running(name):
-                    await self._fewer.wait()
-        return not self.running(name)
+        return await self.reception.wait_until_idle(seconds, name)
 
     def abort_all(self, code: str, message: str) -> None:
         """End every running request with an error that its client gets to see."""
@@ -223,54 +196,18 @@ class RequestService:
 
     def cancel(self, code: str, message: str, name: str | None = None) -> int:
         """The same, of one adapter or None: of all; how many."""
-        chosen = [g for g, its in self.crowd if name in (None, its.name)]
-        for generation in chosen:
-            self.meter.aborted_by_drain += code == "draining"
-            generation.fail(LoradError(code, message))
-        return len(chosen)
+        count = self.reception.cancel(code, message, name)
+        self.meter.aborted_by_drain += count if code == "draining" else 0
+        return count
 
     # ----------------------------------------------------------------- accounts
-    def _begin(self) -> None:
-        self._starting += 1
-
-    def _end(self) -> None:
-        self._starting -= 1
-        self._note_idle()
-
-    def _closed(
-        self, spending: Spending | None, trace: Trace | None, generation: Generation
-    ) -> None:
+    def _closed(self, guest: Guest, trace: Trace | None, generation: Generation) -> None:
         if trace is not None:
             trace.close(self._clock(), generation)
-        if spending is not None:
-            spending.end()
-        self._leave(self.crowd.leave(generation).name)
-        if generation.rev is not None:
-            self._adapters.release(generation.rev)
-        self._note_idle()
-
-    def _leave(self, name: str | None) -> None:
-        self._of[name] -= 1
-        if not self._of[name]:
-            del self._of[name]
-
-    def _note_idle(self) -> None:
-        fewer, self._fewer = self._fewer, asyncio.Event()
-        fewer.set()
+        self.crowd.leave(generation)
+        guest.leave()
 
     # ----------------------------------------------------------------- steps of start
-    async def _find(self, model: str, deadline: float | None = None) -> str:
-        """The name behind a model.  Who waits for a pull counts as active, but stands in no queue:
-        nobody who could run is kept out."""
-        if not is_reference(model):
-            return model
-        seconds = self._limits.deadline if deadline is None else deadline - self._clock()
-        self._begin()
-        try:
-            return await self._finder.find(model, seconds)
-        finally:
-            self._end()
-
     async def _in_pool(self, work: Callable[[], T]) -> T:
         """Tokenising takes milliseconds that belong to nobody else's stream."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -299,15 +236,14 @@ class RequestService:
     def _generation(
         self,
         ask: Ask,
-        rev: str | None,
-        place: Place,
+        guest: Guest,
         closed: Callable[[Generation], None],
         text: Text,
         prompts: list[tuple[int, ...]],
         ends: frozenset[int],
         deadline: float,
     ) -> Generation:
-        unique = secrets.token_hex(8)
+        unique, rev = secrets.token_hex(8), guest.rev
         choices = []
         for index in range(ask.num_sequences):
             prompt = prompts[index // ask.n]
@@ -323,7 +259,7 @@ class RequestService:
                 )
             )
         generation = Generation(
-            Owner(self._link.abort, place.leave, closed),
+            Owner(self._link.abort, guest.place.leave, closed),
             ask,
             rev=rev,
             fingerprint=f"{self._fingerprint}-{rev[:8] if rev else 'base'}",
@@ -370,14 +306,6 @@ class RequestService:
             spans.append(span)
             self._link.submit(submit, span)
         return spans
-
-
-def _allowed(model: str, caller: Caller) -> str:
-    """`model`, unless it is not for this caller: then it is as unknown as any other name, and takes
-    as long to be, whether it exists or not."""
-    if not caller.may(model):
-        raise Forbidden(model, caller.who)
-    return model
 
 
 def _check_fallback(ask: Ask, tenant: Tenant) -> None:
