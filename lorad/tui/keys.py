@@ -35,7 +35,9 @@ KEYS: tuple[Key, ...] = (
     Key("l", "l", "act('load')", "load it onto the GPU", 6, "load", changes=True),
     Key("e", "e", "act('evict')", "evict it from the GPU", 7, "evict", changes=True),
     Key("d", "d", "act('drain')", "drain: no new requests for it", 8, "drain", changes=True),
-    Key("x", "x", "act('cancel')", "cancel its drain, or the request", 9, "cancel", changes=True),
+    Key(
+        "x", "x", "act('cancel')", "cancel its drain: new requests again", 9, "cancel", changes=True
+    ),
     Key("space", "space", "freeze", "freeze what is shown, or go on", 10, "freeze"),
     Key("y", "y", "copy_name", "copy the name", 11, "copy"),
     Key("Y", "Y", "copy_row", "copy the row as JSON"),

@@ -28,6 +28,7 @@ _DAEMON = (
     ("reload the configuration", "reload"),
 )
 _MAX_NAMES = 8
+_MAX_WORDS, _MAX_FOUND = 3, 50  # that are asked for, and of each
 
 
 class Palette(Sheet[Action]):
@@ -62,6 +63,11 @@ class Palette(Sheet[Action]):
         if not self.top.read_only:
             rows += [(said, "", ("", "act", (verb, ""))) for said, verb in _DAEMON]
         words = self._input.value.lower().split()
+        number = next((word for word in words if word.isdecimal() and len(word) < 4), "")
+        name = self.top.desk.target
+        if number and name and not self.top.read_only:
+            what = f"priority {number} for {name}"
+            rows.append((what, "", ("", "act", ("priority", name, int(number)))))
         rows = [row for row in rows if all(word in row[0].lower() for word in words)]
         return rows + [(name, "adapter", ("", "adapter", (name,))) for name in self._names(words)]
 
@@ -96,10 +102,11 @@ class Palette(Sheet[Action]):
         office = self.top.office
         if office is None or not words or not self.top.model.link.up:
             return
-        longest = max(words, key=len)
 
         def call(client: Client) -> tuple[str, ...]:
-            return tuple(row.name for row in client.adapters(q=longest, limit=50).items)
+            """The daemon looks for one word at a time."""
+            pages = [client.adapters(q=word, limit=_MAX_FOUND) for word in words[:_MAX_WORDS]]
+            return tuple(row.name for page in pages for row in page.items)
 
         def take(answer: Answer[tuple[str, ...]]) -> None:
             self._found = answer.value or ()

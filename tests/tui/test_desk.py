@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from textual.widgets import Input
 
 from lorad import wire
 from lorad.caller import Unreachable
@@ -204,12 +205,15 @@ def test_a_drawer_without_an_answer_says_why(play, boards, daemon):
 
 def test_the_palette_finds_adapters_by_name_and_opens_them(play, boards, daemon):
     async def act(stage):
-        await stage.press("ctrl+p", *"alfred")
+        await stage.press("ctrl+p")
+        stage.app.screen.query_one(Input).value = "alfred"
+        await stage.pilot.pause()
         assert "wayne/alfred" in stage.text()
         await stage.press("enter")
         await shows(stage, "SERVED")
         assert stage.app.desk.target == "wayne/alfred"
-        await stage.press("escape", "ctrl+p", *"00123")  # it is not on the GPU
+        await stage.press("escape", "ctrl+p")
+        stage.app.screen.query_one(Input).value = "adapter 00123"  # it is not on the GPU
         await shows(stage, "tenant04/adapter-00123")
         await stage.press("enter")
         await shows(stage, "SERVED")
