@@ -6,6 +6,7 @@ nothing of requests.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 
@@ -33,8 +34,23 @@ def is_card(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+class PlannerLimits(Protocol):
+    """Of a configuration: how many slots there are, and what the largest step is."""
+
+    @property
+    def slots(self) -> int: ...
+    @property
+    def max_rank(self) -> int: ...
+    @property
+    def max_batch_tokens(self) -> int: ...
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def deterministic(self) -> bool: ...
+
+
 def make_planner(
-    config: EngineConfig,
+    config: PlannerLimits,
     arena: Arena,
     rows: Mapping[int, SlotRow],
     manifest_of: Callable[[str], PackedManifest],

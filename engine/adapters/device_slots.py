@@ -145,6 +145,8 @@ def most_blocks(layout: BlockLayout, max_rank: int) -> int:
     total = 0
     most = PackedModule(0, "", max_rank, 0.0, bias=True, gain=True)
     for dims in layout.shapes.dims:
+        if not all(dims):  # a module that this base lacks
+            continue
         for rows, d in zip((max_rank, most.b_rows), dims, strict=True):
             per_block = units // _units(d, layout)
             total += -(-rows // per_block) if per_block else 0

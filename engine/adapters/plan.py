@@ -84,17 +84,26 @@ class StepPlanner:
         return LoraMeta(segments, {s.slot: self._current(s.slot) for s in segments})
 
     def of_runs(self, runs: Iterable[tuple[int, int]]) -> LoraMeta | None:
-        """A plan without a device, of (rows, slot) that lie side by side; slot -1 = the base model.
-        None if all are the base's."""
-        assert self._device is None, "steps of the kernels are planned by `meta`"
+        """A plan of (rows, slot) that lie side by side, for steps that are not packed by a Batcher;
+        slot -1 = the base model.  None if all are the base's."""
         segments, row = [], 0
         for count, slot in runs:
             if slot >= 0:
                 segments.append(Segment(row, row + count, slot))
             row += count
-        if not segments:
+        joined = join(segments)
+        if not joined:
             return None
-        return LoraMeta(join(segments), {s.slot: self._current(s.slot) for s in segments})
+        if self._device is None:
+            return LoraMeta(joined, {s.slot: self._current(s.slot) for s in joined})
+        for segment in joined:
+            self._put(self._device, segment.slot)
+        told = [(s.start, s.end - s.start, s.slot) for s in joined]
+        return self._device.send(np.array(told, dtype=np.int64).T, row)
+
+    def ends_of(self, slot: int) -> Pairs:
+        """What the adapter in `slot`, which was planned for in this step, has behind the layers."""
+        return self._ends.get(slot, {})
 
     def alone(self, slot: int, rows: int) -> LoraMeta:
         """A plan of `rows` rows of `slot` alone, in an upload of its own: the steps' plans stay."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.kernels.elementwise import activate, layer_norm, rotate
+from engine.kernels.lora import lora_begin
 from engine.kernels.lora_meta import LoraMeta
 from engine.kernels.ragged_attention import Ragged, ragged_attention
 from engine.models import weights
@@ -140,6 +141,8 @@ class Encoder(nn.Module):
 
         `types` None: all of type 0, as without a second text.  `lora` None: base rows only.
         """
+        if lora is not None:
+            lora_begin(lora)
         x = self._embed(tokens, positions, types)
         turns = [rotary(positions) for rotary in self.rotaries]
         for layer, which in zip(self.layers, self.rotary_of, strict=True):

@@ -59,7 +59,7 @@ class StepRunner:
             elif task == "tokens":
                 self._tokens(batch, members, hidden, told)
             else:
-                self._classify(batch, members, hidden, told, logits, lora)
+                self._classify(batch, members, hidden, told, logits)
         return [
             PoolResult(
                 request_id=p.item.request.request_id,
@@ -122,22 +122,17 @@ class StepRunner:
         hidden: Sequence[Tensor],
         told: dict[int, Tensor],
         logits: dict[int, Tensor],
-        lora: LoraMeta | None,
     ) -> None:
         for slot, some in _groups(members, lambda i: batch[i].slot).items():
-            own, pair = self._head_of(slot, lora)
+            own, pair = self._head_of(slot)
             found = self.head.logits([hidden[i] for i in some], own, pair)
             rule = self.pooler.spec.score_rule(found.shape[1])
             for i, raw, score in zip(some, found, scores(found, rule), strict=True):
                 logits[i], told[i] = raw, score
 
-    def _head_of(
-        self, slot: int, lora: LoraMeta | None
-    ) -> tuple[dict[str, Tensor], LoraRows | None]:
+    def _head_of(self, slot: int) -> tuple[dict[str, Tensor], LoraRows | None]:
         """What the adapter in `slot` has of a head: parts, and a pair on its dense layer."""
-        if slot < 0 or lora is None:
-            return {}, None
-        spec, pairs = self.encoder.spec, lora.slots[slot]
+        spec, pairs = self.encoder.spec, self.planner.ends_of(slot)
         own: dict[str, Tensor] = {}
         for part in spec.head.parts:
             rows = pairs.get((spec.num_layers, f"{part}.rows"))

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from engine.adapters.orders import AdapterCommand
-from engine.adapters.plan import StepPlanner
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
+from engine.assembly import make_planner
 from engine.errors import EngineError
 from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
@@ -75,8 +77,14 @@ class PoolingCore:
             base=machine.info.base,
             max_rank=self.config.max_rank,
         )
-        # The kernels' plans are made for a decoder's steps; encoders take the torch path.
-        planner = StepPlanner(machine.arena, slots.rows, lambda rev: self.residency.manifest(rev))
+        # An input that is longer than the budget has a step for itself.
+        largest = max(self.config.max_batch_tokens, self.config.max_length)
+        planner = make_planner(
+            replace(self.config, max_batch_tokens=largest),
+            machine.arena,
+            slots.rows,
+            lambda rev: self.residency.manifest(rev),
+        )
         self._runner = StepRunner(machine.encoder, machine.pooler, machine.head, planner)
         self._admission = Admission(self.config, machine.spec, machine.pooler, machine.head)
         self._queue = Queue(self.config.max_batch_tokens, self.config.max_num_seqs)

@@ -107,8 +107,9 @@ class Driver:
 
     def __init__(self, model: Path, **options: Any) -> None:
         small = {"adapter_pool": 1 << 20, "ram_cache": 1 << 20, "device": "cpu"}
-        self.now = 100.0
-        config = PoolingConfig(model=str(model), deterministic=True, **small | options)
+        self.now, self.tick = 100.0, 0.0  # seconds that `until` lets pass with each step
+        told = {"deterministic": True} | small | options
+        config = PoolingConfig(model=str(model), **told)
         self.core = PoolingCore(config, clock=lambda: self.now)
         self.results: dict[str, PoolResult] = {}
         self.events: list[tuple[str, str]] = []
@@ -126,6 +127,7 @@ class Driver:
         end = time.monotonic() + DEADLINE
         while not done():
             assert time.monotonic() < end, "it does not come to an end"
+            self.now += self.tick
             self.step()
             if self.core.idle:
                 self.core.wait()

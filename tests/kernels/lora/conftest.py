@@ -40,6 +40,8 @@ SHAPES = {
     "smollm2": dims(576, 576, 192, 1536),
     "odd": dims(192, 160, 40, 100),
     "even": dims(256, 256, 128, 512),
+    # An encoder's MLP without a gate: its first half is 0 wide.
+    "ungated": (*dims(192, 192, 192, 320)[:4], (192, 0), (192, 320), (320, 192)),
 }
 
 
