@@ -257,10 +257,18 @@ class AdapterService:
     async def remove(
         self, name: str, *, keep_files: bool = False, forget: bool = False
     ) -> wire.Removed:
-        """Take the name away; its requests in flight end on what they have.
+        """Take the name away; its requests in flight end on what they have.  If it waits to be
+        packed, it need not be any more.
 
         The content stays away too until its source changes; `forget`: the source itself is gone.
         """
+        with self._names.catalog.leaving(name):
+            try:
+                return await self._remove(name, keep_files, forget)
+            finally:
+                self._go_on_if_it_stayed(name)
+
+    async def _remove(self, name: str, keep_files: bool, forget: bool) -> wire.Removed:
         async with self._change(name):
             record = self._names.known(name)
             rev = record.serving_rev
@@ -274,6 +282,12 @@ class AdapterService:
         await self.refresh()
         self.on_removed(name)
         return wire.Removed(name=name, rev=rev)
+
+    def _go_on_if_it_stayed(self, name: str) -> None:
+        """A disk that is full, say, kept the name, whose packing may have been left out."""
+        entry = self._names.catalog.get(name)
+        if entry is not None and entry.candidate is not None and self._link.info is not None:
+            self._tasks.spawn(self.finishing.finish(entry))
 
     async def flush(self) -> None:
         """Write the times of last use."""

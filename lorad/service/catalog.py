@@ -7,6 +7,7 @@ registry is the truth, and `AdapterService` is the only writer here.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -36,6 +37,7 @@ class Catalog:
         self._sources: dict[str, set[str]] = {}  # reference -> names that serve its content
         self._candidates: Counter[str] = Counter()
         self._leases: Counter[str] = Counter()
+        self._leaving: Counter[str] = Counter()  # names that somebody waits to remove
         self._last_name: dict[str, str] = {}  # how a revision without a name is called in events
         for entry in entries:
             self.put(entry)
@@ -109,6 +111,29 @@ class Catalog:
     def referenced(self, rev: str) -> bool:
         """Does a name serve it, or is it about to?"""
         return rev in self._names or rev in self._candidates
+
+    @contextmanager
+    def leaving(self, name: str) -> Iterator[None]:
+        """Meanwhile it is known that `name` goes, though whoever has its lock may not know it."""
+        self._leaving[name] += 1
+        try:
+            yield
+        finally:
+            self._leaving[name] -= 1
+            if not self._leaving[name]:
+                del self._leaving[name]
+
+    def is_leaving(self, name: str) -> bool:
+        return name in self._leaving
+
+    def needed(self, rev: str) -> bool:
+        """Will anybody ask for it: a request that is here, or a name that stays?"""
+        if self._leases[rev] or not self._leaving:
+            return bool(self._leases[rev]) or self.referenced(rev)
+        return any(
+            rev in (entry.rev, entry.candidate) and name not in self._leaving
+            for name, entry in self._entries.items()
+        )
 
     def forget(self, rev: str) -> None:
         """A retired revision is gone from the engine and the store."""

@@ -46,7 +46,7 @@ class Finishing:
         """For a new engine: pinned adapters and replacements now; what else is unfinished goes on
         behind.  Who was told that a name is replaced must not meet the old revision again."""
         first = [entry for entry in self._names.catalog if entry.pinned or entry.replaced]
-        await asyncio.gather(*(self._finish(entry) for entry in first))
+        await asyncio.gather(*(self.finish(entry) for entry in first))
         await self._revisions.revival.bring_up()
         await self._refresh()
         self._tasks.spawn(self._finish_the_rest())
@@ -55,10 +55,10 @@ class Finishing:
         whole = await self._revisions.files.packed_already()
         for entry in self._names.catalog:
             if entry.candidate is not None or entry.rev not in whole:
-                await self._finish(entry)
+                await self.finish(entry)
                 await asyncio.sleep(0)  # thousands of looks at the registry, a request between two
 
-    async def _finish(self, entry: Entry) -> None:
+    async def finish(self, entry: Entry) -> None:
         """A candidate that was cut short takes its name; a revision gets its packed file."""
         try:
             if entry.candidate is not None:
@@ -67,7 +67,8 @@ class Finishing:
             elif entry.rev is not None:
                 await self._revisions.files.pack_ahead(entry.rev)
         except LoradError as error:
-            if entry.rev is not None and error.code not in LATER:
+            leaving = self._names.catalog.is_leaving(entry.name)
+            if entry.rev is not None and error.code not in LATER and not leaving:
                 self._revisions.news.publish(
                     "adapter.unfinished", entry.rev, "warn", error.code, error.message
                 )

@@ -115,6 +115,7 @@ class Inbox:
         self._adapters, self._names, self._intake = adapters, names, intake
         self._events, self._tasks, self._memory = events, tasks, memory
         self._copy, self._on_delete = copy, on_delete
+        self._leaving: set[Path] = set()  # gone, and their adapters with them, once they may
         self._told: dict[Path, str] = {}  # folder -> why it could not be taken at the last attempt
         self._loop = asyncio.get_running_loop()
         self._locks: weakref.WeakValueDictionary[Path, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -152,6 +153,8 @@ class Inbox:
                 if seen is None or not seen.filed_as:
                     fresh = Seen(folder.name, folder.signature, options)
                     self._memory.put(folder.path, fresh)
+                if folder.path in self._leaving:  # before it is packed, which may be much work
+                    self._tasks.spawn(self._remove_ahead(folder.name))
 
             try:
                 filed_as = await self._take(folder, seen, registered)
@@ -225,6 +228,34 @@ class Inbox:
 
         `with_inbox`: the inbox went, which nobody means who unmounts or moves it: all goes on.
         """
+        removes = self._on_delete == "remove" and not with_inbox
+        if removes and self._lock(path).locked():
+            self._leaving.add(path)
+            seen = self._memory.get(path)
+            if seen is not None and not seen.filed_as:
+                await self._remove_ahead(seen.name)
+        try:
+            await self._lose(path, removes=removes, with_inbox=with_inbox)
+        finally:
+            self._leaving.discard(path)
+
+    async def _remove_ahead(self, name: str) -> None:
+        """While its folder is still being taken.  If it fails, `_lose` comes to it once more."""
+        record = self._names.registry.get(name)
+        if record is not None and record.source == SOURCE:
+            try:
+                await self._remove(name)
+            except LoradError as error:
+                log.info("inbox: %s stays until it is packed: %s", name, error)
+
+    async def _remove(self, name: str) -> None:
+        try:
+            await self._adapters.remove(name, forget=True)
+        except LoradError as error:
+            if error.code != "model_not_found":  # somebody was faster
+                raise
+
+    async def _lose(self, path: Path, *, removes: bool, with_inbox: bool) -> None:
         async with self._lock(path):
             seen = self._memory.get(path)
             self._memory.drop(path)
@@ -237,9 +268,8 @@ class Inbox:
             record = self._names.registry.get(seen.name)
             if record is None or record.source != SOURCE:
                 return
-            removes = self._on_delete == "remove" and not with_inbox
             if removes or record.stored_state == State.QUARANTINED:
-                await self._adapters.remove(seen.name, forget=True)
+                await self._remove(seen.name)
             else:
                 cause = "inbox" if with_inbox else "deleted"
                 self._events.publish("adapter.source_gone", name=seen.name, cause=cause)

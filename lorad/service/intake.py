@@ -120,11 +120,20 @@ class Intake:
         was just copied into the inbox keeps packers busy for minutes."""
         return self._packers.wanted(rev)
 
-    async def pack(self, rev: str, layout: str, num_bytes: int = 0) -> PackedManifest:
+    async def pack(
+        self,
+        rev: str,
+        layout: str,
+        num_bytes: int = 0,
+        *,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> PackedManifest:
         """Write the packed file of `rev`, of about `num_bytes`, beside its files; recording it
-        makes it last."""
+        makes it last.  Unless it is `wanted` when its turn comes: then model_not_found."""
         folder = self.store.path(rev)
         async with self._packers.place(rev):
+            if not wanted():
+                raise LoradError("model_not_found", f"{rev[:12]} was removed before it was packed")
             try:
                 with await self._reserved(num_bytes):
                     manifest = await self._pack(folder, folder)

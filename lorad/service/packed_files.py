@@ -7,6 +7,7 @@ first if they left.  Whoever asks holds the revision (`shelf.py`); the engine is
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ class PackedFiles:
         """Write its packed file, and record it."""
         rev = record.rev
         estimate = record.packed_estimate(info)
-        manifest = await self._intake.pack(rev, record.stream(info), estimate)
+        wanted = partial(self._catalog.needed, rev)
+        manifest = await self._intake.pack(rev, record.stream(info), estimate, wanted=wanted)
         recorded = self._registry.record_packed(
             rev, manifest.layout, num_blocks=manifest.num_blocks, true_bytes=manifest.true_bytes
         )

@@ -168,7 +168,7 @@ class Registration:
             if old is not None and self._revisions.resident(old):
                 await self._load_beside(rev)
         except LoradError as error:
-            if error.code in LATER:
+            if error.code in LATER or self._names.catalog.is_leaving(name):
                 return
             if error.code in _ITS_FAULT:
                 await self._reject(name, rev, error)

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import shutil
+import threading
 
 import pytest
 
@@ -216,6 +217,77 @@ def test_a_folder_that_goes_takes_its_adapter_along_if_so_configured(world):
         assert w.adapters.resolve("a1").rev == w.rev(1)
 
     world(scenario)
+
+
+@pytest.mark.parametrize("when", ["it waits for a packer", "it is copied"])
+def test_a_folder_that_goes_before_it_is_packed_is_not_packed(world, when):
+    async def scenario(w):
+        w.inbox._on_delete = "remove"
+        busy, copying = asyncio.Event(), threading.Event()
+        for other in ("x", "y"):  # both packers
+            w.tasks.spawn(occupy(w, other, busy))
+        await asyncio.sleep(0)
+        if when == "it is copied":
+            whole = w.inbox._copy
+            w.inbox._copy = lambda path, staging: (copying.wait(30), whole(path, staging))
+        w.folder(1)
+        folder = report(w, 1)
+        taking = w.tasks.spawn(w.inbox.take(folder))
+        if when != "it is copied":
+            await until(lambda: w.rev(1) in w.intake._packers._waiting)
+        else:
+            await until(w.inbox._lock(folder.path).locked)
+        losing = w.tasks.spawn(w.inbox.lose(folder.path))
+        await until(lambda: folder.path in w.inbox._leaving)
+        copying.set()
+        await until(lambda: w.catalog.is_leaving("a1"))
+        busy.set()
+        await taking
+        await losing
+        assert w.packed == []
+        assert "adapter.not_loaded" not in w.types("a1")
+        assert w.inbox._leaving == set() and w.inbox._memory.folders == {}
+        await w.inbox.take(report(w, 1, signature="s2"))  # and once it is back, it is one again
+        assert w.adapters.resolve("a1").rev == w.rev(1)
+
+    world(scenario)
+
+
+def test_one_whose_removal_fails_is_packed_after_all(world, monkeypatch):
+    async def scenario(w):
+        busy = asyncio.Event()
+        for other in ("x", "y"):
+            w.tasks.spawn(occupy(w, other, busy))
+        await asyncio.sleep(0)
+        w.folder(1)
+        taking = w.tasks.spawn(w.inbox.take(report(w, 1)))
+        await until(lambda: w.rev(1) in w.intake._packers._waiting)
+
+        def full(name, tombstone):
+            raise LoradError("insufficient_storage", "the disk is full")
+
+        monkeypatch.setattr(w.registry, "remove", full)
+        removing = w.tasks.spawn(w.adapters.remove("a1"))
+        await until(lambda: w.catalog.is_leaving("a1"))
+        busy.set()
+        await taking
+        with pytest.raises(LoradError, match="the disk is full"):
+            await removing
+        await until(lambda: w.catalog.get("a1").rev == w.rev(1))
+        assert w.packed == [w.rev(1)]
+
+    world(scenario)
+
+
+async def occupy(w, key, busy):
+    async with w.intake._packers.place(key):
+        await busy.wait()
+
+
+async def until(true):
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.001)
 
 
 def test_a_full_disk_is_tried_again_and_files_nothing(world):
