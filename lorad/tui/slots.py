@@ -6,7 +6,19 @@ Goes in: the board's slots.  Comes out: cells.  A state is a word before it is a
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from lorad.tui.draw import UNKNOWN, Glyphs, age, bar, percent, rate, ratio, size
+from lorad.tui.draw import (
+    UNKNOWN,
+    Glyphs,
+    age,
+    bar,
+    count,
+    duration,
+    percent,
+    rate,
+    ratio,
+    size,
+    sparkline,
+)
 from lorad.tui.grid import Column, Grid
 from lorad.tui.model import Listing
 from lorad.tui.panel import Line, Span
@@ -19,8 +31,11 @@ STATE_INKS: Mapping[str, str] = {
     "quarantined": "bad",
     "missing": "bad",
 }
-#: Columns of the terminal below which those of the table are in short forms, and in shorter ones.
-NARROW, ROOMY = 76, 100
+#: Columns of the terminal below which those of the table are in shorter forms, and from which on
+#: there are more of them.
+NARROW, ROOMY, WIDE = 76, 100, 150
+_ONLY_WIDE = ("hits", "saved", "loads", "evict")
+_HISTORY = 12
 _LOW_HIT = 0.25
 
 Cell = Callable[[str, Slot, Glyphs], Line]
@@ -52,7 +67,10 @@ SORTS: Mapping[str, Callable[[str, Slot], object]] = {
     "wait": lambda key, row: -row.waiting,
     "hit": lambda key, row: _best_first(row.hit_tokens, row.query_tokens),
     "life": lambda key, row: _best_first(row.life_hit_tokens, row.life_query_tokens),
+    "saved": lambda key, row: -row.saved_seconds,
     "tok/s": lambda key, row: -row.tokens_per_second,
+    "loads": lambda key, row: -row.loads,
+    "evict": lambda key, row: -row.evictions,
     "idle": lambda key, row: -(_idle(row) or 0.0),
 }
 
@@ -125,12 +143,17 @@ def _number(value: Callable[[Slot], float], text: Callable[[float], str] = str) 
     return cell
 
 
+def hits_cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
+    """The hit rate as it went, each cell of some seconds; a gap where nothing was asked."""
+    return ((sparkline(row.hits_history, _HISTORY, glyphs, top=100), "kv_cached"),)
+
+
 @cache
 def slot_columns(room: int) -> tuple[Column[Slot], ...]:
-    """All of them; of `room` 2 as they are, of 1 and 0 in short forms."""
-    pin, hit, name = ((1, 5, 20), (1, 9, 28), (3, 13, 22))[room]
+    """All of them: of `room` 3 with what only a wide screen has place for, of 1 and 0 shortened."""
+    pin, hit, name = ((1, 5, 20), (1, 9, 28), (3, 13, 22), (3, 19, 30))[room]
     life = _plain(lambda r: percent(ratio(r.life_hit_tokens, r.life_query_tokens)), "faint")
-    return (
+    columns: tuple[Column[Slot], ...] = (
         Column("slot", "SLOT", 4, _plain(lambda r: _or(r.slot), "faint")),
         Column("name", "NAME", name, lambda key, row, glyphs: ((key, ""),), grow=True),
         Column("rev", "REV", 6, _plain(lambda r: r.rev[:6], "faint"), drop=2),
@@ -142,10 +165,19 @@ def slot_columns(room: int) -> tuple[Column[Slot], ...]:
         Column("run", "RUN", 4, _number(lambda r: r.running), right=True),
         Column("wait", "WAIT", 4, _number(lambda r: r.waiting), right=True),
         Column("hit", "HIT 60s"[: max(3, hit - 2)].rjust(hit), hit, hit_cell(hit)),
+        Column("hits", "HISTORY".rjust(_HISTORY), _HISTORY, hits_cell, drop=8),
         Column("life", "LIFE", 5, life, right=True, drop=7),
+        Column("saved", "SAVED", 6, _number(lambda r: r.saved_seconds, _saved), True, drop=9),
         Column("tok/s", "TOK/S", 5, _number(lambda r: r.tokens_per_second, rate), True, drop=6),
+        Column("loads", "LOADS", 5, _number(lambda r: r.loads, count), True, drop=10),
+        Column("evict", "EVICT", 5, _number(lambda r: r.evictions, count), True, drop=11),
         Column("idle", "IDLE", 5, _plain(lambda r: age(_idle(r)), "faint"), True, drop=1),
     )
+    return columns if room == 3 else tuple(c for c in columns if c.key not in _ONLY_WIDE)
+
+
+def _saved(seconds: float) -> str:
+    return duration(seconds) if seconds else "0"
 
 
 def _or(number: int | None) -> str:
@@ -166,9 +198,8 @@ class SlotsPanel(Grid[Slot]):
         self.repaint()
 
     def columns_at(self, width: int) -> tuple[Column[Slot], ...]:
-        if self.wide:
-            return slot_columns(2)
-        return slot_columns(sum(width >= least for least in (NARROW, ROOMY)))
+        room = sum(width >= least for least in (NARROW, ROOMY, WIDE))
+        return slot_columns(3 if self.wide else room)
 
     def title(self) -> Line:
         board = self.top.shown

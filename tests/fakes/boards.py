@@ -71,6 +71,10 @@ def busy(name: str, place: int, running: int, hit: int, asked: int, **fields: ob
         "life_hit_tokens": hit * 9,
         "life_query_tokens": asked * 10,
         "tokens_per_second": running * 216.0,
+        "hits_history": (None, None, *(min(100, hit * 90 // asked + i) for i in range(10))),
+        "saved_seconds": hit / 900.0,
+        "loads": 1 + running % 3,
+        "evictions": running % 3,
         "idle_seconds": 0.0,
     }
     return slot(name, place, **(rest | fields))

@@ -36,7 +36,7 @@ def test_tables_are_moved_in_filtered_and_sorted(play, boards):
         assert "none of 16 matches the filter" in stage.text()
         await stage.press("escape", "w")
         assert "TOK/S" not in stage.lines()[4]
-        await stage.press(*["right"] * 8)
+        await stage.press(*["right"] * 12)
         assert "TOK/S" in stage.lines()[4]
         await stage.press("w", "y")
         assert app.clipboard == "wayne/bat-ops"

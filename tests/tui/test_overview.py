@@ -23,6 +23,8 @@ def test_a_small_board_at_every_size(play, boards, same, svg_of):
             assert any("globex/summarise" in line and "▌" in line for line in lines)
         await stage.resize(120, 36)
         same("small-120x36.svg", svg_of(stage.app))
+        await stage.resize(170, 30)
+        same("small-170x30.txt", stage.text())
         await stage.resize(40, 10)
         assert "at least 60x16 is needed" in stage.text()
         assert len(stage.text().split()) < 12
