@@ -70,7 +70,7 @@ def put_back(terminal: Terminal) -> bool:
 
 def printed(terminal: Terminal) -> str:
     """What is to be read once the dashboard is gone."""
-    return terminal.read.rpartition("\x1b[?1006l")[2]
+    return re.sub(r"\x1b\[[<?]?[\d;]*[a-z]", "", terminal.read.rpartition("\x1b[?1049l")[2])
 
 
 def test_sigterm_ends_it_and_the_terminal_is_as_it_was(minute: Path) -> None:
