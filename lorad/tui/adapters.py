@@ -148,6 +148,8 @@ class AdaptersPanel(Grid[Row]):
             return self.error
         if pages.unknown:
             return f"no state {pages.unknown!r}: {' '.join(STATES)}"
+        if not self.top.model.link.up:
+            return "not connected: it is asked as soon as the link is back"
         if pages.due:
             return "asking the daemon"
         if pages.num_items:

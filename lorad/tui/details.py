@@ -141,7 +141,7 @@ def _served(told: wire.Explained, width: int) -> list[Line]:
         ("try", told.hint, "strong"),
         ("requests", f"{told.running} running, {told.waiting} waiting{ahead}", ""),
         ("tier", told.tier, ""),
-        ("load", _from_here(told.load_seconds), ""),
+        ("load", "" if told.tier == "gpu" else _from_here(told.load_seconds), ""),
     ]
     room, cost = told.room, told.cost
     if room is not None:
@@ -154,9 +154,13 @@ def _served(told: wire.Explained, width: int) -> list[Line]:
         place = f"{cost.place} of {cost.victims}" if cost.place else "not in line"
         held = f", held for {age(cost.held_seconds)}" if cost.held_seconds else ""
         pairs.append(("makes way", f"{place}{held}", ""))
-        moves = f"{cost.loads} loads, {cost.evictions} evictions, {cost.thrashes} thrashes"
-        pairs.append(("moves", moves, "warn" if cost.thrashes else ""))
+        pairs.append(_moves(cost))
     return fields(pairs, width)
+
+
+def _moves(row: Slot | wire.ExplainedCost) -> tuple[str, str, str]:
+    said = f"loads {row.loads}, evictions {row.evictions}, thrashes {row.thrashes}"
+    return ("moves", said, "warn" if row.thrashes else "")
 
 
 def _from_here(seconds: float | None) -> str:
@@ -177,13 +181,12 @@ def _slot(row: Slot, width: int, glyphs: Glyphs) -> list[Line]:
     )  # fmt: skip
     place = "" if row.slot is None else f"{row.slot}, {size(row.gpu_bytes)}"
     hits = f"{percent(recent)} of {row.query_tokens} tokens in 60 s, {percent(life)} in its life"
-    moves = f"{row.loads} loads, {row.evictions} evictions, {row.thrashes} thrashes"
     return fields(
         [
             ("slot", place, ""),
             ("runs", f"{row.running} running, {row.waiting} waiting", ""),
             ("cached", hits, ""),
-            ("moves", moves, "warn" if row.thrashes else ""),
+            _moves(row),
             ("idle", "" if row.idle_seconds is None else age(row.idle_seconds), ""),
         ],
         width,

@@ -50,9 +50,6 @@ class Detail(Protocol):
 class Drawer(Sheet[None]):
     """Over whatever screen."""
 
-    DEFAULT_CSS = """
-    Drawer { align: right top; }
-    """
     BINDINGS: ClassVar[list[Any]] = [
         Binding("enter,left,h", "close", "close", show=False),
         *(
@@ -64,6 +61,7 @@ class Drawer(Sheet[None]):
 
     def __init__(self, detail: Detail) -> None:
         super().__init__("")
+        self.styles.align = ("right", "top")  # a sheet's own is the middle
         self.detail = detail
         self._asked_at = float("-inf")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from lorad.event_types import TYPES
 from lorad.spelling import split_digest
 from lorad.tui.details import clock_and_day
 from lorad.tui.draw import Glyphs, age, count, percent, rate, ratio
@@ -108,6 +109,7 @@ class EventFact(Fact):
                 ("rev", row.rev, ""),
                 ("cause", row.cause, ""),
                 ("says", row.message, ""),
+                ("means", TYPES.get(row.type, ""), "faint"),
                 ("number", str(row.id) if row.id else "", "faint"),
             ],
             width,

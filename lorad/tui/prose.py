@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from lorad.tui.draw import Glyphs, inert, width_of
 from lorad.tui.panel import Line
 
-LABEL = 9  # cells of a field's name, with the space behind it
+LABEL = 10  # cells of a field's name, with the space behind it
 
 
 def wrapped(text: str, width: int) -> list[str]:

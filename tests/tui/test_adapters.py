@@ -120,7 +120,11 @@ def test_what_cannot_be_asked_is_said_and_the_rows_stay(play, boards, daemon):
         stage.app.paint()
         await stage.until(lambda: not panel.error)
         asked = len(daemon.calls("adapters"))
+        await stage.app.command("filter nothing")
+        await stage.until(lambda: not panel.listing.due)
+        asked += 1
         await stage.tell(Lost("ECONNREFUSED", 4.0))
+        assert "not connected" in stage.text()
         stage.clock.now += 2
         await stage.press("G", "s")
         stage.app.paint()

@@ -172,6 +172,8 @@ def test_the_drawer_tells_all_about_an_adapter_and_acts_on_it(play, boards, daem
         for said in ("acme/support-de", "yes: it is on the GPU", "PROBLEMS", "E_TRUNCATED",
                      "q_proj 16", "36 layers"):  # fmt: skip
             assert said in text, said
+        line = next(line for line in stage.lines() if "SERVED" in line)
+        assert line.endswith("│") and line.index("SERVED") > 40  # at the right
         await stage.press("G")
         assert "ACTIONS" in stage.text() and "BEFORE  2 revisions" in stage.text()
         asked = len(daemon.calls("adapter"))

@@ -147,7 +147,7 @@ def test_rows_of_other_screens_have_details_of_their_own(play, boards, daemon):
     async def act(stage):
         for key, words, target in (
             ("3", ("REQUEST req-0000", "512 at most"), "acme/sql-gen"),
-            ("5", ("EVENT drain.start", "c4a0d9"), "globex/legal-v3"),
+            ("5", ("EVENT drain.start", "c4a0d9", "No new requests are"), "globex/legal-v3"),
             ("6", ("TENANT acme", "acme/*", "1.2k a minute of 2.0k"), ""),
             ("7", ("CHECK disk", "loractl gc --dry-run"), ""),
         ):
