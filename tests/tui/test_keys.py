@@ -28,7 +28,7 @@ def test_tables_are_moved_in_filtered_and_sorted(play, boards):
         assert "hooli/box" not in "".join(stage.lines()[3:12])
         await stage.press("enter")
         assert app.focused.id == "slots"
-        await stage.type("/x", "escape")
+        await stage.press("slash", "x", "escape")
         assert app.query_one("#slots").listing.filter_text == "state:idle !hooli"
         await stage.press("escape")
         assert app.query_one("#slots").listing.filter_text == ""
@@ -111,34 +111,33 @@ def test_events_are_new_until_somebody_touches_a_key(play, boards):
 
 def test_help_and_palette_have_every_key(play, boards):
     async def act(stage):
+        app = stage.app
         await stage.resize(120, 70)
         await stage.press("question_mark")
         shown = stage.text()
         for key in KEYS:
             assert key.does in shown
         assert "shift+drag" in shown
-        await stage.press("q", "ctrl+p")
-        await stage.type("theme paper", "enter")
-        assert stage.app.theme == "paper"
-        await stage.press("ctrl+p")
-        await stage.type("freeze", "enter")
-        assert stage.app.model.frozen
-        await stage.press("ctrl+p")
-        await stage.type("no such thing", "enter")
+        await stage.press("q", "ctrl+p", *"paper", "enter")
+        assert app.theme == "paper"
+        await stage.press("ctrl+p", *"freez", "enter")
+        assert app.model.frozen
+        await stage.press("ctrl+p", *"zz", "enter")
         await stage.type(":sort idle", "enter")
         assert "sort IDLE" in stage.text()
-        await stage.type(":filter hooli", "enter")
-        assert stage.app.query_one("#slots").listing.filter_text == "hooli"
-        await stage.type(":interval 5", "enter")
-        assert (stage.app.interval, stage.source.paces) == (5.0, [5.0])
-        await stage.press("minus")
+        for said in ("filter hooli", "interval 5"):
+            await app.command(said)
+        assert app.query_one("#slots").listing.filter_text == "hooli"
+        assert (app.interval, stage.source.paces) == (5.0, [5.0])
+        await stage.press("minus", "t")
         assert stage.source.paces == [5.0, 2.0]
-        await stage.type(":dance", "enter")
-        assert "there is no command 'dance'" in stage.text()
-        await stage.press("t")
-        assert stage.app.theme == "terminal"
-        await stage.type(":q", "enter")
-        assert not stage.app.is_running or stage.app._exit
+        assert app.theme == "terminal"
+        for wrong in ("dance", "sort colour", "theme pink", "interval soon"):
+            app.said = ""
+            await app.command(wrong)
+            assert wrong.split()[-1] in app.said or "0.5 to 60" in app.said
+        await app.command("q")
+        assert app._exit
 
     play(act, boards.small())
 
