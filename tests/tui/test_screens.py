@@ -229,6 +229,6 @@ def test_text_is_wrapped_to_cells_whatever_it_is_made_of(boards):
     for text in (*boards.HOSTILE_NAMES, "a few words of no length " * 9, "", "x" * 200):
         for width in (8, 20, 61):
             assert all(wide(((line, ""),)) <= width for line in wrapped(text, width)), text
-            assert all(wide(line) <= max(width, 17) for line in field("name", text, width))
+            assert all(wide(line) <= max(width, 18) for line in field("name", text, width))
     item = EventItem(id=1, time="2026-03-01T16:33:00Z", type="slot.load", message="word " * 30)
     assert all(wide(line) <= 50 for line in event_lines(item, 50))
