@@ -164,6 +164,9 @@ def test_the_engine_hears_whose_request_it_is(house):
         ("rival", 1.0, 50, "rival/"),
         ("", 1.0, 50, "/"),
     ]
+    accounts = h.api.requests.meter.tenants
+    used = {name: (c.sequences, c.prompt_tokens) for name, c in accounts.items()}
+    assert used == {"acme": (1, 2), "rival": (1, 2)}, "an operator's requests are nobody's"
 
 
 def test_without_tenants_everything_is_as_it_was(make_api, call, monkeypatch, registry):

@@ -85,6 +85,9 @@ def test_every_name_of_the_table_is_there_with_its_type(served):
 ABSENT = {
     *("lorad_gpu_memory_used_bytes", "lorad_gpu_memory_total_bytes", "lorad_gpu_utilization_ratio"),
     *("lorad_adapters_quarantined", "lorad_adapter_thrash_total"),
+    # Only with metrics.tenant_label.
+    *("lorad_tenant_requests_total", "lorad_tenant_prompt_tokens_total"),
+    "lorad_tenant_generation_tokens_total",
 }
 
 
