@@ -78,7 +78,8 @@ def human_bytes(count: float | None) -> str:
         return UNKNOWN
     for unit in ("", "K", "M", "G"):
         if count < 1000:
-            return f"{count:.3g}{unit}" if unit else str(int(count))
+            digits = f"{count:.3g}" if count >= 1 else f"{count:.2f}"  # of 1000 to 1023 below it
+            return f"{digits}{unit}" if unit else str(int(count))
         count /= 1024
     return f"{count:.3g}T"
 

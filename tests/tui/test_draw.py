@@ -1,7 +1,7 @@
 """What is drawn: never wider than its place, never taken for a command by the terminal."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -290,6 +290,7 @@ def test_what_is_used_is_told_in_the_unit_of_the_whole(
 
 @quick
 @given(st.floats(0, 1e12))
+@example(1000.0)
 def test_figures_keep_to_their_columns(value: float) -> None:
     assert len(draw.rate(value)) <= 5
     assert len(draw.count(value)) <= 5

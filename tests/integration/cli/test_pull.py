@@ -170,8 +170,8 @@ def test_progress_is_a_line_for_every_tenth_where_there_is_no_terminal(
     )
     done = loractl("pull", REF, *LIMIT)
     assert done.err.splitlines() == [
-        "hf:acme/sql: running 15%  150 of 0.977K",
-        "hf:acme/sql: running 100%  0.977K of 0.977K",
+        "hf:acme/sql: running 15%  150 of 0.98K",
+        "hf:acme/sql: running 100%  0.98K of 0.98K",
     ]
 
 
@@ -203,7 +203,7 @@ def test_progress_is_one_bar_on_a_terminal_and_goes_at_the_end(server, pulls, pr
     os.close(ours)
     assert out == b"sql@d4d4d4d4  hf:acme/sql\n"
     text = drawn.decode()
-    assert "[############------------] 50%  500 of 0.977K" in text
+    assert "[############------------] 50%  500 of 0.98K" in text
     assert "\n" not in text
     assert text.endswith("\r")
     assert not text.rsplit("\r", 2)[-2].strip()

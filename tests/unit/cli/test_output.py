@@ -140,7 +140,7 @@ def test_a_closed_stderr_does_not_leak_into_stdout(monkeypatch, capsys):
         (None, "-"),
         (0, "0"),
         (999, "999"),
-        (1000, "0.977K"),
+        (1000, "0.98K"),
         (88080384, "84M"),
         (1.5e15, "1.36e+03T"),
     ],
