@@ -129,7 +129,7 @@ class Driver:
             assert time.monotonic() < end, "it does not come to an end"
             self.now += self.tick
             self.step()
-            if self.core.idle:
+            if self.core.idle and not done():
                 self.core.wait()
 
     def ask(self, name: str, rev: str | None = None, **more: Any) -> None:
