@@ -7,6 +7,7 @@ What keys do is in `app`.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +186,7 @@ class Shell(App[None]):
             await self.action_view(self.settings.screen)
         self._measure(self.size)
         if self.office is not None:
-            self.office.open(lambda run: self.post_message(self.Answered(run)))
+            self.office.open(self._deliver)
         self._feed.start()
         self.set_interval(TICK_SECONDS, self._tick)
 
@@ -243,6 +244,11 @@ class Shell(App[None]):
             self.paint(all=True)
         else:
             self._paint_if_due()
+
+    def _deliver(self, run: Callable[[], None]) -> None:
+        """From a thread of the office; the loop may have ended by then."""
+        with suppress(RuntimeError):
+            self.post_message(self.Answered(run))
 
     def on_shell_answered(self, message: Answered) -> None:
         message.run()

@@ -12,6 +12,7 @@ from lorad.tui.drawer import Drawer
 from lorad.tui.messages import Lost, Whole
 
 NAME = "acme/sql-gen"
+SIZE = (80, 24)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_an_action_asks_first_and_no_is_what_enter_says(play, boards, daemon):
         await stage.press("e", "right", "left", "enter")
         assert not daemon.calls("evict")
 
-    play(act, boards.small(), daemon=daemon)
+    play(act, boards.small(), SIZE, daemon=daemon)
 
 
 def test_every_action_is_done_by_the_daemon_and_told(play, boards, daemon):
@@ -72,7 +73,7 @@ def test_every_action_is_done_by_the_daemon_and_told(play, boards, daemon):
         assert daemon.calls("drain") == [{"name": NAME, "wait": False}]
         assert threading.get_ident() not in daemon.threads
 
-    play(act, boards.small(), daemon=daemon)
+    play(act, boards.small(), SIZE, daemon=daemon)
 
 
 def test_commands_act_on_names_and_on_the_daemon(play, boards, daemon):
@@ -97,7 +98,7 @@ def test_commands_act_on_names_and_on_the_daemon(play, boards, daemon):
             await stage.app.command(wrong)
             assert stage.app.said == "a priority is 0 to 100"
 
-    play(act, boards.small(), daemon=daemon)
+    play(act, boards.small(), SIZE, daemon=daemon)
 
 
 def test_a_refusal_is_told_with_what_to_try_and_nothing_breaks(play, boards, daemon, fakes):
@@ -123,7 +124,7 @@ def test_a_refusal_is_told_with_what_to_try_and_nothing_breaks(play, boards, dae
             assert "\x1b" not in stage.app.said
         assert stage.app.desk.num_running == 0
 
-    play(act, boards.small(), daemon=daemon)
+    play(act, boards.small(), SIZE, daemon=daemon)
 
 
 def test_a_daemon_that_answers_slowly_keeps_nobody_waiting(play, boards, daemon):
@@ -137,7 +138,7 @@ def test_a_daemon_that_answers_slowly_keeps_nobody_waiting(play, boards, daemon)
         daemon.let_go()
         await stage.until(lambda: not stage.app.desk.num_running)
 
-    play(act, boards.small(), daemon=daemon)
+    play(act, boards.small(), SIZE, daemon=daemon)
 
 
 def test_nothing_is_changed_when_read_only_or_cut_off(play, boards, daemon):
@@ -159,8 +160,8 @@ def test_nothing_is_changed_when_read_only_or_cut_off(play, boards, daemon):
         await stage.press("enter")
         assert "ACTIONS" not in stage.text()
 
-    play(cut_off, boards.small(), daemon=daemon)
-    play(read_only, boards.small(), settings=Settings(read_only=True), daemon=daemon)
+    play(cut_off, boards.small(), SIZE, daemon=daemon)
+    play(read_only, boards.small(), SIZE, Settings(read_only=True), daemon=daemon)
     assert not [verb for verb, _ in daemon.asked if verb not in ("adapter", "explain", "adapters")]
 
 
@@ -202,7 +203,7 @@ def test_a_drawer_without_an_answer_says_why(play, boards, daemon):
         await shows(stage, "model_not_found: no adapter acme/sql-gen")
         assert "loractl ls" in stage.text()
 
-    play(act, boards.small(), daemon=daemon)
+    play(act, boards.small(), SIZE, daemon=daemon)
 
 
 def test_the_palette_finds_adapters_by_name_and_opens_them(play, boards, daemon):
@@ -221,4 +222,4 @@ def test_the_palette_finds_adapters_by_name_and_opens_them(play, boards, daemon)
         await shows(stage, "SERVED")
         assert stage.app.desk.target == "tenant04/adapter-00123"
 
-    play(act, boards.small(), daemon=daemon)
+    play(act, boards.small(), SIZE, daemon=daemon)

@@ -106,7 +106,7 @@ def test_without_colour_states_are_words(play, boards, daemon):
         for word in ("quarantined", "queued", "WARN", "warn", "following"):
             assert word in text, word
 
-    play(act, boards.small(), settings=Settings(theme="mono"), daemon=daemon)
+    play(act, boards.small(), (80, 24), Settings(theme="mono"), daemon)
 
 
 def test_a_board_with_nothing_on_it_says_so_on_every_screen(play, boards, fakes):
@@ -165,7 +165,7 @@ def test_rows_of_other_screens_have_details_of_their_own(play, boards, daemon):
         )
         assert "it is gone" in stage.text()
 
-    play(act, boards.small(), daemon=daemon)
+    play(act, boards.small(), (80, 24), daemon=daemon)
 
 
 def events(first, number):
