@@ -143,8 +143,14 @@ def _content(
         return {"content": {answer.media_type: {}}}
     content = {_JSON: {"schema": schema_of[answer]}}
     if chunk is not None:
-        content[_EVENTS] = {"schema": schema_of[chunk]}
+        content[_EVENTS] = {"schema": _event(schema_of[chunk])}
     return {"content": content}
+
+
+def _event(schema: Schema) -> dict[str, Any]:
+    """One server-sent event: its data is text that holds JSON, but for the last `[DONE]`."""
+    data = {"type": "string", "contentMediaType": _JSON, "contentSchema": schema}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
 def _described(path: str, operation: Operation, schema_of: Mapping[Any, Any]) -> dict[str, Any]:

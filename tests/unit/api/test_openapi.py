@@ -73,6 +73,8 @@ def test_the_version_is_this_daemons():
 def test_what_may_stream_says_so(path):
     answers = DOCUMENT["paths"][path]["post"]["responses"]
     assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    data = answers["200"]["content"]["text/event-stream"]["schema"]["properties"]["data"]
+    assert data["contentSchema"]["$ref"].rpartition("/")[2] in ("ChatChunk", "Completion")
     assert answers["default"]["content"]["application/json"]["schema"]["$ref"].endswith(
         "/ErrorEnvelope"
     )
