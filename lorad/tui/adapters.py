@@ -4,15 +4,14 @@ Goes in: what the office answers.  Comes out: a table, and what of a filter the 
 after.  The page in sight is asked for anew every interval, while the last answer is not too slow.
 """
 
-from typing import ClassVar
+from collections.abc import Callable
 
 from textual.app import ComposeResult
 
 from lorad import wire
-from lorad.cli.output import age_of
 from lorad.tui.acts import Subject
 from lorad.tui.details import subject_of
-from lorad.tui.draw import UNKNOWN, Glyphs, age, count, cut, percent, ratio, size
+from lorad.tui.draw import UNKNOWN, Glyphs, age, count, cut, percent, ratio, since, size
 from lorad.tui.grid import Column, Grid
 from lorad.tui.office import Answer, Client
 from lorad.tui.paging import STATES, Ask, Pages
@@ -44,7 +43,6 @@ class AdaptersPanel(Grid[Row]):
     """The page in sight."""
 
     listing: Pages
-    MOST_COLUMNS: ClassVar[int] = 110
 
     def __init__(self) -> None:
         super().__init__(Pages(), _COLUMNS, id="adapters")
@@ -108,6 +106,10 @@ class AdaptersPanel(Grid[Row]):
             self.top.say("the daemon does not sort by this column")
 
     # ------------------------------------------------------------- telling
+    def columns_at(self, width: int) -> tuple[Column[Row], ...]:
+        board = self.top.shown
+        return columns(board.time if board is not None else "")
+
     def title(self) -> Line:
         pages = self.listing
         said: list[Span] = [("ADAPTERS", "title")]
@@ -187,12 +189,23 @@ def _said(key: str, row: Row, glyphs: Glyphs) -> Line:
     return ((row.source, "faint"),)
 
 
-def _used(key: str, row: Row, glyphs: Glyphs) -> Line:
-    if row.running:
-        return (("now", "good"),)
-    if row.idle_seconds is not None:
-        return ((age(row.idle_seconds), ""),)
-    return ((age(age_of(row.last_used_at)), "faint"),)
+def _used(now: str) -> Callable[[str, Row, Glyphs], Line]:
+    """Not against the reader's clock: it may be wrong."""
+
+    def cell(key: str, row: Row, glyphs: Glyphs) -> Line:
+        if row.running:
+            return (("now", "good"),)
+        if row.idle_seconds is not None:
+            return ((age(row.idle_seconds), ""),)
+        return ((age(since(row.last_used_at, now)), "faint"),)
+
+    return cell
+
+
+def columns(now: str) -> tuple[Column[Row], ...]:
+    """`now` is the daemon's time."""
+    used = Column("used", "USED", 5, _used(now), right=True, drop=1)
+    return (*_COLUMNS[:-1], used, _COLUMNS[-1])
 
 
 _COLUMNS: tuple[Column[Row], ...] = (
@@ -214,6 +227,5 @@ _COLUMNS: tuple[Column[Row], ...] = (
     Column("wait", "WAIT", 4, lambda k, r, g: _quiet(r.waiting), right=True, drop=2),
     Column("hit", "HIT", 4, _hit, right=True, drop=6),
     Column("loads", "LOADS", 5, lambda k, r, g: _quiet(r.loads), right=True, drop=8),
-    Column("used", "USED", 5, _used, right=True, drop=1),
     Column("source", "SOURCE", 20, _said, drop=9),
 )

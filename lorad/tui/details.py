@@ -187,7 +187,7 @@ def _slot(row: Slot, width: int, glyphs: Glyphs) -> list[Line]:
             ("runs", f"{row.running} running, {row.waiting} waiting", ""),
             ("cached", hits, ""),
             _moves(row),
-            ("idle", "" if row.idle_seconds is None else age(row.idle_seconds), ""),
+            ("idle", "" if row.running else age(row.idle_seconds), ""),
         ],
         width,
     )

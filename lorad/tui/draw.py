@@ -325,6 +325,12 @@ def count(value: float | None) -> str:
     return f"{value:.0f}" if value is not None and 0 <= value < 9.95 else rate(value)
 
 
+def since(time: str | None, now: str) -> float | None:
+    """Seconds from one time of the wire to another; None if either is none."""
+    then, end = moment(time) if time else None, moment(now)
+    return None if then is None or end is None else (end - then).total_seconds()
+
+
 def clock(time: str | None) -> str:
     """`16:32:07` in the reader's own zone; what is no time is `--`."""
     then = moment(time) if time else None

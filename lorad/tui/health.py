@@ -161,6 +161,7 @@ class MachinePanel(Panel):
 def _figures(board: Board, width: int, glyphs: Glyphs) -> list[tuple[str, str, str]]:
     m, s, load = board.machine, board.status, board.load
     gpu = f"{percent(m.gpu_busy)} busy, {size_of(m.gpu_used_bytes, m.gpu_total_bytes)} used"
+    gpu = "it tells no figures" if m.gpu_busy is None and m.gpu_total_bytes is None else gpu
     daemon = f"{percent(m.daemon_cpu)} of a core, {size(m.daemon_rss_bytes)}, pid {s.pid}"
     engine = f"{percent(m.engine_cpu)} of a core, {size(m.engine_rss_bytes)}"
     engine += f", pid {s.engine_pid}" if s.engine_pid is not None else ""

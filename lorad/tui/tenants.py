@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 
 from textual.app import ComposeResult
 
-from lorad.cli.output import age_of
-from lorad.tui.draw import UNKNOWN, Glyphs, age, count, ratio
+from lorad.tui.draw import UNKNOWN, Glyphs, age, count, ratio, since
 from lorad.tui.drawer import Detail
 from lorad.tui.facts import TenantFact
 from lorad.tui.grid import Column, Grid
@@ -72,6 +71,10 @@ class TenantsPanel(Grid[Row]):
         self.listing.show(board.tenants if board is not None else {})
         self.repaint()
 
+    def columns_at(self, width: int) -> tuple[Column[Row], ...]:
+        board = self.top.shown
+        return columns(board.time if board is not None else "")
+
     def title(self) -> Line:
         return (("TENANTS", "title"), (f"  {len(self.listing.rows)}", ""))
 
@@ -119,8 +122,14 @@ def _queue(key: str, row: Row, glyphs: Glyphs) -> Line:
     return ((count(row.queue) if row.queue else UNKNOWN, ""),)
 
 
-def _used(key: str, row: Row, glyphs: Glyphs) -> Line:
-    return ((age(age_of(row.last_used_at)), "faint"),)
+def _used(now: str) -> Callable[[str, Row, Glyphs], Line]:
+    return lambda key, row, glyphs: ((age(since(row.last_used_at, now)), "faint"),)
+
+
+def columns(now: str) -> tuple[Column[Row], ...]:
+    """`now` is the board's time: in a recording it is not today's."""
+    used = Column("used", "USED", 5, _used(now), right=True, drop=2)
+    return (*_COLUMNS, used)
 
 
 _COLUMNS: tuple[Column[Row], ...] = (
@@ -130,23 +139,8 @@ _COLUMNS: tuple[Column[Row], ...] = (
     Column("req", "REQ/MIN", 18, _limited(lambda r: r.requests_per_minute, lambda r: r.rpm)),
     Column("tok", "TOK/MIN", 18, _limited(lambda r: r.tokens_per_minute, lambda r: r.tpm), drop=1),
     Column("refused", "REFUSED", 7, _refused, right=True),
-    Column(
-        "queue",
-        "QUEUE",
-        5,
-        lambda k, r, g: ((count(r.queue) if r.queue else UNKNOWN, ""),),
-        right=True,
-        drop=4,
-    ),
+    Column("queue", "QUEUE", 5, _queue, right=True, drop=4),
     Column("weight", "WEIGHT", 6, lambda k, r, g: ((f"{r.weight:g}", ""),), right=True, drop=3),
     Column("prio", "PRIO", 4, lambda k, r, g: ((f"{r.max_priority}", ""),), right=True, drop=5),
     Column("keys", "KEYS", 9, lambda k, r, g: (("  ".join(r.keys) or UNKNOWN, "faint"),), drop=6),
-    Column(
-        "used",
-        "USED",
-        5,
-        lambda k, r, g: ((age(age_of(r.last_used_at)), "faint"),),
-        right=True,
-        drop=2,
-    ),
 )

@@ -19,7 +19,7 @@ SIZES = ((120, 36), (80, 24), (60, 16))
 
 @pytest.fixture
 def daemon(fakes):
-    """Thirty adapters, none of which was used at a time that would be another age each day."""
+    """Thirty adapters, and one that is refused."""
     broken = fakes.adapter(
         31,
         name="acme/broken",
@@ -28,12 +28,6 @@ def daemon(fakes):
         reason_message="too short",
     )
     return fakes.FakeDaemon(*(fakes.adapter(i) for i in range(30)), broken)
-
-
-def timeless(board):
-    """Without the one age that is counted from today."""
-    tenants = {key: replace(row, last_used_at=None) for key, row in board.tenants.items()}
-    return replace(board, tenants=tenants)
 
 
 async def settled(stage, key):
@@ -63,7 +57,7 @@ def test_every_screen_is_as_it_was_at_every_size(play, boards, daemon, same):
                 assert stage.cells() == [width] * height
                 same(f"screen{key}-{width}x{height}.txt", body(stage))
 
-    play(act, timeless(boards.small()), daemon=daemon)
+    play(act, boards.small(), daemon=daemon)
 
 
 def test_ascii_is_ascii_and_no_foreign_string_drives_the_terminal(play, boards, daemon, fakes):
@@ -93,7 +87,7 @@ def test_ascii_is_ascii_and_no_foreign_string_drives_the_terminal(play, boards, 
         await stage.press("ctrl+p", "o")
         assert stage.text().replace("\n", "").isprintable()
 
-    play(act, timeless(boards.hostile()), settings=Settings(ascii=True), daemon=daemon)
+    play(act, boards.hostile(), settings=Settings(ascii=True), daemon=daemon)
 
 
 def test_without_colour_states_are_words(play, boards, daemon):
