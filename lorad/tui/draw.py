@@ -319,6 +319,14 @@ def rate(value: float | None) -> str:
     return f"{value:.0f}E"
 
 
+def pace(bytes_per_second: float | None) -> str:
+    """`2.1GB/s`; of little ones `18M/s`; "" where nothing moves, or it is not known."""
+    speed = _finite(bytes_per_second)
+    if not speed or speed < 0:
+        return ""
+    return f"{size(speed)}/s" if speed < 5e7 else f"{speed / 1e9:.1f}GB/s"
+
+
 def count(value: float | None) -> str:
     """As `rate`, but of whole things: `0`, `4`, `510`, `2.4k`."""
     value = _finite(value)

@@ -105,7 +105,7 @@ def _identity(board: Board, width: int, source: str) -> list[Part]:
         (0, state),
         (7, _said("pid", str(s.pid))),
         (3, _said("up", age(s.uptime_seconds))),
-        (2, ((s.base, "strong"), (f" {s.dtype}" if roomy else "", "faint"))),
+        (2, ((s.model or s.base, "strong"), (f" {s.dtype}" if roomy else "", "faint"))),
         (
             4,
             (

@@ -18,6 +18,7 @@ from lorad.tui.draw import (
     duration,
     fit,
     inert,
+    pace,
     percent,
     rate,
     ratio,
@@ -135,7 +136,8 @@ def _churn(board: Board, glyphs: Glyphs) -> Iterator[str]:
         speed = ratio(last_load.num_bytes, last_load.seconds)
         yield (
             f"last    {inert(last_load.name)} from {last_load.source}: {size(last_load.num_bytes)}"
-            f" in {duration(last_load.seconds)}{_speed(speed)}, {age(last_load.ago_seconds)} ago"
+            f" in {duration(last_load.seconds)}{_after(pace(speed))}"
+            f", {age(last_load.ago_seconds)} ago"
         )
 
 
@@ -205,7 +207,7 @@ def _hit(row: Slot, glyphs: Glyphs) -> str:
     if row.state == "loading":
         tier = {"disk": "from disk", "ram": "from RAM"}.get(row.load_source, "waits")
         far = "" if row.load_fraction is None else f"{bar(row.load_fraction, 6, glyphs)} "
-        return f"{far}{tier}{_speed(row.load_bytes_per_second)}"
+        return f"{far}{tier}{_after(pace(row.load_bytes_per_second))}"
     share = ratio(row.hit_tokens, row.query_tokens)
     return percent(share) if share is None else f"{bar(share, 6, glyphs)} {percent(share):>4}"
 
@@ -305,9 +307,5 @@ def _spread(word: str, spread: Spread) -> str:
     return f"{word} p50 {duration(spread.p50)} p99 {duration(spread.p99)}"
 
 
-def _speed(bytes_per_second: float | None) -> str:
-    if not bytes_per_second:
-        return ""
-    if bytes_per_second < 5e7:
-        return f" {size(bytes_per_second)}/s"
-    return f" {bytes_per_second / 1e9:.1f} GB/s"
+def _after(word: str) -> str:
+    return word and f" {word}"

@@ -18,6 +18,7 @@ from lorad.tui.draw import (
     cut,
     duration,
     fit,
+    pace,
     percent,
     ratio,
     size,
@@ -178,10 +179,9 @@ class DrainPanel(BoardPanel):
         return (*name, (" ", ""), *self._progress(drain, width - half - 1))
 
     def _load(self, row: Slot, width: int) -> Line:
-        speed = row.load_bytes_per_second
-        pace = f" {speed / 1e9:.1f}GB/s" if speed else ""
-        since = f" {age(row.load_seconds)}" if row.load_seconds >= 2 or not speed else ""
-        rest = f" {row.load_source or 'waits'}{pace}{since}"
+        speed = pace(row.load_bytes_per_second)
+        since = age(row.load_seconds) if row.load_seconds >= 2 or not speed else ""
+        rest = "".join(f" {word}" for word in (row.load_source or "waits", speed, since) if word)
         room = _LOAD_BAR if width >= 36 else 0
         name = fit(row.name, max(6, width - len(rest) - room - 1), self.glyphs)
         drawn = bar_spans(row.load_fraction, room, self.glyphs, "busy") if room else ()
@@ -189,8 +189,8 @@ class DrainPanel(BoardPanel):
 
     def _done(self, board: Board, width: int) -> Line:
         last = board.churn.recent[0]
-        pace = last.num_bytes / last.seconds / 1e9 if last.seconds > 0 else 0.0
-        said = f" {last.source} {duration(last.seconds)} {pace:.1f}GB/s"
+        speed = pace(last.num_bytes / last.seconds) if last.seconds > 0 else ""
+        said = f" {last.source} {duration(last.seconds)} {speed}".rstrip()
         name = cut(last.name, max(6, width - 5 - len(said)), self.glyphs)
         return ((f"last {name}{said}", "faint"),)
 

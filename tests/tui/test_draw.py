@@ -266,6 +266,12 @@ def test_rates_are_short(value: float | None, shown: str) -> None:
     assert draw.rate(value) == shown
 
 
+def test_the_speed_of_little_things_is_not_zero() -> None:
+    assert [draw.pace(v) for v in (None, 0, -1, float("nan"))] == [""] * 4
+    assert draw.pace(18 * 2**20) == "18M/s"
+    assert draw.pace(2.14e9) == "2.1GB/s"
+
+
 def test_whole_things_have_no_tenths() -> None:
     assert [draw.count(v) for v in (None, 0, 4, 9, 510, 2400)] == [
         *("--", "0", "4", "9", "510", "2.4k")

@@ -36,7 +36,7 @@ def test_it_has_the_sections_of_the_overview_in_their_order() -> None:
         "0     acme/sql-gen            1eb501  active    P      90    64  336M   11     0  "
         "[###-] 82%                  74%   2.4k    0s",
         "10    stark/jarvis            36eca8  loading   -      60    32  168M    0     3  "
-        "[###-] from RAM 21.4 GB/s    --      0    --",
+        "[###-] from RAM 21.4GB/s    --      0    --",
         "7     hooli/nucleus           930aee  idle      -      40    16   84M    0     0  "
         "--                          33%      0   41s",
     ],
