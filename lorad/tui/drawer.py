@@ -57,6 +57,7 @@ class Drawer(Sheet[None]):
             for key in KEYS
             if key.keys not in _NOT_HERE
         ),
+        *(Binding(str(n), f"app.view('{n}')", f"screen {n}", show=False) for n in range(1, 8)),
     ]
 
     def __init__(self, detail: Detail) -> None:

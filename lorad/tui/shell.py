@@ -219,6 +219,8 @@ class Shell(App[None]):
         if kind is None:
             self.say(f"there is no screen {key}")
             return
+        while isinstance(self.screen, Sheet):  # what lies over the screen was about another one
+            self.pop_screen()
         found = next((view for view in self._views.query(kind)), None)
         if found is None:
             found = kind()

@@ -189,6 +189,9 @@ def test_the_drawer_tells_all_about_an_adapter_and_acts_on_it(play, boards, daem
         assert '"name":"acme/support-de"' in stage.app.clipboard
         await stage.press("escape")
         assert not isinstance(stage.app.screen, Drawer)
+        await stage.press("enter", "3")  # another screen closes it
+        assert not isinstance(stage.app.screen, Drawer) and stage.app.view.key == "3"
+        assert stage.app.focused is stage.app.view.grid
 
     play(act, boards.small(), daemon=daemon)
 
