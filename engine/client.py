@@ -41,16 +41,26 @@ from engine.messages import (
     encode_frame,
     event_reader,
 )
+from engine.models.bases import BaseSpec, read_base
+from engine.models.encoder_spec import EncoderSpec
 from engine.models.spec import ModelSpec, read_spec
+from engine.pooling.config import PoolingConfig
+from engine.pooling.fit import read_encoder, usual_tasks
+from engine.pooling_messages import AbortPool, PoolRequest
 
 __all__ = [
+    "BaseSpec",
+    "EncoderSpec",
     "EngineClient",
     "ModelSpec",
     "check_fit",
     "check_weight_files",
     "pack",
     "packed_layout",
+    "read_base",
+    "read_encoder",
     "read_spec",
+    "usual_tasks",
     "verify",
 ]
 
@@ -112,7 +122,7 @@ class EngineClient:
         """Exit status of the process; negative for a signal, None while it runs."""
         return self._process.returncode if self._process else None
 
-    async def start(self, config: EngineConfig) -> None:
+    async def start(self, config: EngineConfig | PoolingConfig) -> None:
         """Spawn the process.  It is not ready yet: see `wait_ready`, or EngineReady on `events`."""
         ours, theirs = socket.socketpair()
         try:
@@ -121,6 +131,7 @@ class EngineClient:
                 *self.program,
                 str(theirs.fileno()),
                 msgspec.json.encode(config).decode(),
+                *(("pool",) if isinstance(config, PoolingConfig) else ()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=STDERR_FD,  # results are printed by others; whatever it says is log
                 pass_fds=(theirs.fileno(),),
@@ -156,9 +167,18 @@ class EngineClient:
         with contextlib.suppress(EngineError):
             self._send(Abort(request_id))
 
+    def pool(self, request: PoolRequest) -> None:
+        """Send an input; its one result comes on `events`.  Raises EngineDied."""
+        self._send(request)
+
+    def abort_pool(self, request_id: str) -> None:
+        """Forget an input, which has no result then; harmless when it has ended."""
+        with contextlib.suppress(EngineError):
+            self._send(AbortPool(request_id))
+
     async def call(self, command: Command) -> Answer:
         """Send a command that has a `command_id` and wait for its answer.  Raises EngineDied."""
-        assert not isinstance(command, Submit | Abort), "submit and abort have no answer"
+        assert not isinstance(command, Submit | Abort | PoolRequest | AbortPool), "has no answer"
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._owed[command.command_id] = future
         try:

@@ -39,6 +39,7 @@ from engine.messages import (
     Submit,
     VerifyRevision,
 )
+from engine.pooling_messages import AbortPool, Pooled, PoolRequest
 from engine.prefill_clock import PrefillClock
 from engine.runner import Flight
 from engine.sampling_plan import problem
@@ -141,6 +142,7 @@ class EngineCore:
         self._commands: list[Command] = []
         self._answers: list[Answer] = []
         self._refused: list[SequenceDelta] = []
+        self._unpooled: list[Pooled] = []
         self._flight: Flight | None = None  # launched, and not settled
         self.guides = Guides(self._grammars, self.bell.set)
         self._prefill = PrefillClock(self.reclaimer.costs.observe_prefill)
@@ -232,6 +234,10 @@ class EngineCore:
                     self._answers.append(self._explain(command))
                 case VerifyRevision():
                     self.verifier.command(command)
+                case PoolRequest():
+                    self._unpooled.append(_no_pooling(command.request_id))
+                case AbortPool():
+                    pass  # it has ended
                 case Shutdown():
                     raise AssertionError("the loop's owner carries out Shutdown")
                 case _:
@@ -326,8 +332,9 @@ class EngineCore:
                 *self.residency.take_answers(),
                 *self.verifier.take_answers(),
             ),
+            pooled=tuple(self._unpooled),
         )
-        self._answers, self._refused = [], []
+        self._answers, self._refused, self._unpooled = [], [], []
         return frame
 
     def _grammars(self) -> Grammars:
@@ -341,6 +348,11 @@ class EngineCore:
     def _lora_bytes(self, rev: str) -> int:
         revision = self.residency.find(rev)
         return revision.manifest.true_bytes if revision else 0
+
+
+def _no_pooling(request_id: str) -> Pooled:
+    text = "this engine generates, and makes no vectors and scores"
+    return Pooled(request_id=request_id, code="invalid_value", message=text)
 
 
 def _limits(machine: Machine) -> SchedulerLimits:

@@ -6,6 +6,7 @@
     ├── ModelUnsupported model_unsupported   yes, at start
     ├── AdapterInvalid   adapter_invalid     yes: carries an E_ code of adapters/peft.py
     ├── RequestInvalid   invalid_value       yes
+    │   ├── TooLong      context_length_exceeded  yes: an input to pool that may not be cut
     │   ├── NotInvoked   invocation_missing  yes: an aLoRA whose tokens the prompt lacks
     │   └── GrammarInvalid invalid_value     yes: a grammar that no answer can follow
     ├── GuidesMissing    unsupported_parameter  no: llguidance is not installed
@@ -63,6 +64,12 @@ class RequestInvalid(EngineError):
     """A request asks for something impossible, for example more tokens than the context holds."""
 
     code = "invalid_value"
+
+
+class TooLong(RequestInvalid):
+    """An input to pool has more tokens than the model takes, and may not be cut."""
+
+    code = "context_length_exceeded"
 
 
 class NotInvoked(RequestInvalid):

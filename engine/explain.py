@@ -8,6 +8,7 @@ Knows nothing of names, and puts nothing into words: `lorad/service/explain.py` 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.adapters.residency import Residency
 from engine.adapters.revision import Revision
@@ -15,12 +16,27 @@ from engine.adapters.slots import SlotRow
 from engine.adapters.states import State
 from engine.memory.reclaim import Reclaimer
 from engine.messages import CostInputs, Explanation, Holder, RoomStatus
-from engine.scheduler import Scheduler
 
 #: Holders that are named: the largest of those that cannot make way now.
 MOST_HOLDERS = 8
 #: The chance of reuse is told for this long.
 CHANCE_SECONDS = 60.0
+
+
+class Patience(Protocol):
+    """Of the scheduler's limits, or of a configuration; seconds."""
+
+    @property
+    def starve_after(self) -> float: ...
+
+
+class Line(Protocol):
+    """Who decides what runs next: the scheduler, or the queue of an engine that pools."""
+
+    @property
+    def limits(self) -> Patience: ...
+    def turn_of(self, rev: str | None) -> tuple[int, int]: ...
+    def tokens_left(self, rev: str) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +45,7 @@ class Explainer:
 
     residency: Residency
     memory: Reclaimer
-    scheduler: Scheduler
+    scheduler: Line
     clock: Callable[[], float]
     block_bytes: int
 

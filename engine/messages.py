@@ -2,7 +2,8 @@
 
 Frozen msgspec Structs, encoded as msgpack frames with a four-byte big-endian length in front
 (`encode_frame`, `FrameReader`).  Every command with a `command_id` gets exactly one `Answer`;
-every `Submit` gets deltas of which exactly one, the last, carries a `finish_reason`.
+every `Submit` gets deltas of which exactly one, the last, carries a `finish_reason`; every
+`PoolRequest` one `Pooled`.
 
 Torch-free and free of names: adapters appear as revisions, text as token ids.
 """
@@ -12,6 +13,14 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
+
+from engine.pooling_messages import (
+    FRAME_VALUE_BYTES,
+    AbortPool,
+    Pooled,
+    PoolingInfo,
+    PoolRequest,
+)
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Tier = Literal["gpu", "ram", "disk"]
@@ -202,6 +211,8 @@ class Shutdown(Struct, frozen=True, tag="shutdown"):
 Command = (
     Submit
     | Abort
+    | PoolRequest
+    | AbortPool
     | AddRevision
     | RemoveRevision
     | Load
@@ -462,6 +473,8 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     ram_cache_bytes: int
     pid: int
     device_uuid: str = ""  # as NVML calls it; "" on a CPU
+    #: Of an engine that pools: it generates nothing, and has blocks of no tokens.
+    pooling: PoolingInfo | None = None
 
 
 class Starting(Struct, frozen=True, tag="starting"):
@@ -541,6 +554,12 @@ class StepFrame(Struct, frozen=True, kw_only=True, tag="frame"):
     deltas: tuple[SequenceDelta, ...] = ()
     adapters: tuple[AdapterEvent, ...] = ()
     answers: tuple[Answer, ...] = ()
+    pooled: tuple[Pooled, ...] = ()
+
+    @property
+    def silent(self) -> bool:
+        """There is nothing to say."""
+        return not (self.deltas or self.adapters or self.answers or self.pooled)
 
 
 class Fatal(Struct, frozen=True, tag="fatal"):
@@ -563,6 +582,19 @@ def encode_frame(message: Command | Event) -> bytes:
     """One message as a length-prefixed msgpack frame."""
     body = _encoder.encode(message)
     return len(body).to_bytes(4, "big") + body
+
+
+def in_parts(frame: StepFrame) -> Iterator[StepFrame]:
+    """The same in order, in frames of at most FRAME_VALUE_BYTES of values, or of one result."""
+    part: list[Pooled] = []
+    held = 0
+    for one in frame.pooled:
+        if part and held + len(one.values) > FRAME_VALUE_BYTES:
+            yield StepFrame(step=frame.step, pooled=tuple(part))
+            part, held = [], 0
+        part.append(one)
+        held += len(one.values)
+    yield msgspec.structs.replace(frame, pooled=tuple(part)) if frame.pooled else frame
 
 
 class FrameReader(Generic[T]):

@@ -1,9 +1,10 @@
 """The engine process: a step loop with a socket to the daemon.
 
-Goes in: `python -m engine.process FD CONFIG`, then command frames on that socket.  Comes out:
-Starting, EngineReady, a StepFrame for every step that has something to say, a Heartbeat twice a
-second, and Fatal as last words.  Three threads serve the step loop, which itself never touches the
-socket: the inbox reads, the sender writes from a byte-bounded queue, the heartbeat watches.
+Goes in: `python -m engine.process FD CONFIG [pool]`, then command frames on that socket; with
+`pool`, CONFIG is a PoolingConfig.  Comes out: Starting, EngineReady, a StepFrame for a step that
+has something to say, a Heartbeat twice a second, and Fatal as last words.  Three threads serve the
+step loop, which itself never touches the socket: the inbox reads, the sender writes from a
+byte-bounded queue, the heartbeat watches.
 
 The process ends when the daemon's end of the socket closes; Ctrl+C is the daemon's to judge.
 """
@@ -17,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 import msgspec
 
@@ -27,18 +28,20 @@ from engine.last_words import spare_stderr
 from engine.messages import (
     Answer,
     Command,
+    EngineInfo,
     EngineReady,
     Event,
     Fatal,
     Heartbeat,
     Shutdown,
     Starting,
+    StepFrame,
     command_reader,
     encode_frame,
+    in_parts,
 )
-
-if TYPE_CHECKING:
-    from engine.core import EngineCore
+from engine.pooling.config import PoolingConfig
+from engine.stats import Stats
 
 READ_BYTES = 1 << 18
 HEARTBEAT_SECONDS = 0.5
@@ -46,6 +49,23 @@ HEARTBEAT_SECONDS = 0.5
 OUTBOX_BYTES = 32 << 20
 #: How long last words may take to leave.
 FLUSH_SECONDS = 5.0
+
+
+class Core(Protocol):
+    """What is served: of EngineCore, or of ServedPooling."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def stats(self) -> Stats: ...
+    @property
+    def idle(self) -> bool: ...
+    @property
+    def starts_per_second(self) -> float: ...
+    def take(self, command: Command) -> None: ...
+    def step(self) -> StepFrame: ...
+    def wait(self) -> None: ...
+    def shutdown(self) -> StepFrame: ...
 
 
 class Outbox:
@@ -133,7 +153,7 @@ class Pulse:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self.core: EngineCore | None = None  # once there is one
+        self.core: Core | None = None  # once there is one
         self._step = 0
         self._entered: float | None = None  # when the loop entered the step that it is in
         threading.Thread(target=self._beat, name="lorad-pulse", daemon=True).start()
@@ -156,7 +176,7 @@ class Pulse:
                 )
 
 
-def serve(core: "EngineCore", inbox: Inbox, outbox: Outbox, pulse: Pulse) -> None:
+def serve(core: Core, inbox: Inbox, outbox: Outbox, pulse: Pulse) -> None:
     """The loop.  Returns after Shutdown was carried out and answered."""
     while True:
         outbox.wait_for_room()
@@ -169,26 +189,30 @@ def serve(core: "EngineCore", inbox: Inbox, outbox: Outbox, pulse: Pulse) -> Non
         if stop is not None:
             frame = core.shutdown()
             answers = (*frame.answers, Answer(command_id=stop.command_id))
-            outbox.put(msgspec.structs.replace(frame, answers=answers))
+            _put(outbox, msgspec.structs.replace(frame, answers=answers))
             return
         frame = core.step()
         pulse.leave()
-        if frame.deltas or frame.adapters or frame.answers:
-            outbox.put(frame)
+        if not frame.silent:
+            _put(outbox, frame)
         if core.idle:
             core.wait()
 
 
+def _put(outbox: Outbox, frame: StepFrame) -> None:
+    for part in in_parts(frame):
+        outbox.put(part)
+
+
 def main(arguments: list[str]) -> int:
-    """Build the core from `arguments` (fd, config JSON) and serve.  Returns the exit status."""
+    """Build the core from `arguments` (fd, config JSON, `pool`) and serve.  The exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(arguments[0]))
     outbox, inbox = Outbox(sock), Inbox(sock)
     pulse = Pulse(outbox)
     try:
         outbox.put(Starting("importing", 0.0))
-        config = msgspec.json.decode(arguments[1], type=EngineConfig)
-        core = _build(config, inbox, outbox)
+        core = _build(_config(arguments), inbox, outbox)
         pulse.core = core
         _spare_the_collector()
         outbox.put(EngineReady(core.info))
@@ -205,11 +229,24 @@ def main(arguments: list[str]) -> int:
     return status
 
 
-def _build(config: EngineConfig, inbox: Inbox, outbox: Outbox) -> "EngineCore":
-    from engine.core import EngineCore  # torch takes seconds to import: the daemon is told first
+def _config(arguments: list[str]) -> EngineConfig | PoolingConfig:
+    if arguments[2:] == ["pool"]:
+        return msgspec.json.decode(arguments[1], type=PoolingConfig)
+    return msgspec.json.decode(arguments[1], type=EngineConfig)
 
+
+def _build(config: EngineConfig | PoolingConfig, inbox: Inbox, outbox: Outbox) -> Core:
     def progress(phase: str, fraction: float) -> None:
         outbox.put(Starting(phase, fraction))
+
+    # Torch takes seconds to import: the daemon is told first.
+    if isinstance(config, PoolingConfig):
+        from engine.pooling.served import ServedPooling
+
+        pooling = ServedPooling(config, progress=progress, bell=inbox.bell)
+        print(pooling.memory_table(), file=sys.stderr, flush=True)
+        return pooling
+    from engine.core import EngineCore
 
     core = EngineCore(config, progress=progress, bell=inbox.bell)
     print(core.machine.memory.table(), file=sys.stderr, flush=True)

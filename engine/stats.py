@@ -5,7 +5,7 @@ clock and knows no names.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from engine.histogram import ADAPTERS, BYTES, SECONDS, TOKENS, Histogram
@@ -80,6 +80,16 @@ class Stats:
         kind.adapters.observe(len(revs))
         kind.lora_bytes.observe(sum(map(self.lora_bytes, revs)))
         self._time(kind, launched, now, waited)
+
+    def note_pooled(self, rows: int, revs: Collection[str], seconds: float) -> None:
+        """A step of an engine that pools has ended, on these revisions and maybe the base."""
+        self.steps += 1
+        self.prompt_tokens += rows
+        kind = self.lora_steps if revs else self.base_steps
+        kind.seconds.observe(seconds)
+        kind.batch_tokens.observe(rows)
+        kind.adapters.observe(len(revs))
+        kind.lora_bytes.observe(sum(map(self.lora_bytes, revs)))
 
     def keep(self, revs: Iterable[str]) -> None:
         """Forget the counts of revisions that are not among `revs`."""

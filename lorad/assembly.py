@@ -17,7 +17,7 @@ from engine.client import EngineClient
 from engine.messages import AdapterEvent, EngineSnapshot
 from lorad import __version__
 from lorad.api.guard import admin_uids
-from lorad.base import fingerprint_of, spec_of
+from lorad.base import fingerprint_of, folder_of, spec_of
 from lorad.board.board import Boards
 from lorad.config import Settings
 from lorad.errors import BadConfig, LoradError
@@ -77,9 +77,10 @@ class Services:
         self.tasks = Tasks()
         self.events = EventRing(instance_id=self.instance_id)
         self.gate = Gate()
-        self.text = TextService(Path(settings.model.base), registry.store.path)
+        self._base = folder_of(settings)
+        self.text = TextService(self._base, registry.store.path)
         self.link = EngineLink(
-            settings.engine_config(),
+            settings.process_config(),
             self.events,
             new_client=partial(EngineClient, stall_seconds=settings.model.stall_after),
             replace_after=settings.model.replace_after,
@@ -113,7 +114,7 @@ class Services:
     def _know_adapters(self) -> None:
         """Files, revisions, names, and what leaves the disk."""
         settings, registry = self.settings, self.registry
-        self._files = AdapterFiles(settings, spec_of(settings), self.link)
+        self._files = AdapterFiles(settings, self._base, spec_of(settings), self.link)
         self._intake = Intake(registry.store, inspect=self._files.inspect, pack=self._files.pack)
         self._revisions = Revisions(
             registry, self.link, self._intake, self._catalog, self.events, self.tasks
@@ -196,14 +197,14 @@ class Services:
         self.text.on_missing = self._on_missing
         self.tracing = self._make_tracing()
         self.pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="lorad-text")
-        self.guides = Guides(Path(settings.model.base))
+        self.guides = Guides(self._base)
         self.requests = RequestService(
             self.adapters,
             self.link,
             self.text,
             limits=settings.limits,
             version=__version__,
-            base_digest=fingerprint_of(Path(settings.model.base)),
+            base_digest=fingerprint_of(self._base),
             pool=self.pool,
             finder=self.dynamic,
             gate=self.gate,

@@ -8,36 +8,64 @@ the headers alone, so that a wrong base is told in a second and not after minute
 import hashlib
 from pathlib import Path
 
-from engine.client import ModelSpec, check_weight_files, read_spec
-from engine.errors import EngineError
+from engine.client import (
+    BaseSpec,
+    EncoderSpec,
+    check_weight_files,
+    read_base,
+    read_encoder,
+    usual_tasks,
+)
+from engine.errors import ConfigError, EngineError
 from lorad.config import Settings
 from lorad.errors import BadConfig
 from lorad.service.text import TextService
 
 
-def spec_of(settings: Settings) -> ModelSpec:
-    """What config.json says.  Raises BadConfig for a model that is not served."""
+def spec_of(settings: Settings) -> BaseSpec:
+    """What config.json says.  Raises BadConfig for a model that is not served, or not for this."""
+    return _read(settings)[1]
+
+
+def folder_of(settings: Settings) -> Path:
+    """Where config.json, weights and tokenizer are: of some pooling models a folder below the base.
+    Raises BadConfig."""
+    return _read(settings)[0]
+
+
+def _read(settings: Settings) -> tuple[Path, BaseSpec]:
+    folder = Path(settings.model.base)
     try:
-        return read_spec(Path(settings.model.base))
+        if settings.model.pools:
+            return read_encoder(settings.pooling_config())[:2]
+        spec = read_base(folder)
+    except ConfigError as error:
+        raise settings.refused(error) from error
     except EngineError as error:
         raise BadConfig(f"models.base: {error.message}", hint=error.hint) from error
     except OSError as error:
         raise BadConfig(f"models.base: {error}") from error
+    if isinstance(spec, EncoderSpec):
+        usual = ", ".join(f'"{task}"' for task in usual_tasks(folder))
+        raise BadConfig(
+            "models.tasks: the base is an encoder, which generates nothing",
+            hint=f"tasks = [{usual}]",
+        )
+    return folder, spec
 
 
 def check_base(settings: Settings) -> None:
     """Raises BadConfig unless spec, tokenizer and weight files are there and can be read.  Whether
     the weights hold every tensor, and fit the device, is found when they are loaded."""
-    folder = Path(settings.model.base)
     check_files(settings)
+    folder = folder_of(settings)
     TextService(folder, folder_of=lambda rev: folder)
 
 
 def check_files(settings: Settings) -> None:
     """The same, but for the tokenizer: a start reads that to keep it."""
-    spec_of(settings)
     try:
-        check_weight_files(Path(settings.model.base))
+        check_weight_files(folder_of(settings))
     except EngineError as error:
         raise BadConfig(f"models.base: {error.message}", hint=error.hint) from error
 

@@ -8,7 +8,7 @@ runs might hold: `lorad --check` may be asked beside it.
 import os
 from pathlib import Path
 
-from engine.client import check_fit
+from engine.client import EncoderSpec, check_fit
 from engine.errors import ConfigError
 from lorad import key_file
 from lorad.api.server import check_tcp, check_unix
@@ -27,14 +27,22 @@ def check_all(settings: Settings) -> None:
 def check_start(settings: Settings) -> None:
     """What a start asks first.  Raises StartError."""
     check_files(settings)
-    try:
-        check_fit(settings.engine_config(), spec_of(settings))
-    except ConfigError as error:
-        raise settings.refused(error) from error
+    _check_fit(settings)
     key_file.of_settings(settings)
     tracing.check(settings.otel)
     _check_folders(settings)
     _check_sockets(settings)
+
+
+def _check_fit(settings: Settings) -> None:
+    """Of a pooling model, `spec_of` has asked."""
+    spec = spec_of(settings)
+    if isinstance(spec, EncoderSpec):
+        return
+    try:
+        check_fit(settings.engine_config(), spec)
+    except ConfigError as error:
+        raise settings.refused(error) from error
 
 
 def _check_folders(settings: Settings) -> None:

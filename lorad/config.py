@@ -10,8 +10,8 @@
     ├── tcp limits shutdown metrics otel store registry log
 
 Goes in: plain nested dicts, already merged (`config_sources`).  Comes out: frozen Structs, sizes in
-bytes, durations in seconds, or BadConfig.  Reads no file and no environment.  `resolved` fills in
-what depends on the machine's directories.
+bytes, durations in seconds, or BadConfig.  Reads no environment, and of files the model's alone.
+`resolved` fills in what depends on them and on the machine's directories.
 """
 
 import re
@@ -34,6 +34,10 @@ from engine.config import (
     VerifyOnLoad,
 )
 from engine.errors import ConfigError
+from engine.pooling.config import PoolingConfig
+from engine.pooling.fit import GENERATE, usual_tasks
+from engine.pooling.spec import PoolingKind
+from lorad.config_tasks import check_tasks, of_pooling, ours
 from lorad.config_values import AutoSize, Seconds, Size, hints
 from lorad.errors import BadConfig
 from lorad.paths import Paths
@@ -51,7 +55,7 @@ class Model(_Section, frozen=True, kw_only=True):
 
     base: str = ""  # a folder with config.json and *.safetensors
     name: str = ""  # how requests call it; "" = the folder's name
-    tasks: tuple[str, ...] = ("generate",)
+    tasks: tuple[str, ...] = ()  # () = what its files say it is for
     dtype: DTypeName = "auto"
     device: Device = "auto"
     block_size: int = 16
@@ -67,6 +71,14 @@ class Model(_Section, frozen=True, kw_only=True):
     deterministic: bool = False
     stall_after: Seconds = 10.0  # without a sign of life, requests are told engine_stalled
     replace_after: Seconds = 60.0  # and after so much more of it, the engine is replaced
+    # Of a pooling model:
+    truncate: bool = False  # longer inputs are cut, unless a request says otherwise
+    pooling: Literal["auto", PoolingKind] = "auto"  # in place of what its files say
+
+    @property
+    def pools(self) -> bool:
+        """It makes vectors and scores, and generates nothing."""
+        return bool(self.tasks) and GENERATE not in self.tasks
 
 
 class Lora(_Section, frozen=True, kw_only=True):
@@ -77,6 +89,7 @@ class Lora(_Section, frozen=True, kw_only=True):
     ram_cache: Size = GIB
     kv_floor: AutoSize = 0
     adapter_floor: AutoSize = 0
+    adapter_pool: Size = 256 * MIB  # a pooling model: bytes of adapters on the device
     pin_limit: AutoSize = 0  # bytes that pinned adapters may hold together
     eviction: EvictionPolicy = "cost"
     starve_after: Seconds = 2.0
@@ -223,6 +236,17 @@ class Settings(Struct, frozen=True, kw_only=True):
     def model(self) -> Model:
         return self.models[0]
 
+    def process_config(self) -> EngineConfig | PoolingConfig:
+        """What the engine process is told.  BadConfig if the engine refuses it."""
+        return self.pooling_config() if self.model.pools else self.engine_config()
+
+    def pooling_config(self) -> PoolingConfig:
+        """The share of an engine that pools, under its names.  BadConfig if it refuses it."""
+        try:
+            return of_pooling(self.model, self.lora, self.origins)
+        except ConfigError as error:
+            raise self.refused(error) from error
+
     def engine_config(self) -> EngineConfig:
         """The engine's share, under the engine's names.  BadConfig if the engine refuses it."""
         m, lora = self.model, self.lora
@@ -257,12 +281,13 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     def refused(self, error: ConfigError) -> BadConfig:
         """What the engine says of a setting, by its key here and where its value is from."""
-        key = error.message.partition(" ")[0]
+        message = ours(error.message) if self.model.pools else error.message
+        key = message.partition(" ")[0]
         if key not in hints(Lora) and key not in hints(Model):
-            return BadConfig(f"models.base: {error.message}", hint=error.hint)
+            return BadConfig(f"models.base: {message}", hint=error.hint)
         section = "lora" if key in hints(Lora) else "models"
         where = self.origins.get(f"{section}.{key}")
-        told = f"{section}.{error.message}" + (f" ({where})" if where else "")
+        told = f"{section}.{message}" + (f" ({where})" if where else "")
         return BadConfig(told, hint=error.hint)
 
 
@@ -303,9 +328,10 @@ def check(settings: Settings) -> Settings:
     model, admin = settings.model, settings.admin
     need(bool(model.base), "models.base", "a model needs a base: the folder of its files")
     folder = Path(model.base)
-    need((folder / "config.json").is_file(), "models.base", f"no config.json in {folder}")
+    known = any((folder / name).is_file() for name in ("config.json", "modules.json"))
+    need(known, "models.base", f"no config.json in {folder}")
     need(bool(MODEL_NAME.fullmatch(model.name)), "models.name", "letters, digits, dot, dash")
-    need(model.tasks == ("generate",), "models.tasks", 'only ["generate"] is served so far')
+    check_tasks(model, settings.origins, need)
     _check_tcp(settings, need)
     _check_metrics(settings.metrics, need)
     for key, mode in (("inference.mode", settings.inference.mode), ("admin.mode", admin.mode)):
@@ -327,7 +353,7 @@ def check(settings: Settings) -> Settings:
             f"{pattern!r} is no pattern of references without commits",
             'write "hf:ORG/*", "hf:ORG/REPO" or "s3://BUCKET/*"',
         )
-    settings.engine_config()
+    settings.process_config()
     return settings
 
 
@@ -403,10 +429,16 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def resolved(settings: Settings, paths: Paths) -> Settings:
-    """Fill in the directories.  Without a runtime directory the sockets stay "" until `placed`."""
+    """Fill in the directories, and what a model is for by its files.  Without a runtime directory
+    the sockets stay "" until `placed`."""
     replace = msgspec.structs.replace
     models = tuple(
-        replace(m, base=base, name=m.name or Path(base).name)
+        replace(
+            m,
+            base=base,
+            name=m.name or Path(base).name,
+            tasks=m.tasks or (usual_tasks(Path(base)) if base else (GENERATE,)),
+        )
         for m in settings.models
         for base in [str(Path(m.base).expanduser().absolute()) if m.base else ""]
     )

@@ -145,6 +145,16 @@ class PrefixPicture(Struct, frozen=True, kw_only=True):
     lost_blocks: tuple[int, ...] = ()  # by distance
 
 
+class PoolingPicture(Struct, frozen=True, kw_only=True):
+    """How a pooling model makes its vectors and scores, as its engine does it."""
+
+    kinds: tuple[str, ...]  # cls last mean mean_sqrt_length weighted_mean max, side by side
+    origin: str  # which file said so, or the configuration
+    width: int  # numbers of a vector
+    normalizes: bool
+    labels: tuple[str, ...] = ()  # of the base's own classifier
+
+
 class Status(Struct, frozen=True, kw_only=True):
     """`GET /admin/v1/status`."""
 
@@ -184,6 +194,8 @@ class Status(Struct, frozen=True, kw_only=True):
     engine_pid: int | None = None
     drained: tuple[str, ...] = ()  # adapters that an operator took out of service
     engine_restarts: int = 0
+    tasks: tuple[str, ...] = ()  # generate, or of embed classify rerank
+    pooling: PoolingPicture | None = None  # of an engine that pools, once it is there
 
 
 class EventItem(Struct, frozen=True, kw_only=True):

@@ -267,6 +267,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     rank: int | None = None
     pinned: bool = False
     priority: int | None = None
+    tasks: tuple[str, ...] = ("generate",)  # or of embed classify rerank
+    dimensions: int | None = None  # numbers of a vector, of a model that makes any
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):

@@ -57,10 +57,10 @@ class MemoryPlan:
         """Several lines, without an end of line."""
         title = f"memory plan of {self.device}"
         if self.total:
-            title += f": {_size(self.total)}, gpu_memory_utilization {self.utilization:.2f}"
+            title += f": {shown_size(self.total)}, gpu_memory_utilization {self.utilization:.2f}"
         arena = (
-            f"{self.num_blocks:,} blocks of {_size(self.block_bytes)}: {self.num_tokens:,} tokens "
-            f"or {self.num_adapters:,} adapters of rank {USUAL_RANK}"
+            f"{self.num_blocks:,} blocks of {shown_size(self.block_bytes)}: "
+            f"{self.num_tokens:,} tokens or {self.num_adapters:,} adapters of rank {USUAL_RANK}"
         )
         lines = [
             ("weights", self.weights, ""),
@@ -70,10 +70,7 @@ class MemoryPlan:
             ("arena", self.arena, arena),
             ("reserve", self.reserve, "left free"),
         ]
-        shown = [
-            f"  {name:<8}{_size(size):>11}  {text}".rstrip() for name, size, text in lines if size
-        ]
-        return "\n".join([title, *shown])
+        return "\n".join([title, *(shown_row(*line) for line in lines if line[1])])
 
 
 def usual_adapter_blocks(layout: BlockLayout) -> int:
@@ -86,7 +83,13 @@ def usual_adapter_blocks(layout: BlockLayout) -> int:
     return place(modules, layout).num_blocks
 
 
-def _size(num_bytes: int) -> str:
+def shown_row(name: str, num_bytes: int, text: str) -> str:
+    """A line of a table of memory."""
+    return f"  {name:<8}{shown_size(num_bytes):>11}  {text}".rstrip()
+
+
+def shown_size(num_bytes: int) -> str:
+    """For people."""
     if num_bytes >= GIB:
         return f"{num_bytes / GIB:.2f} GiB"
     if num_bytes >= MIB:

@@ -7,6 +7,9 @@ from msgspec import Struct
 from engine.config import MIB, Device, DTypeName, EvictionPolicy, VerifyOnLoad
 from engine.errors import ConfigError
 from engine.pooling.spec import PoolingKind
+from engine.pooling_messages import PoolingInfo
+
+__all__ = ["PoolingConfig", "PoolingInfo"]
 
 
 class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +29,7 @@ class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ram_cache: int = 256 * MIB  # bytes of packed adapters in host memory
     eviction: EvictionPolicy = "cost"
     starve_after: float = 2.0  # seconds
+    thrash_window: float = 60.0  # seconds
     load_bytes_in_flight: int = 256 * MIB
     verify_on_load: VerifyOnLoad = "off"
     deterministic: bool = False
@@ -45,26 +49,6 @@ class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         need(1 <= self.max_rank <= 4096, "max_rank", "1 to 4096")
         need(self.ram_cache >= 0, "ram_cache", "0 or more bytes")
         need(self.starve_after > 0, "starve_after", "above 0 seconds")
+        need(self.thrash_window >= 0, "thrash_window", "0 or more seconds")
         need(self.load_bytes_in_flight > 0, "load_bytes_in_flight", "above 0 bytes")
         need(self.threads >= 0, "threads", "0 (auto) or more")
-
-
-class PoolingInfo(Struct, frozen=True, kw_only=True):
-    """What the engine became after `auto` was resolved, and how it pools.  Bytes of the device."""
-
-    device: str
-    dtype: str
-    layout: str  # of packed adapters
-    base: str  # `BaseFiles.id`
-    block_bytes: int
-    max_length: int
-    max_batch_tokens: int
-    width: int  # numbers of a whole vector
-    kinds: tuple[str, ...]
-    pooling_origin: str
-    normalizes: bool
-    num_labels: int  # 0 = the base scores nothing by itself
-    labels: tuple[str, ...]
-    weight_bytes: int
-    adapter_bytes: int
-    kv_bytes: int = 0  # nothing is kept between steps

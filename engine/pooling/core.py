@@ -31,6 +31,7 @@ from engine.pooling.config import PoolingConfig
 from engine.pooling.machine import build
 from engine.pooling.queue import Item, Queue
 from engine.pooling.requests import AbortPool, PoolRequest, PoolResult
+from engine.stats import Stats
 
 #: How long an idle loop sleeps if nobody rings: never needed, but a lost ring must not hang it.
 IDLE_SECONDS = 1.0
@@ -62,17 +63,19 @@ class PoolingCore:
         self.machine = machine = build(config, progress=progress, wake=self.bell.set)
         self.config, self.info = machine.config, machine.info
         self._clock = clock
-        slots = SlotTable(self.config.slots)
+        self.slots = slots = SlotTable(self.config.slots)
         # An index that stays empty: adapters are all that can make way.
-        prefix = PrefixIndex(machine.pool, 1, clock)
+        self.prefix = PrefixIndex(machine.pool, 1, clock)
+        self.reclaimer = Reclaimer(machine.pool, self.prefix, policy=self.config.eviction)
         self.residency = Residency(
             slots=slots,
             host=machine.host,
             copier=machine.copier,
-            room=Reclaimer(machine.pool, prefix, policy=self.config.eviction),
+            room=self.reclaimer,
             clock=clock,
             block_bytes=machine.layout.block_bytes,
             bytes_in_flight=self.config.load_bytes_in_flight,
+            thrash_window=self.config.thrash_window,
             layout=machine.layout.id,
             base=machine.info.base,
             max_rank=self.config.max_rank,
@@ -92,8 +95,7 @@ class PoolingCore:
         self._commands: list[PoolRequest | AbortPool | AdapterCommand] = []
         self._results: list[PoolResult] = []
         self._ran = False
-        self.num_steps = 0
-        self.num_rows = 0
+        self.stats = Stats(self._lora_bytes)
         progress("ready", 1.0)
 
     # ------------------------------------------------------------- the sentence
@@ -116,15 +118,33 @@ class PoolingCore:
         return not (self._ran or self._commands)
 
     @property
+    def num_steps(self) -> int:
+        """That ran something."""
+        return self.stats.steps
+
+    @property
     def num_waiting(self) -> int:
         """Requests in the queue."""
         return len(self._queue)
+
+    @property
+    def queue(self) -> Queue:
+        """To be read only."""
+        return self._queue
 
     def wait(self) -> None:
         """Sleep until the bell rings, or until something that waits may be due."""
         waits = len(self._queue) or self.residency.busy
         self.bell.wait(WAITING_SECONDS if waits else IDLE_SECONDS)
         self.bell.clear()
+
+    def abandon(self) -> list[str]:
+        """Forget everybody who waits: the ids of those, who get no result."""
+        self._commands, entering = [], self._commands
+        waiting = [item.request.request_id for item in self._queue]
+        for request_id in waiting:
+            self._forget(self._queue.remove(request_id))
+        return waiting + [c.request_id for c in entering if isinstance(c, PoolRequest)]
 
     def close(self) -> None:
         """End the reader's and the copier's threads.  The core cannot be used after it."""
@@ -188,14 +208,15 @@ class PoolingCore:
             return
         revs = {item.request.rev for item in items}
         slots = {rev: -1 if rev is None else self.residency.acquire(rev) for rev in revs}
+        began = self._clock()
         self._results += self._runner.run(Placed(i, slots[i.request.rev]) for i in items)
-        for rev in revs - {None}:
-            assert rev is not None
+        adapters = [rev for rev in revs if rev is not None]
+        rows = sum(item.length for item in items)
+        self.stats.note_pooled(rows, adapters, self._clock() - began)
+        for rev in adapters:
             self.residency.release(rev)
         for item in items:
             self._forget(item)
-        self.num_steps += 1
-        self.num_rows += sum(item.length for item in items)
 
     def _forget(self, item: Item | None) -> None:
         if item is not None and item.request.rev is not None:
@@ -203,6 +224,10 @@ class PoolingCore:
 
     def _fail(self, request_id: str, code: str, message: str) -> None:
         self._results.append(PoolResult(request_id, code=code, message=message))
+
+    def _lora_bytes(self, rev: str) -> int:
+        revision = self.residency.find(rev)
+        return revision.manifest.true_bytes if revision else 0
 
     def _publish(self) -> PoolingFrame:
         results, self._results = tuple(self._results), []

@@ -4,7 +4,6 @@ Goes in: a configuration with its `auto` values.  Comes out: a PoolingMachine wh
 left.  There is no KV: the arena holds adapters alone.  Knows nothing of requests.
 """
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +13,15 @@ from msgspec.structs import replace
 
 from engine.adapters.copier import CudaCopier, ThreadCopier
 from engine.adapters.host import HostCache
-from engine.errors import ConfigError, ModelUnsupported, NoDevice
+from engine.errors import ConfigError, NoDevice
 from engine.layout import BlockLayout
 from engine.memory.arena import DTYPES, Arena
 from engine.memory.pool import BlockPool
 from engine.models.base_files import base_id
 from engine.models.encoder import Encoder, load_encoder
-from engine.models.encoder_spec import EncoderSpec, read_encoder_spec
+from engine.models.encoder_spec import EncoderSpec
 from engine.pooling.config import PoolingConfig, PoolingInfo
-from engine.pooling.files import read_pooling
+from engine.pooling.fit import read_encoder
 from engine.pooling.head import Head
 from engine.pooling.pooler import Pooler
 from engine.pooling.spec import PoolingSpec
@@ -59,12 +58,7 @@ def build(
 
     `wake` is called from other threads when a read or a copy has ended.
     """
-    pooling = read_pooling(Path(config.model))
-    if config.pooling:
-        pooling = dataclasses.replace(pooling, kinds=(config.pooling,), origin="the configuration")
-    folder = Path(config.model) / pooling.folder
-    spec = read_encoder_spec(folder)
-    _check_dimensions(pooling, spec)
+    folder, spec, pooling = read_encoder(config)
     config = resolve(config, spec, pooling)
     device = torch.device(config.device)
     if config.threads:
@@ -117,7 +111,7 @@ def build(
 
 
 def resolve(config: PoolingConfig, spec: EncoderSpec, pooling: PoolingSpec) -> PoolingConfig:
-    """Every `auto` becomes a value.  Raises ConfigError, NoDevice."""
+    """Every `auto` becomes a value.  Raises NoDevice."""
     device, dtype = config.device, config.dtype
     if device == "cuda" and not torch.cuda.is_available():
         raise NoDevice(
@@ -127,11 +121,6 @@ def resolve(config: PoolingConfig, spec: EncoderSpec, pooling: PoolingSpec) -> P
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else spec.dtype  # type: ignore[assignment]
-    if config.max_length > spec.max_length:
-        raise ConfigError(
-            f"max_length = {config.max_length} is above the model's {spec.max_length} tokens",
-            hint=f"set it to {spec.max_length} or less",
-        )
     told = min(pooling.max_length or spec.max_length, spec.max_length)
     rows = CPU_BATCH_TOKENS if device == "cpu" else CUDA_BATCH_TOKENS
     return replace(
@@ -141,14 +130,6 @@ def resolve(config: PoolingConfig, spec: EncoderSpec, pooling: PoolingSpec) -> P
         max_length=config.max_length or told,
         max_batch_tokens=config.max_batch_tokens or rows,
     )
-
-
-def _check_dimensions(pooling: PoolingSpec, spec: EncoderSpec) -> None:
-    width = pooling.width(spec.hidden_size)
-    if any(size > width for size in pooling.dimensions):
-        raise ModelUnsupported(
-            f"matryoshka_dimensions has {max(pooling.dimensions)}, a vector has {width} numbers"
-        )
 
 
 def _blocks(config: PoolingConfig, layout: BlockLayout) -> int:

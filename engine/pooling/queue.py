@@ -62,9 +62,18 @@ class Queue:
         """Whoever it is, if it waits."""
         return self._items.pop(request_id, None)
 
+    def waiting_for(self, rev: str | None) -> int:
+        """Requests on `rev`, None = the base model."""
+        return sum(item.request.rev == rev for item in self._items.values())
+
+    def turn_of(self, rev: str | None) -> tuple[int, int]:
+        """When the queue comes to `rev`, 1 = first, and to how many it comes; 0: none waits."""
+        line = list(dict.fromkeys(item.request.rev for item in self._line()))
+        return (line.index(rev) + 1 if rev in line else 0), len(line)
+
     def take(self, may_run: Callable[[str | None], bool]) -> list[Item]:
         """The next step's; [] if nobody may run.  One that is longer than the budget goes alone."""
-        line = sorted(self._items.values(), key=lambda i: (-i.request.priority, i.order))
+        line = self._line()
         chosen: list[Item] = []
         passed: list[Item] = []
         left, ahead, overtaken = self.max_tokens, 0, 0
@@ -87,3 +96,6 @@ class Queue:
         for item in chosen:
             del self._items[item.request.request_id]
         return chosen
+
+    def _line(self) -> list[Item]:
+        return sorted(self._items.values(), key=lambda i: (-i.request.priority, i.order))

@@ -1,41 +1,25 @@
 """What is asked of a pooling core, and what it answers.  Every request has one result.
 
-Plain data.  Torch-free.
+Plain data, and its way into a frame and out of it.  Torch-free.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
+from engine.pooling_messages import (
+    MAX_VALUE_BYTES,
+    AbortPool,
+    Pooled,
+    PoolingTask,
+    PoolRequest,
+)
+
+__all__ = ["AbortPool", "Floats", "PoolRequest", "PoolResult", "PoolingTask", "packed", "unpacked"]
+
 Floats = NDArray[np.float32]
-#: One vector, one for each token, or class scores.
-PoolingTask = Literal["embed", "tokens", "classify"]
-
-
-class PoolRequest(Struct, frozen=True, kw_only=True, tag="pool"):
-    """Run one input on the base, or on `rev`.  Leases `rev` until its result."""
-
-    request_id: str
-    tokens: list[int]  # the tokenizer's special ones among them
-    task: PoolingTask = "embed"
-    types: list[int] | None = None  # one a token, where the model tells two texts apart so
-    rev: str | None = None
-    normalize: bool | None = None  # None: as the model does it
-    dimensions: int | None = None  # numbers of the vector that are told
-    prompt_tokens: int = 0  # of these tokens, the first; where the model leaves prompts out
-    truncate: bool | None = None  # None: as configured
-    keeps: int = 1  # tokens at the end that are never cut: the tokenizer's own
-    priority: int = 50
-    deadline_seconds: float | None = None  # from receipt
-
-
-class AbortPool(Struct, frozen=True, tag="abort_pool"):
-    """Forget a request; it has no result.  Unknown ids are ignored."""
-
-    request_id: str
+_WIRE = np.dtype("<f4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +33,42 @@ class PoolResult:
     logits: Floats | None = None  # (labels,) of a classifier: sort by these
     code: str = ""
     message: str = ""
+
+
+def packed(result: PoolResult) -> Pooled:
+    """As it travels.  One that no frame can hold becomes an error."""
+    values = result.values
+    if values is not None and values.nbytes > MAX_VALUE_BYTES:
+        return Pooled(
+            request_id=result.request_id,
+            code="invalid_value",
+            message=f"the result has {values.nbytes} bytes, more than {MAX_VALUE_BYTES}",
+        )
+    return Pooled(
+        request_id=result.request_id,
+        num_tokens=result.num_tokens,
+        num_cut=result.num_cut,
+        shape=() if values is None else values.shape,
+        values=b"" if values is None else _bytes(values),
+        logits=None if result.logits is None else _bytes(result.logits),
+        code=result.code,
+        message=result.message,
+    )
+
+
+def unpacked(pooled: Pooled) -> PoolResult:
+    """As it was.  The arrays lie over the message's own bytes: nobody may write to them."""
+    logits = pooled.logits
+    return PoolResult(
+        request_id=pooled.request_id,
+        num_tokens=pooled.num_tokens,
+        num_cut=pooled.num_cut,
+        values=None if pooled.code else np.frombuffer(pooled.values, _WIRE).reshape(pooled.shape),
+        logits=None if logits is None else np.frombuffer(logits, _WIRE),
+        code=pooled.code,
+        message=pooled.message,
+    )
+
+
+def _bytes(values: Floats) -> bytes:
+    return values.astype(_WIRE, copy=False).tobytes()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.errors import RequestInvalid
+from engine.errors import RequestInvalid, TooLong
 
 #: `longest_first` takes from the longer text until both are of a length, then from both.
 PairCut = Literal["longest_first", "only_first", "only_second"]
@@ -24,7 +24,7 @@ class Truncation:
     keeps: int = 1
 
     def fit(self, tokens: Sequence[int]) -> list[int]:
-        """`tokens`, cut if need be.  Raises RequestInvalid."""
+        """`tokens`, cut if need be.  Raises TooLong."""
         return self._cut(tokens) if self._is_long(len(tokens)) else list(tokens)
 
     def fit_types(self, types: Sequence[int]) -> list[int]:
@@ -33,7 +33,7 @@ class Truncation:
 
     def _is_long(self, count: int) -> bool:
         if count > self.length and not self.cuts:
-            raise RequestInvalid(
+            raise TooLong(
                 f"the input has {count} tokens, the model takes {self.length}",
                 hint="shorten it, or ask for it to be truncated",
             )

@@ -6,6 +6,7 @@ model answers here exactly as it does on the generating routes.
 
 import asyncio
 from datetime import datetime
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -60,7 +61,7 @@ def _base_card(deps: Deps, context: int) -> ModelCard:
         root="base",
         parent=None,
         max_model_len=context,
-        lorad=ModelFacts(state="active"),
+        lorad=ModelFacts(state="active", **_purpose(deps)),
     )
 
 
@@ -77,5 +78,14 @@ def _card(deps: Deps, context: int, adapter: wire.Adapter, name: str, rev: str) 
             rank=adapter.rank,
             pinned=adapter.pinned,
             priority=adapter.priority,
+            **_purpose(deps),
         ),
     )
+
+
+def _purpose(deps: Deps) -> dict[str, Any]:
+    """An adapter is for what its base is for."""
+    pooling = deps.requests.engine().pooling
+    if pooling is None:
+        return {}
+    return {"tasks": deps.settings.model.tasks, "dimensions": pooling.width}

@@ -36,6 +36,8 @@ def status(context: typer.Context) -> None:
         return
     p, c = st.pool, st.prefix
     kv = f"{p.kv_active} active, {p.kv_cached} cached"
+    hits = human_prefix(c.query_tokens, c.hit_tokens, c.lost_tokens, c.saved_seconds)
+    pools = st.pooling
     weights = f"{p.adapter_active} active, {p.adapter_idle} idle"
     engine = f"engine pid {st.engine_pid or UNKNOWN}"
     counts = ", ".join(f"{n} {state}" for state, n in sorted(st.adapters.items())) or "none"
@@ -46,13 +48,13 @@ def status(context: typer.Context) -> None:
             ("model", f"{st.model}  {st.dtype} on {st.device} ({st.device_name})"),
             ("base", st.base),
             ("context", f"{st.max_model_len} tokens"),
+            *([("pooling", _pooling(pools))] if pools else []),
             ("adapters", counts),
             ("slots", f"{st.slots_used} of {st.slots_total} used, {st.pinned} pinned"),
             ("pool", f"{p.total} blocks of {human_bytes(p.block_bytes)}, {p.free} free"),
-            ("  kv", f"{kv} (blocks of {p.block_size} tokens)"),
+            *([] if pools else [("  kv", f"{kv} (blocks of {p.block_size} tokens)")]),
             ("  adapters", weights),
-            ("prefix", human_prefix(c.query_tokens, c.hit_tokens, c.lost_tokens, c.saved_seconds)),
-            ("  reuse", _reuse(c)),
+            *([] if pools else [("prefix", hits), ("  reuse", _reuse(c))]),
             ("ram", f"{human_bytes(st.ram_used_bytes)} of {human_bytes(st.ram_limit_bytes)}"),
             ("requests", f"{st.running} running, {st.waiting} waiting"),
             ("tokens", f"{st.generated_tokens} generated, {st.prompt_tokens} of prompts"),
@@ -67,6 +69,12 @@ def status(context: typer.Context) -> None:
             ("store dir", st.store_dir or UNKNOWN),
         ]
     )
+
+
+def _pooling(p: wire.PoolingPicture) -> str:
+    told = f"{' + '.join(p.kinds)} ({plain(p.origin)}), {p.width} numbers"
+    told += ", of length 1" if p.normalizes else ""
+    return told + (f"; labels {', '.join(map(plain, p.labels))}" if p.labels else "")
 
 
 def _reuse(c: wire.PrefixPicture) -> str:

@@ -157,6 +157,8 @@ def _base(
     length, held, slots = 0, blocks, 1024
     if model is None:
         status = s.client.status()
+        if status.pooling is not None:
+            raise Usage("a plan is of KV, and a pooling model has none")
         model, length, slots = Path(status.base), status.max_model_len, status.slots_total
         if not (dtype or block_size or blocks or memory != AUTO):
             held = status.pool.total  # measured at its start, for its dtype and block size

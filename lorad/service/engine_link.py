@@ -1,9 +1,10 @@
 """EngineLink: the one owner of the engine process, from first start to last stop.
 
-Goes in: sequences with a callback, and commands.  Comes out: deltas to the callback of their
-sequence, adapter transitions to one listener, answers.  A dead engine is replaced: sequences in
-flight end with an `engine_restarting` delta, and `bring_up` gives the new process what the old one
-held.  A few crashes within minutes end the daemon through `failed`.  Knows no names and no HTTP.
+Goes in: sequences with a callback, inputs to pool, and commands.  Comes out: deltas to the callback
+of their sequence, results, adapter transitions to one listener, answers.  A dead engine is
+replaced: what is in flight ends with the error `engine_restarting`, and `bring_up` gives the new
+process what the old one held.  A few crashes within minutes end the daemon through `failed`.  Knows
+no names and no HTTP.
 """
 
 import asyncio
@@ -32,9 +33,12 @@ from engine.messages import (
     StepFrame,
     Submit,
 )
+from engine.pooling.config import PoolingConfig
+from engine.pooling.requests import PoolRequest, PoolResult
 from lorad.errors import TABLE, BadConfig, LoradError, NoUsableDevice, StartError, from_engine
 from lorad.service.events import EventRing
 from lorad.service.flights import Flights, OnDelta
+from lorad.service.inputs import Inputs
 from lorad.service.turns import Turns
 
 log = logging.getLogger("lorad.engine")
@@ -69,10 +73,12 @@ class Client(Protocol):
 
     @property
     def state(self) -> str: ...
-    async def start(self, config: EngineConfig) -> None: ...
+    async def start(self, config: EngineConfig | PoolingConfig) -> None: ...
     def next_id(self) -> int: ...
     def submit(self, submit: Submit) -> None: ...
     def abort(self, request_id: str) -> None: ...
+    def pool(self, request: PoolRequest) -> None: ...
+    def abort_pool(self, request_id: str) -> None: ...
     async def call(self, command: Command) -> Answer: ...
     async def stop(self, timeout: float = 10.0) -> None: ...
 
@@ -86,7 +92,7 @@ class EngineLink:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: EngineConfig | PoolingConfig,
         events: EventRing,
         *,
         new_client: Callable[[], Client],
@@ -113,6 +119,7 @@ class EngineLink:
         self.on_progress: Callable[[str, float], None] = lambda phase, fraction: None
         self.on_state: Callable[[], None] = lambda: None  # `state` or `progress` has changed
         self.flights = Flights(self._live, self.known, lambda rev: self.prepare(rev), self._spawn)
+        self._inputs = Inputs(self._live, self.known, lambda rev: self.prepare(rev))
         self.ready = asyncio.Event()  # set while the state is `ready`
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._new_client = new_client
@@ -148,6 +155,15 @@ class EngineLink:
         """End a sequence; its last delta follows.  Unknown ids are ignored."""
         self.flights.abort(request_id)
 
+    async def pool(self, request: PoolRequest) -> PoolResult:
+        """Run one input on an engine that pools; of one that generates it is refused.
+
+        A revision that the engine does not know yet is prepared first.  Cancelling it takes the
+        input back.  Raises LoradError: the engine's own refusals, not ready, `engine_restarting`.
+        """
+        self.check()
+        return await self._inputs.run(request)
+
     def next_id(self) -> int:
         """A fresh id for a command of the present engine process."""
         return self._live().next_id()
@@ -172,8 +188,8 @@ class EngineLink:
 
     @property
     def running(self) -> int:
-        """Sequences in flight, as the daemon counts them."""
-        return len(self.flights)
+        """Sequences and inputs in flight, as the daemon counts them."""
+        return len(self.flights) + len(self._inputs)
 
     @property
     def tended(self) -> bool:
@@ -201,7 +217,7 @@ class EngineLink:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.flights.end_all("draining", "lorad is stopping")
+        self._end_all("draining", "lorad is stopping")
 
     # ------------------------------------------------------------- supervision
     async def _supervise(self) -> None:
@@ -262,13 +278,15 @@ class EngineLink:
                     self.on_adapter(transition)
                 for delta in event.deltas:
                     self.flights.deliver(delta)
+                for pooled in event.pooled:
+                    self._inputs.deliver(pooled)
 
     async def _rise(self, info: EngineInfo) -> None:
         """From EngineReady to `ready`: one forward pass, then the adapters that belong there."""
         self.info = info
         self.progress = "warming up"
         try:
-            await self._warm_up()
+            await (self._pool_once() if info.pooling is not None else self._warm_up())
             self.progress = "loading pinned adapters"
             await self.bring_up(info)
         except LoradError as error:
@@ -295,6 +313,13 @@ class EngineLink:
         if delta.finish_reason == "error":
             raise LoradError("internal_error", f"the first forward pass failed: {delta.message}")
 
+    async def _pool_once(self) -> None:
+        try:
+            await self._inputs.run(PoolRequest(request_id=WARM_UP_ID, tokens=[0]))
+        except LoradError as error:
+            message = f"the first forward pass failed: {error.message}"
+            raise LoradError("internal_error", message) from error
+
     def _bury(self, fatal: Fatal) -> None:
         """Count the crash and end what was in flight."""
         self.known.clear()
@@ -307,7 +332,7 @@ class EngineLink:
         self.restarts += 1
         self._set("engine_restarting", f"the engine is restarting: {fatal.message}")
         self.events.publish("engine.died", level="error", cause=fatal.code, message=fatal.message)
-        self.flights.end_all("engine_restarting", f"the engine ended: {fatal.message}")
+        self._end_all("engine_restarting", f"the engine ended: {fatal.message}")
 
     def _fail(self, error: StartError) -> None:
         self._set("stopped", error.message)
@@ -335,6 +360,10 @@ class EngineLink:
                     self.events.publish("engine.ready", cause="moving again")
 
     # ------------------------------------------------------------- inside
+    def _end_all(self, code: str, message: str) -> None:
+        self.flights.end_all(code, message)
+        self._inputs.end_all(code, message)
+
     def _set(self, state: LinkState, progress: str) -> None:
         self.state, self.progress = state, progress
         self._moved = self._clock()

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from engine.adapters.peft import AdapterManifest, Limits, inspect, revision_digest
-from engine.client import ModelSpec, pack, verify
+from engine.client import BaseSpec, pack, verify
 from engine.errors import AdapterInvalid
 from engine.messages import PackedManifest, Verified
 from lorad.config import Settings
@@ -24,10 +24,10 @@ OWN_TEMPLATE = "it brings its own chat template, which its chats are rendered wi
 
 
 class AdapterFiles:
-    """`spec` is the base model's."""
+    """`spec` is the base model's, whose files are in `base`."""
 
-    def __init__(self, settings: Settings, spec: ModelSpec, link: EngineLink) -> None:
-        self._settings, self._spec, self._link = settings, spec, link
+    def __init__(self, settings: Settings, base: Path, spec: BaseSpec, link: EngineLink) -> None:
+        self._settings, self._base, self._spec, self._link = settings, base, spec, link
         self._limits = Limits(
             max_rank=settings.lora.max_rank, max_bytes=settings.watch.max_adapter_bytes
         )
@@ -57,8 +57,7 @@ class AdapterFiles:
     def inspect(self, folder: Path, /) -> tuple[AdapterManifest, str]:
         """Manifest and digest.  Runs in a thread."""
         dtype = self._settings.model.dtype
-        base = Path(self._settings.model.base)
-        manifest = inspect(folder, self._spec, self._limits, served_dtype=dtype, base=base)
+        manifest = inspect(folder, self._spec, self._limits, served_dtype=dtype, base=self._base)
         try:
             template = ChatTemplate.load(folder)
         except TextError as error:
@@ -75,7 +74,7 @@ class AdapterFiles:
         assert info is not None, "packing waits for the engine to say its layout"
         return await pack(
             folder,
-            model=Path(self._settings.model.base),
+            model=self._base,
             block_size=info.block_size,
             dtype=info.dtype,
             out_dir=out,
@@ -88,7 +87,7 @@ class AdapterFiles:
         assert info is not None, "the engine says its layout before anything is resident"
         return await verify(
             folder,
-            model=Path(self._settings.model.base),
+            model=self._base,
             block_size=info.block_size,
             dtype=info.dtype,
             out_dir=out,

@@ -5,6 +5,7 @@ Pinned adapters leave room for the KV floor plus the largest registered adapter,
 An adapter that is pinned already never counts against itself.
 """
 
+from engine.messages import EngineInfo
 from lorad.config import Lora
 from lorad.errors import LoradError
 from lorad.registry.records import RevisionRecord
@@ -47,13 +48,19 @@ class PinRoom:
         assert info is not None
         if self.settings.pin_limit:
             return self.settings.pin_limit // info.block_bytes
-        longest = -(-info.max_model_len // info.block_size)
-        floor = -(-self.settings.kv_floor // info.block_bytes)
-        floor = floor or max(1, min(longest, info.num_blocks // 10))
+        floor = self._floor(info)
         largest = self._registry.list(sort="-size", limit=1).items
         rev = largest[0].serving_rev if largest else None
         record = self._registry.revision(rev) if rev is not None else None
         return info.num_blocks - floor - (self._blocks(record) if record else 0)
+
+    def _floor(self, info: EngineInfo) -> int:
+        """What KV keeps to itself; a model that pools has none."""
+        if not info.block_size:
+            return 0
+        longest = -(-info.max_model_len // info.block_size)
+        floor = -(-self.settings.kv_floor // info.block_bytes)
+        return floor or max(1, min(longest, info.num_blocks // 10))
 
     def _blocks(self, record: RevisionRecord) -> int:
         info = self._link.info

@@ -111,6 +111,7 @@ class RequestService:
         self.reception.check_open()
         resolved = await self.reception.find(ask.model, caller, deadline)
         info = self.engine()
+        _check_generates(ask.model, info)
         account = account_of(resolved.name, ask.priority, resolved.priority, caller)
         if trace is not None:
             trace.name, trace.rev, trace.tenant = resolved.name, resolved.rev, account.tenant.name
@@ -306,6 +307,16 @@ class RequestService:
             spans.append(span)
             self._link.submit(submit, span)
         return spans
+
+
+def _check_generates(model: str, info: EngineInfo) -> None:
+    if info.pooling is not None:
+        raise LoradError(
+            "invalid_value",
+            f"{model} makes vectors and scores, and generates nothing",
+            param="model",
+            hint="ask /v1/embeddings, /v1/rerank or /classify",
+        )
 
 
 def _check_fallback(ask: Ask, tenant: Tenant) -> None:

@@ -26,7 +26,7 @@ class World:
             lora=Lora(allowed_roots=(str(root / "allowed"),)),
             watch=Watch(dir=str(root / "inbox")),
         )
-        files = AdapterFiles(settings, None, None)
+        files = AdapterFiles(settings, root, None, None)
         self.folders = Folders(self, self, copy=files.copy_named, vet=self.vet)
 
     def vet(self, name, source):

@@ -1,0 +1,79 @@
+"""What a model is for, and which settings that leaves: a part of `config.py`.
+
+Goes in: `[[models]]`, `[lora]`, and what was set by somebody.  Comes out: a PoolingConfig, or the
+rule that is broken.  A setting of the other kind of model is refused where somebody wrote it: it
+would do nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from engine.pooling.config import PoolingConfig
+from engine.pooling.fit import CLASSIFY, EMBED, GENERATE, RERANK
+
+if TYPE_CHECKING:
+    from lorad.config import Lora, Model
+
+POOLING = (EMBED, CLASSIFY, RERANK)
+#: Of a model that generates: it has KV, blocks of it, and graphs of steps.
+_GENERATES = (
+    "models.block_size",
+    "models.mixed_tokens",
+    "models.graph_tokens",
+    "models.gpu_memory_utilization",
+    "models.cpu_pool",
+    "models.num_blocks",
+    "lora.kv_floor",
+    "lora.adapter_floor",
+)
+_POOLS = ("models.truncate", "models.pooling", "lora.adapter_pool")
+#: The engine's word for a setting, where ours is another.
+_OURS = {"max_length": "max_model_len"}
+
+
+def check_tasks(model: "Model", origins: Mapping[str, str], need: Callable[..., None]) -> None:
+    """`need(ok, key, rule, hint)` raises BadConfig."""
+    tasks = model.tasks or (GENERATE,)
+    for task in tasks:
+        known = task in (GENERATE, *POOLING)
+        need(known, "models.tasks", f"{task!r} is none of {', '.join((GENERATE, *POOLING))}")
+    need(
+        GENERATE not in tasks or len(tasks) == 1,
+        "models.tasks",
+        "one model that both generates and pools is not served yet",
+        'tasks = ["generate"], or only of "embed", "classify" and "rerank"',
+    )
+    for key in _GENERATES if model.pools else _POOLS:
+        kind = "generates" if model.pools else "pools"
+        need(key not in origins, key, f"only a model that {kind} has it, and this one does not")
+
+
+def of_pooling(model: "Model", lora: "Lora", origins: Mapping[str, str]) -> PoolingConfig:
+    """Raises ConfigError.  Where nobody said how many inputs a step has, the engine does."""
+    told = {"max_num_seqs": model.max_num_seqs} if "models.max_num_seqs" in origins else {}
+    return PoolingConfig(
+        model=model.base,
+        device=model.device,
+        dtype=model.dtype,
+        max_length=model.max_model_len,
+        truncate=model.truncate,
+        pooling="" if model.pooling == "auto" else model.pooling,
+        max_batch_tokens=model.max_batch_tokens,
+        deterministic=model.deterministic,
+        threads=model.threads,
+        adapter_pool=lora.adapter_pool,
+        slots=lora.slots,
+        max_rank=lora.max_rank,
+        ram_cache=lora.ram_cache,
+        eviction=lora.eviction,
+        starve_after=lora.starve_after,
+        thrash_window=lora.thrash_window,
+        verify_on_load=lora.verify_on_load,
+        **told,
+    )
+
+
+def ours(message: str) -> str:
+    """An engine's complaint, which begins with the setting, by our name of it."""
+    key, space, rest = message.partition(" ")
+    return _OURS.get(key, key) + space + rest

@@ -1,0 +1,142 @@
+"""A daemon whose model is an encoder: operators see what they see of any other, and requests to
+generate are told what the model does."""
+
+import os
+import signal
+
+import pytest
+
+from lorad import wire
+from lorad.client import ApiError
+from tests.fakes.tiny_bert import HIDDEN, LENGTH, write_bert, write_bert_adapter
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def daemon(make_daemon, tmp_path_factory):
+    daemon = make_daemon()
+    base = write_bert(tmp_path_factory.mktemp("bert"), pooling="cls")
+    daemon.config.write_text(
+        f'[[models]]\nbase = "{base}"\nname = "vectors"\ndevice = "cpu"\nthreads = 1\n'
+        '[lora]\nslots = 8\nram_cache = "16MiB"\nadapter_pool = "2MiB"\n'
+        '[watch]\nsettle = "100ms"\n'
+    )
+    daemon.start()
+    yield daemon
+    assert daemon.stop() == 0, daemon.tail()
+
+
+@pytest.fixture(scope="module")
+def add(daemon):
+    """add(name, seed): its row."""
+
+    def add(name, seed, **start):
+        folder = write_bert_adapter(daemon.root / f".up-{seed}", seed)
+        with daemon.client() as client:
+            client.upload(folder, wire.UploadStart(name=name, **start))
+        return daemon.wait_state(name, "registered", "ram", "idle")
+
+    return add
+
+
+def post(daemon, path, **body):
+    with daemon.http() as http:
+        answer = http.post(path, json=body)
+    return answer.status_code, answer.json()
+
+
+def test_adapters_come_load_leave_and_are_pinned(daemon, add):
+    add("one", 1, load=True)
+    daemon.wait_state("one", "idle")
+    add("two", 2, pin=True)
+    daemon.wait_state("two", "idle")
+    with daemon.client() as client:
+        assert [row.name for row in client.slots().items] == ["one", "two"]
+        assert client.evict("two").items[0].code == "pinned"
+        assert client.evict("one").items[0].ok
+        explained = client.explain("one")
+    assert (explained.tier, explained.room.kv_floor_bytes) == ("ram", 0)
+    row = daemon.adapter("one")
+    assert (row.rank, row.running, row.prefix_query_tokens) == (4, 0, 0)
+
+
+def test_an_adapter_of_another_architecture_is_quarantined(daemon):
+    daemon.drop("llama", 7)
+    assert daemon.wait_state("llama", "quarantined").reason.startswith("E_")
+
+
+def test_the_status_says_how_it_pools_and_has_no_keys_and_values(daemon):
+    with daemon.client() as client:
+        status = client.status()
+    assert (status.state, status.model, status.tasks) == ("ready", "vectors", ("embed",))
+    assert status.max_model_len == LENGTH
+    pooling = status.pooling
+    assert (pooling.kinds, pooling.width, pooling.normalizes) == (("cls",), HIDDEN, True)
+    assert pooling.origin == "1_Pooling/config.json"
+    pool = status.pool
+    assert (pool.block_size, pool.kv_active, pool.kv_cached) == (0, 0, 0)
+    assert pool.free + pool.adapter_idle + pool.adapter_active == pool.total > 0
+
+
+def test_metrics_and_the_live_picture_have_zeros_for_what_it_lacks(daemon):
+    with daemon.client() as client:
+        metrics = client.metrics()
+        board = client.board()
+    lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
+    assert lines["lorad_kv_cache_blocks"] == "0.0"
+    assert float(lines['lorad_pool_blocks{use="free"}']) > 0
+    assert board.status.pooling.width == HIDDEN
+    assert (board.load.query_tokens, board.load.hit_tokens) == (0, 0)
+
+
+def test_models_are_listed_with_what_they_are_for(daemon, add):
+    add("listed", 3)
+    with daemon.http() as http:
+        cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
+    for name in ("vectors", "listed"):
+        facts = cards[name]["lorad"]
+        assert (facts["tasks"], facts["dimensions"]) == (["embed"], HIDDEN)
+    assert cards["listed"]["parent"] == "vectors"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_to_generate_is_a_400_that_says_what_the_model_does(daemon, stream):
+    said = [{"role": "user", "content": "hello"}]
+    for path, more in (
+        ("/v1/chat/completions", {"messages": said}),
+        ("/v1/completions", {"prompt": "x"}),
+    ):
+        status, body = post(daemon, path, model="vectors", stream=stream, **more)
+        assert status == 400 and body["error"]["param"] == "model"
+        assert body["error"]["message"] == "vectors makes vectors and scores, and generates nothing"
+        assert post(daemon, path, model="nobody", **more)[0] == 404
+
+
+def test_text_becomes_the_tokens_of_its_own_tokenizer(daemon):
+    status, body = post(daemon, "/tokenize", model="vectors", prompt="ab", return_token_strs=True)
+    assert status == 200
+    assert body["token_strs"] == ["[CLS]", "a", "b", "[SEP]"]
+
+
+def test_to_verify_is_refused_in_one_line(daemon):
+    with daemon.client() as client, pytest.raises(ApiError, match="not verified so far"):
+        client.verify("two")
+
+
+def test_after_the_engines_death_it_is_ready_again_with_what_was_pinned(daemon, poll):
+    with daemon.client() as client:
+        os.kill(client.status().engine_pid, signal.SIGKILL)
+        poll(lambda: client.status().engine_restarts == 1, "the engine's death to be noticed")
+    daemon.wait_ready()
+    assert daemon.wait_state("two", "idle").pinned
+
+
+def test_check_refuses_what_a_start_would(daemon):
+    text = daemon.config.read_text()
+    try:
+        daemon.config.write_text(text.replace("threads = 1", "num_blocks = 9"))
+        status, said = daemon.refused("--check")
+        assert status == 2 and "models.num_blocks: only a model that generates has it" in said
+    finally:
+        daemon.config.write_text(text)

@@ -1,0 +1,138 @@
+"""A pooling core with the face that the engine process serves: what it tells, what it refuses."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.adapters.pack import pack_into
+from engine.messages import (
+    Abort,
+    AddRevision,
+    Answer,
+    Explain,
+    GetSnapshot,
+    PackedManifest,
+    SamplingParams,
+    StepFrame,
+    Submit,
+    VerifyRevision,
+)
+from engine.pooling.config import PoolingConfig
+from engine.pooling.requests import AbortPool, PoolRequest, unpacked
+from engine.pooling.served import ServedPooling
+from tests.fakes.tiny_bert import HIDDEN, LENGTH, VOCAB, write_bert, write_bert_adapter
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("bert"), pooling="cls")
+
+
+@pytest.fixture(scope="module")
+def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> PackedManifest:
+    folder = write_bert_adapter(tmp_path_factory.mktemp("adapter") / "one", 1)
+    store = tmp_path_factory.mktemp("store")
+    return pack_into(folder, model, store, block_size=0, dtype="float32", max_rank=64)
+
+
+@pytest.fixture
+def served(model: Path) -> Iterator[ServedPooling]:
+    config = PoolingConfig(model=str(model), device="cpu", adapter_pool=1 << 20, ram_cache=1 << 20)
+    served = ServedPooling(config)
+    yield served
+    served.core.close()
+
+
+def answer(served: ServedPooling, command: Explain | GetSnapshot | VerifyRevision) -> Answer:
+    served.take(command)
+    (answer,) = served.step().answers
+    assert answer.command_id == command.command_id
+    return answer
+
+
+def embed(request_id: str, rev: str | None = None) -> PoolRequest:
+    return PoolRequest(request_id=request_id, tokens=[1, 2, 3], rev=rev)
+
+
+def test_it_says_what_it_is_with_no_room_for_keys_and_values(served: ServedPooling) -> None:
+    info = served.info
+    assert info.pooling is not None and info.pooling.kinds == ("cls",)
+    assert (info.pooling.width, info.max_model_len, info.vocab_size) == (HIDDEN, LENGTH, VOCAB)
+    assert (info.block_size, info.eos_token_ids, info.pooling.kv_bytes) == (0, (), 0)
+    assert info.num_blocks * info.block_bytes == info.arena_bytes == info.pooling.adapter_bytes
+    assert "kv          0.0 KiB" in served.memory_table()
+
+
+def test_results_are_bytes_that_read_as_vectors(served: ServedPooling) -> None:
+    served.take(embed("a"))
+    (pooled,) = served.step().pooled
+    result = unpacked(pooled)
+    assert result.values is not None and result.values.shape == (HIDDEN,)
+    assert np.linalg.norm(result.values) == pytest.approx(1, abs=1e-6)
+    assert (result.num_tokens, result.num_cut) == (3, 0)
+
+
+def test_to_generate_is_refused_and_an_abort_of_it_is_nothing(served: ServedPooling) -> None:
+    served.take(Submit(request_id="a", prompt=[1], sampling=SamplingParams()))
+    (delta,) = served.step().deltas
+    assert (delta.request_id, delta.finish_reason, delta.code) == ("a", "error", "invalid_value")
+    served.take(Abort("a"))
+    served.take(AbortPool("a"))
+    assert served.step().silent
+
+
+def test_to_verify_is_refused(served: ServedPooling) -> None:
+    assert answer(served, VerifyRevision(3, "r", "probe")).code == "model_unsupported"
+
+
+def test_the_picture_has_steps_rows_and_who_waits(
+    served: ServedPooling, adapter: PackedManifest
+) -> None:
+    served.take(AddRevision(command_id=1, manifest=adapter))
+    served.take(embed("base"))
+    served.step()
+    served.take(embed("waits", adapter.rev))
+    served.step()  # it is on its way from the disk
+    picture = answer(served, GetSnapshot(2)).snapshot
+    assert picture is not None and picture.pool.block_size == 0
+    assert (picture.pool.kv_active, picture.pool.kv_cached) == (0, 0)
+    assert picture.prompt_tokens == 3 and picture.step == 1 and picture.generated_tokens == 0
+    assert picture.base_steps.batch_tokens.total == 3.0
+    (status,) = picture.revisions
+    assert (status.rev, status.leases) == (adapter.rev, 1)
+    assert (picture.waiting, picture.running, picture.base.waiting) == (1, 0, 0)
+    told = answer(served, Explain(3, adapter.rev)).explanation
+    assert told is not None and (told.queue_turn, told.queue_turns) == (1, 1)
+    assert told.waiting == 1 and told.room.kv_floor == 0 and told.tokens_left == 0
+    assert answer(served, Explain(4, "unknown")).code == "model_not_found"
+
+
+def test_a_step_with_an_adapter_is_counted_apart(
+    served: ServedPooling, adapter: PackedManifest
+) -> None:
+    served.take(AddRevision(command_id=1, manifest=adapter))
+    served.take(embed("a", adapter.rev))
+    while not served.step().pooled:
+        served.wait()
+    picture = answer(served, GetSnapshot(2)).snapshot
+    assert picture is not None
+    assert sum(picture.lora_steps.adapters.counts) == 1
+    assert picture.lora_steps.lora_bytes.total == adapter.true_bytes
+    assert sum(picture.base_steps.adapters.counts) == 0
+
+
+def test_at_its_end_who_waits_is_told_and_who_has_just_come(
+    served: ServedPooling, adapter: PackedManifest
+) -> None:
+    served.take(AddRevision(command_id=1, manifest=adapter))
+    served.take(embed("waits", adapter.rev))
+    served.step()
+    served.take(embed("came"))
+    frame: StepFrame = served.shutdown()
+    assert {(p.request_id, p.code) for p in frame.pooled} == {
+        ("waits", "draining"),
+        ("came", "draining"),
+    }
+    assert served.step().pooled == ()

@@ -1,0 +1,152 @@
+"""What a model is for: found from its files, told, and held against its settings."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lorad import base, checks
+from lorad.config_sources import load
+from lorad.errors import BadConfig
+from tests.fakes.tiny_bert import LENGTH, write_bert
+
+
+@pytest.fixture
+def configure(tmp_path):
+    """configure(folder, models, rest): the settings of a lorad.toml."""
+
+    def configure(folder, models="", rest=""):
+        (tmp_path / "etc").mkdir(exist_ok=True)
+        text = f'[[models]]\nbase = "{folder}"\ndevice = "cpu"\n{models}\n{rest}'
+        (tmp_path / "etc" / "lorad.toml").write_text(text)
+        kinds = ("CONFIGURATION", "STATE", "RUNTIME", "CACHE")
+        env = {f"{kind}_DIRECTORY": str(tmp_path / kind.lower()) for kind in kinds}
+        return load(None, env | {"CONFIGURATION_DIRECTORY": str(tmp_path / "etc")})[0]
+
+    return configure
+
+
+@pytest.fixture
+def llama(tmp_path):
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "files, tasks",
+    [
+        ({}, ("embed",)),
+        ({"pooling": "mean"}, ("embed",)),
+        ({"labels": 3}, ("classify",)),
+        ({"labels": 1}, ("rerank", "classify")),
+    ],
+)
+def test_an_encoder_pools_by_what_its_files_hold(configure, tmp_path, files, tasks):
+    settings = configure(write_bert(tmp_path / "bert", **files))
+    assert settings.model.tasks == tasks and settings.model.pools
+    checks.check_all(settings)
+
+
+def test_every_other_model_generates_unless_it_is_said(configure, llama):
+    assert configure(llama).model.tasks == ("generate",)
+    assert not configure(llama).model.pools
+    assert configure(llama, 'tasks = ["embed"]').model.pools
+
+
+def test_a_sentence_transformers_folder_pools_whatever_its_model(configure, llama):
+    (llama / "modules.json").write_text("[]")
+    assert configure(llama).model.tasks == ("embed",)
+
+
+def test_settings_reach_the_engine_by_its_names(configure, tmp_path):
+    settings = configure(
+        write_bert(tmp_path / "bert"),
+        'max_model_len = 48\ntruncate = true\npooling = "cls"\nmax_batch_tokens = 99\nthreads = 1',
+        '[lora]\nslots = 7\nadapter_pool = "3MiB"\nram_cache = "2MiB"\nthrash_window = "9s"',
+    )
+    config = settings.process_config()
+    assert config == settings.pooling_config()
+    assert (config.max_length, config.truncate, config.pooling) == (48, True, "cls")
+    assert (config.max_batch_tokens, config.threads, config.device) == (99, 1, "cpu")
+    assert (config.slots, config.adapter_pool, config.ram_cache) == (7, 3 << 20, 2 << 20)
+    assert config.thrash_window == 9.0 and config.verify_on_load == "sample"
+
+
+def test_inputs_of_a_step_are_the_engines_to_choose_unless_told(configure, tmp_path):
+    folder = write_bert(tmp_path / "bert")
+    assert configure(folder).pooling_config().max_num_seqs == 256
+    assert configure(folder, "max_num_seqs = 64").pooling_config().max_num_seqs == 64
+
+
+@pytest.mark.parametrize(
+    "models, rest, told",
+    [
+        ('tasks = ["generate", "embed"]', "", "models.tasks: one model that both generates and"),
+        ('tasks = ["embed", "sing"]', "", "models.tasks: 'sing' is none of generate, embed,"),
+        ('tasks = ["generate"]', "", "models.tasks: the base is an encoder, which generates"),
+        ("num_blocks = 9", "", "models.num_blocks: only a model that generates has it"),
+        ('cpu_pool = "1GiB"', "", "models.cpu_pool: only a model that generates has it"),
+        ("", '[lora]\nkv_floor = "1MiB"', "lora.kv_floor: only a model that generates has it"),
+        ("", '[lora]\nadapter_pool = "1KiB"', "lora.adapter_pool = 1024: must be 1 MiB or more"),
+        (f"max_model_len = {LENGTH + 1}", "", f"models.max_model_len = {LENGTH + 1} is above"),
+        ('pooling = "step"', "", "models.pooling = step: expected one of auto, cls, last,"),
+    ],
+)
+def test_what_an_encoder_cannot_be_told_is_refused_in_one_line(
+    configure, tmp_path, models, rest, told
+):
+    folder = write_bert(tmp_path / "bert")
+    with pytest.raises(BadConfig) as caught:
+        checks.check_all(configure(folder, models, rest))
+    assert told in caught.value.message and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "models, rest, key",
+    [
+        ("truncate = true", "", "models.truncate"),
+        ('pooling = "cls"', "", "models.pooling"),
+        ("", '[lora]\nadapter_pool = "8MiB"', "lora.adapter_pool"),
+    ],
+)
+def test_what_only_pooling_models_have_is_refused_elsewhere(configure, llama, models, rest, key):
+    with pytest.raises(BadConfig, match=f"{key}: only a model that pools has it") as caught:
+        configure(llama, models, rest)
+    assert "lorad.toml" in caught.value.message  # where it stands
+
+
+def test_the_hint_for_an_encoder_that_should_generate_says_what_it_can(configure, tmp_path):
+    folder = write_bert(tmp_path / "bert", labels=1)
+    with pytest.raises(BadConfig) as caught:
+        base.spec_of(configure(folder, 'tasks = ["generate"]'))
+    assert caught.value.hint == 'tasks = ["rerank", "classify"]'
+
+
+def test_a_decoder_makes_no_vectors_yet(configure, llama):
+    tiny = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 50,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "rms_norm_eps": 1e-6,
+        "torch_dtype": "float32",
+        "max_position_embeddings": 64,
+    }
+    (llama / "config.json").write_text(json.dumps(tiny))
+    with pytest.raises(BadConfig, match="'llama' is a decoder, which makes no vectors so far"):
+        base.spec_of(configure(llama, 'tasks = ["embed"]'))
+
+
+def test_model_files_may_lie_below_the_base(configure, tmp_path):
+    root = tmp_path / "nested"
+    write_bert(root / "0_Transformer")
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}]
+    (root / "modules.json").write_text(json.dumps(modules))
+    settings = configure(root)
+    assert base.folder_of(settings) == Path(root / "0_Transformer")
+    checks.check_all(settings)
