@@ -45,6 +45,10 @@ class TopApp(Shell):
     def desk(self) -> Desk:
         return Desk(self)
 
+    @property
+    def target(self) -> str:
+        return self.desk.target
+
     def action_detail(self) -> None:
         """All about the selected row."""
         self.desk.open(self._view.detail() if self._view is not None else None)
@@ -61,7 +65,7 @@ class TopApp(Shell):
         self.desk.act(verb, name, number)
 
     def action_copy_name(self) -> None:
-        self._copy(self.desk.target, "the name")
+        self._copy(self.target, "the name")
 
     def action_copy_row(self) -> None:
         self._copy(self.desk.row_json(), "the row as JSON")

@@ -4,18 +4,14 @@ Goes in: keys and commands, as the app hands them on.  Comes out: an open drawer
 one line of what an action came to.  Nothing is changed with --read-only, nor without a link.
 """
 
-from typing import TYPE_CHECKING
-
 from lorad.spelling import split_digest
 from lorad.tui.acts import OF_DAEMON, VERBS, Act, Choice, Subject, act
-from lorad.tui.details import AdapterDetail
+from lorad.tui.details import AdapterDetail, of_adapter
 from lorad.tui.dialog import Dialog
 from lorad.tui.draw import inert
 from lorad.tui.drawer import Detail, Drawer
 from lorad.tui.office import Answer, Call
-
-if TYPE_CHECKING:
-    from lorad.tui.app import TopApp
+from lorad.tui.shell import Shell
 
 TOLD_SECONDS, REFUSED_SECONDS = 6.0, 15.0
 
@@ -23,7 +19,7 @@ TOLD_SECONDS, REFUSED_SECONDS = 6.0, 15.0
 class Desk:
     """Of one app."""
 
-    def __init__(self, app: "TopApp") -> None:
+    def __init__(self, app: Shell) -> None:
         self._app = app
         self.num_running = 0  # actions whose answers are still to come
 
@@ -43,8 +39,7 @@ class Desk:
             self._app.push_screen(Drawer(detail))
 
     def adapter(self, name: str) -> Detail:
-        app = self._app
-        return AdapterDetail(name, read_only=app.read_only, asks=app.office is not None)
+        return of_adapter(self._app, name)
 
     @property
     def target(self) -> str:

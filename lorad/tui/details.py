@@ -18,6 +18,7 @@ from lorad.tui.office import Answer, Client, Office
 from lorad.tui.panel import Line
 from lorad.tui.prose import LABEL, field, fields, heading, wrapped
 from lorad.tui.slots import STATE_INKS
+from lorad.tui.stage import Stage
 from lorad.wire_stream import Board, Slot
 
 _LEVEL_INKS = {"warn": "warn", "error": "bad"}
@@ -254,3 +255,8 @@ def clock_and_day(time: str | None) -> str:
     """`2026-03-01 16:32:07`, or "" for none."""
     then = moment(time) if time else None
     return "" if then is None else then.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def of_adapter(stage: Stage, name: str) -> AdapterDetail:
+    """What the drawer tells of it there."""
+    return AdapterDetail(name, read_only=stage.read_only, asks=stage.office is not None)

@@ -65,7 +65,7 @@ class Header(Painted):
         """`1 Overview 2 3 4`: which screen this is, and that there are others."""
         spans: list[Span] = []
         for key, name in self.top.screens:
-            here = self.top.view is not None and self.top.view.key == key
+            here = key == self.top.screen_key
             spans += [(key, "key" if here else "faint"), (f" {name} " if here else " ", "")]
         return tuple(spans)
 

@@ -64,7 +64,7 @@ class Palette(Sheet[Action]):
             rows += [(said, "", ("", "act", (verb, ""))) for said, verb in _DAEMON]
         words = self._input.value.lower().split()
         number = next((word for word in words if word.isdecimal() and len(word) < 4), "")
-        name = self.top.desk.target
+        name = self.top.target
         if number and name and not self.top.read_only:
             what = f"priority {number} for {name}"
             rows.append((what, "", ("", "act", ("priority", name, int(number)))))

@@ -8,7 +8,7 @@ its top and its left, and the bottom and the right where nobody else is.
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rich.segment import Segment
 from textual.events import Resize
@@ -18,9 +18,7 @@ from textual.widget import Widget
 
 from lorad.tui.draw import ASCII, UNICODE, Glyphs, cut, inert, width_of
 from lorad.tui.ink import Look
-
-if TYPE_CHECKING:
-    from lorad.tui.app import TopApp
+from lorad.tui.stage import Stage
 
 #: Thin bars, and sparklines that leave a gap to the line above: rows of blocks would grow together.
 CALM = replace(UNICODE, fill="━", rest="─", parts="╸", spark="▁▂▃▄▅▆▇", here="▌")
@@ -96,8 +94,8 @@ class Painted(Widget):
         self._painted: list[Line] = []
 
     @property
-    def top(self) -> "TopApp":
-        return cast("TopApp", self.app)
+    def top(self) -> Stage:
+        return cast(Stage, self.app)
 
     @property
     def glyphs(self) -> Glyphs:

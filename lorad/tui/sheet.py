@@ -4,7 +4,7 @@ Goes in: a title and lines.  Comes out: what it was dismissed with.  For help, a
 to say or ask something; a subclass may have an input between the lines and the bottom.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -13,9 +13,7 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 
 from lorad.tui.panel import Line, Panel
-
-if TYPE_CHECKING:
-    from lorad.tui.app import TopApp
+from lorad.tui.stage import Stage
 
 T = TypeVar("T")
 
@@ -78,8 +76,8 @@ class Sheet(ModalScreen[T], Generic[T]):
         self.panel = SheetPanel(((title, "title"),), ((hint, "faint"),))
 
     @property
-    def top(self) -> "TopApp":
-        return cast("TopApp", self.app)
+    def top(self) -> Stage:
+        return cast(Stage, self.app)
 
     def content(self, width: int) -> list[Line]:
         """The lines within the frame, for so many cells."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.segment import Segment
 from rich.style import Style
@@ -31,6 +31,7 @@ from lorad.tui.office import Office
 from lorad.tui.panel import CALM, Line, Painted
 from lorad.tui.prompt import Prompt
 from lorad.tui.sheet import Sheet
+from lorad.tui.stage import Stage
 from lorad.tui.view import View
 from lorad.tui.views import VIEWS
 from lorad.wire_stream import Board
@@ -145,6 +146,15 @@ class Shell(App[None]):
     def view(self) -> View | None:
         """The one in sight."""
         return self._view
+
+    @property
+    def screen_key(self) -> str:
+        return self._view.key if self._view is not None else ""
+
+    @property
+    def target(self) -> str:
+        """The adapter that keys are about; "" for none."""
+        return self._view.target if self._view is not None else ""
 
     @property
     def height_above(self) -> int:
@@ -302,3 +312,9 @@ _BARE = {
     for bold in (False, True)
     for reverse in (False, True)
 }
+
+
+if TYPE_CHECKING:  # parts cast the app to a stage: here it is seen to be one
+
+    def _stage_of(shell: Shell) -> Stage:
+        return shell

@@ -4,19 +4,18 @@ A view of its own is a subclass in a file of its own and one line in `views.py`.
 is first shown.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 from textual import events
 from textual.containers import Vertical
 
+from lorad.tui.acts import Subject
+from lorad.tui.details import of_adapter
+from lorad.tui.drawer import Detail
 from lorad.tui.grid import Grid
 from lorad.tui.panel import Painted
-
-if TYPE_CHECKING:
-    from lorad.tui.acts import Subject
-    from lorad.tui.app import TopApp
-    from lorad.tui.drawer import Detail
+from lorad.tui.stage import Stage
 
 
 class View(Vertical):
@@ -26,8 +25,8 @@ class View(Vertical):
     view_name: ClassVar[str]
 
     @property
-    def top(self) -> "TopApp":
-        return cast("TopApp", self.app)
+    def top(self) -> Stage:
+        return cast(Stage, self.app)
 
     def show(self) -> None:
         """Take the board as it is now; called when something changed, at the pace of the screen."""
@@ -57,13 +56,13 @@ class View(Vertical):
         grid = self.grid
         return (grid.listing.selected or "") if grid is not None else ""
 
-    def subject(self, name: str) -> "Subject | None":
+    def subject(self, name: str) -> Subject | None:
         """What this screen knows of an adapter; None where it knows no more than the board."""
         return None
 
-    def detail(self) -> "Detail | None":
+    def detail(self) -> Detail | None:
         """What the drawer tells about the selected row; None: nothing is selected."""
-        return self.top.desk.adapter(self.target) if self.target else None
+        return of_adapter(self.top, self.target) if self.target else None
 
     def row_json(self) -> str:
         """The selected row, for the clipboard."""
