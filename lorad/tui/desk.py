@@ -13,6 +13,8 @@ from lorad.tui.drawer import Detail, Drawer
 from lorad.tui.office import Answer, Call
 from lorad.tui.shell import Shell
 
+#: The type of an event of the dashboard's own.
+FAILED = "action.failed"
 TOLD_SECONDS, REFUSED_SECONDS = 6.0, 15.0
 
 
@@ -83,7 +85,7 @@ class Desk:
             self._app.say(str(error))
             return
         dialog = Dialog(wanted, lambda: self.about(meant))
-        self._app.push_screen(dialog, lambda choice: self._do(wanted, choice))
+        self._app.push_screen(dialog, lambda choice: self._do(wanted, meant, choice))
 
     def command(self, word: str, rest: str) -> bool:
         """`evict acme/sql`, `priority 80 acme/sql`, `drain daemon`; False: it is none of these."""
@@ -118,7 +120,7 @@ class Desk:
             known = detail.subject()
         return known or Subject(name)
 
-    def _do(self, wanted: Act, choice: Choice | None) -> None:
+    def _do(self, wanted: Act, name: str, choice: Choice | None) -> None:
         if choice is None:
             return
         refusal = self.refusal()
@@ -128,14 +130,17 @@ class Desk:
         self.num_running += 1
         self._app.say(f"{wanted.what}: asked the daemon")
         call: Call[str] = choice.call
-        self._app.office.do(call, lambda answer: self._told(wanted, answer))
+        self._app.office.do(call, lambda answer: self._told(wanted, name, answer))
 
-    def _told(self, wanted: Act, answer: Answer[str]) -> None:
+    def _told(self, wanted: Act, name: str, answer: Answer[str]) -> None:
         self.num_running -= 1
         if answer.error:
             hint = f"; try: {answer.hint}" if answer.hint else ""
             text = f"{wanted.what} failed: {answer.error}{hint}"
             self._app.say(inert(text), seconds=REFUSED_SECONDS)
+            # The line may be too short for it, and it goes.
+            said = f"{answer.error}{hint}"
+            self._app.model.tell(FAILED, f"{wanted.what}: {said}", name=name, level="warn")
         else:
             self._app.say(inert(f"{wanted.what}: {answer.value}"), seconds=TOLD_SECONDS)
         self._app.paint()

@@ -133,6 +133,13 @@ class Model:
         if not self._frozen:
             self.num_new = 0
 
+    def tell(self, type: str, message: str, *, name: str = "", level: Any = "info") -> None:
+        """An event of the dashboard's own, between those of the daemon."""
+        if self._board is not None:
+            time = self._board.time
+            self._event(EventItem(id=0, time=time, level=level, type=type, name=name,
+                                  message=message))  # fmt: skip
+
     # ------------------------------------------------------------- what comes
     def take(self, message: Message) -> Diff:
         """Rows that are new, changed or gone by it."""

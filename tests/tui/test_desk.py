@@ -122,6 +122,8 @@ def test_a_refusal_is_told_with_what_to_try_and_nothing_breaks(play, boards, dae
             await answered(stage, "evict")
             assert stage.app.said.startswith(f"evict {NAME} failed: {said}"), stage.app.said
             assert "\x1b" not in stage.app.said
+            event = stage.app.model.events[-1]
+            assert (event.type, event.name, event.level) == ("action.failed", NAME, "warn")
         assert stage.app.desk.num_running == 0
 
     play(act, boards.small(), SIZE, daemon=daemon)
