@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from engine.client import EngineClient
 from engine.messages import AdapterEvent, EngineSnapshot
@@ -48,6 +49,8 @@ from lorad.service.names import Names, entry_of
 from lorad.service.operations import Operations
 from lorad.service.picture import Picture
 from lorad.service.pins import PinRoom
+from lorad.service.pooling import PoolingService, PoolLink
+from lorad.service.pooling_facts import PoolingFacts
 from lorad.service.pulls import Pulls
 from lorad.service.registration import Registration
 from lorad.service.requests import RequestService
@@ -107,6 +110,7 @@ class Services:
     def apply(self, now: Settings) -> None:
         """Those who keep a setting that may change are told."""
         self.requests.limit(now.limits)
+        self.pooling.limit(now.limits)
         self.pins.settings = now.lora
         self.callers.operators = admin_uids(now.admin.allow_uids)
         self.board.drain_timeout = now.shutdown.drain_timeout
@@ -210,6 +214,21 @@ class Services:
             gate=self.gate,
             guide=self.guides,
             trace=self.tracing.take if self.tracing else None,
+        )
+        self.pooling = PoolingService(
+            self.requests.reception,
+            cast(PoolLink, self.link),
+            PoolingFacts(
+                Path(settings.model.base),
+                self.text.base.tokenizer,
+                lambda: self.link.info,
+                registry.revision,
+                truncate=getattr(settings.model, "truncate", False),
+            ),
+            limits=settings.limits,
+            meter=self.requests.meter,
+            crowd=self.requests.crowd,
+            pool=self.pool,
         )
         self.audit = Audit(registry, settings.admin.audit_log)
         self.callers = Callers(

@@ -152,6 +152,8 @@ class Limits(_Section, frozen=True, kw_only=True):
     logit_bias: int = 1024
     json_depth: int = 64
     schema_bytes: Size = 64 * KIB
+    inputs: int = 2048  # texts of one request for vectors or scores
+    token_vectors: Size = 32 * MIB  # of one request: fp32 vectors of all tokens, in bytes
     stall_write: Seconds = 30.0
     deadline: Seconds = 600.0
     strict_params: bool = False  # refuse unknown parameters of a request instead of ignoring them
@@ -338,7 +340,8 @@ def check(settings: Settings) -> Settings:
         need(bool(re.fullmatch(r"0?[0-7]{3}", mode)), key, 'an octal mode such as "0660"')
         need(not int(mode, 8) & 0o002, key, "a socket that everybody may write to is refused")
     limits = settings.limits
-    for name in ("connections", "queue", "queue_per_tenant", "n", "max_tokens", "json_depth"):
+    counts = ("connections", "queue", "queue_per_tenant", "n", "max_tokens", "json_depth", "inputs")
+    for name in counts:
         need(getattr(limits, name) >= 1, f"limits.{name}", "1 or more")
     need(settings.pull.timeout > 0, "pull.timeout", "above 0 seconds")
     for section in ("hf", "s3", "otel"):

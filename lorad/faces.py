@@ -129,6 +129,7 @@ def _deps(
     return Deps(
         settings=ground.settings,
         requests=services.requests,
+        pooling=services.pooling,
         adapters=services.adapters,
         verification=services.verification,
         explaining=services.explaining,

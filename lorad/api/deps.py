@@ -22,8 +22,10 @@ from lorad.registry.records import OperationRecord
 from lorad.service.audit import Audit
 from lorad.service.callers import Callers
 from lorad.service.events import Level
+from lorad.service.pool_ask import Answered, PoolAsk, ScoreAsk, Scored
 from lorad.service.requests import RequestService
 from lorad.service.tenancy import Tenancy
+from lorad.service.tenants import Caller
 from lorad.wire_operate import DrainAsk, Drained, LogLine, Reloaded, RunningConfig
 from lorad.wire_operations import PullPlan, PullStart
 from lorad.wire_registry import (
@@ -57,6 +59,13 @@ class Wishes(Stage, Protocol):
     async def unpin(self, names: wire.Names) -> wire.Results: ...
     async def patch(self, name: str, patch: wire.AdapterPatch) -> None: ...
     async def remove(self, name: str, *, keep_files: bool = False) -> wire.Removed: ...
+
+
+class Pooling(Protocol):
+    """Of PoolingService."""
+
+    async def run(self, ask: PoolAsk, caller: Caller) -> Answered: ...
+    async def score(self, ask: ScoreAsk, caller: Caller) -> Scored: ...
 
 
 class Named(Protocol):
@@ -184,6 +193,7 @@ class Deps:
 
     settings: Settings
     requests: RequestService
+    pooling: Pooling
     adapters: Wishes
     verification: Verifying
     explaining: Explaining

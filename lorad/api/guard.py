@@ -24,6 +24,8 @@ from lorad.errors import LoradError
 from lorad.metrics.http import CLIENT_GONE, UNMATCHED, HttpCounts
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+#: In a request's scope: how its errors are said, if not in our envelope.
+FAILURE = "lorad_failure"
 #: How long the rest of a body is read after its request was answered.
 LINGER_SECONDS = 1.0
 _JSON = re.compile(r"application/(json|[a-z0-9.+-]+\+json)\s*(;|$)", re.IGNORECASE)
@@ -104,7 +106,8 @@ class Guard:
                 log.error("response %s broke off", request_id, exc_info=error)
                 _cut(scope)
                 return
-            await failure(error)(scope, receive, tagged)
+            said = scope.get(FAILURE, failure)(error)
+            await said(scope, receive, tagged)
         finally:
             seconds = asyncio.get_running_loop().time() - began
             route = scope.get("lorad_route", UNMATCHED)

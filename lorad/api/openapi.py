@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from lorad import wire
 from lorad import wire_openai as openai
+from lorad import wire_pooling as pooling
 from lorad.api.deps import deps_of
 from lorad.api.respond import json
 
@@ -85,6 +86,25 @@ INFERENCE: Table = {
     ),
     ("POST", "/v1/completions"): Operation(
         "Continue prompts", openai.Completion, openai.CompletionRequest, openai.Completion
+    ),
+    ("POST", "/v1/embeddings"): Operation(
+        "Texts to vectors", pooling.EmbeddingList, pooling.EmbeddingsRequest
+    ),
+    ("POST", "/v1/rerank"): Operation(
+        "Documents by how well they fit a query", pooling.Ranked, pooling.RerankRequest
+    ),
+    ("POST", "/v2/rerank"): Operation("The same", pooling.Ranked, pooling.RerankRequest),
+    ("POST", "/rerank"): Operation(
+        "The same for clients of TEI", tuple[pooling.TeiRank, ...], pooling.TeiRerankRequest
+    ),
+    ("POST", "/v1/score"): Operation(
+        "How well texts fit each other", pooling.ScoreList, pooling.ScoreRequest
+    ),
+    ("POST", "/classify"): Operation(
+        "Classes of texts", pooling.ClassifiedList, pooling.ClassifyRequest
+    ),
+    ("POST", "/pooling"): Operation(
+        "Texts to a vector for each token", pooling.PoolingList, pooling.PoolingRequest
     ),
     ("POST", "/tokenize"): Operation("Text to token ids", openai.Tokens, openai.TokenizeRequest),
     ("POST", "/detokenize"): Operation(

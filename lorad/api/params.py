@@ -69,6 +69,42 @@ TOKENIZE: dict[str, Refused] = {
     "truncate_prompt_tokens": Refused("shorten the prompt"),
 }
 
+_CUT = {"truncation_direction": Refused("inputs are cut at their end", ("right", "Right"))}
+_ONE_MODEL = "each model reads texts as it was trained to"
+
+#: Of `/v1/embeddings` and `/pooling`.
+EMBEDDINGS: dict[str, Refused] = {
+    "messages": Refused("put the text into input"),
+    "add_special_tokens": Refused("send token ids", (True,)),
+    "late_chunking": Refused("use /pooling, and pool the tokens yourself", (False,)),
+    "embed_dtype": Refused("fp32 is told", ("float32",)),
+    "endianness": Refused("base64 is little-endian", ("native", "little")),
+    "output_dtype": Refused("fp32 is told", ("float",)),
+    "embedding_type": Refused("use encoding_format", ("float",)),
+    "embedding_types": Refused("use encoding_format", (["float"],)),
+    "chat_template": Refused(_ONE_MODEL),
+    **_CUT,
+}
+CLASSIFY: dict[str, Refused] = {
+    "messages": EMBEDDINGS["messages"],
+    "activation": Refused("scores are as the model's files say", (True,)),
+    "use_activation": Refused("scores are as the model's files say", (True,)),
+    **_CUT,
+}
+SCORE: dict[str, Refused] = {
+    "activation": CLASSIFY["activation"],
+    "use_activation": CLASSIFY["use_activation"],
+    "mm_processor_kwargs": Refused(_TEXT_ONLY, ({},)),
+}
+RERANK: dict[str, Refused] = {
+    "rank_fields": Refused("the field text is read", (["text"],)),
+    "max_chunks_per_doc": Refused("send parts as documents of their own", (1,)),
+    "return_embeddings": Refused("use /v1/embeddings", (False,)),
+    "activation": CLASSIFY["activation"],
+    "use_activation": CLASSIFY["use_activation"],
+}
+TEI_RERANK: dict[str, Refused] = _CUT
+
 
 def check(
     given: Mapping[str, Raw], refused: Mapping[str, Refused], served: frozenset[str], strict: bool

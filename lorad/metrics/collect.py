@@ -19,7 +19,7 @@ from lorad.metrics.engine_counts import Totals
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
 from lorad.service.engine_link import LinkState
-from lorad.service.meter import ENDPOINTS, KINDS
+from lorad.service.meter import KINDS
 
 _STEP_BOUNDS = {
     "seconds": SECONDS,
@@ -74,8 +74,8 @@ def requests(sheet: Sheet, sources: Sources) -> None:
         sheet.observe("request_decode_seconds", k.decode_seconds, kind)
         sheet.observe("request_prompt_tokens", k.prompt_tokens, kind)
         sheet.observe("request_generation_tokens", k.generated_tokens, kind)
-        for endpoint in ENDPOINTS:
-            sheet.observe("request_duration_seconds", k.duration_seconds[endpoint], kind, endpoint)
+        for endpoint, seconds in tuple(k.duration_seconds.items()):
+            sheet.observe("request_duration_seconds", seconds, kind, endpoint)
     for code, number in dict(meter.refused).items():
         sheet.put("request_rejections_total", number, code)
     sheet.put("drain_aborted_requests_total", meter.aborted_by_drain)

@@ -1,9 +1,10 @@
 """Meter: what requests cost in time and tokens, counted as their deltas pass by.
 
-Goes in: refusals, and every delta of every sequence.  Comes out: plain counters by adapter and
-histograms by kind (`base` or `lora`), which only grow.  Written on the event loop; another thread
-may copy them.  A delta costs 0.4 µs of the 15 that a token costs in all (2 cores), so there is no
-lock and no label here.  Knows nothing of how they are shown.
+Goes in: refusals, every delta of every sequence, and requests for vectors or scores as they end.
+Comes out: plain counters by adapter and histograms by kind (`base` or `lora`), which only grow.
+Written on the event loop; another thread may copy them.  A delta costs 0.4 µs of the 15 that a
+token costs in all (2 cores), so there is no lock and no label here.  Knows nothing of how they are
+shown.
 """
 
 import time
@@ -43,6 +44,7 @@ class KindCounts:
         self.inter_token_seconds = Histogram(SECONDS)
         self.prefill_seconds = Histogram(SECONDS)  # from the engine's beginning to the first token
         self.decode_seconds = Histogram(SECONDS)  # from the first token to the last
+        #: Those for vectors and scores are there once somebody has asked for them.
         self.duration_seconds = {endpoint: Histogram(SECONDS) for endpoint in ENDPOINTS}
         self.prompt_tokens = Histogram(TOKENS)
         self.generated_tokens = Histogram(TOKENS)
@@ -77,6 +79,29 @@ class Meter:
         counts = self.names.setdefault(name or BASE, NameCounts())
         counts.sequences += 1
         return Span(self, choice, deliver, counts, rev, chat, num_prompt, received, tenant)
+
+    def pooled(
+        self,
+        endpoint: str,
+        *,
+        name: str | None,
+        tenant: str,
+        num_inputs: int,
+        num_tokens: int,
+        received: float,
+    ) -> None:
+        """A request for vectors or scores that was answered, a sequence for each input."""
+        kind = self.kinds["base" if name is None else "lora"]
+        if (seconds := kind.duration_seconds.get(endpoint)) is None:
+            seconds = kind.duration_seconds[endpoint] = Histogram(SECONDS)
+        seconds.observe(self.clock() - received)
+        whose = [self.names.setdefault(name or BASE, NameCounts())]
+        if tenant:
+            whose.append(self.tenants.setdefault(tenant, NameCounts()))
+        for counts in whose:
+            counts.sequences += num_inputs
+            counts.prompt_tokens += num_tokens
+            counts.finished["stop"] += num_inputs
 
     def keep_tenants(self, names: Iterable[str]) -> None:
         """Forget every tenant that is not among `names`."""

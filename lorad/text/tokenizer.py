@@ -94,6 +94,23 @@ class Tokenizer:
         except TypeError:  # a lone surrogate cannot become UTF-8
             raise TextError("the text holds a lone surrogate and is not valid Unicode") from None
 
+    def pieces(self, text: str) -> tokenizers.Encoding:
+        """`text` by itself, before special tokens are put around it: see `joined`."""
+        try:
+            return self._inner.encode(text, add_special_tokens=False)
+        except TypeError:
+            raise TextError("the text holds a lone surrogate and is not valid Unicode") from None
+
+    def joined(
+        self, first: tokenizers.Encoding, second: tokenizers.Encoding | None = None
+    ) -> tokenizers.Encoding:
+        """One text, or a pair, with the special tokens that the vocabulary puts around it."""
+        return self._inner.post_process(first, second, add_special_tokens=True)
+
+    def num_added(self, *, pair: bool) -> int:
+        """Special tokens that `joined` adds."""
+        return int(self._inner.num_special_tokens_to_add(pair))
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of `ids`.  Ids that the vocabulary lacks (padding rows of the head) are nothing."""
         known = [i for i in ids if 0 <= i < self.vocab_size]

@@ -8,6 +8,8 @@ that half characters happen all the time.
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
+import sys
 import threading
 import time
 from collections import Counter
@@ -37,6 +39,7 @@ from lorad.service.audit import Audit
 from lorad.service.callers import Callers
 from lorad.service.events import EventRing, rfc3339, utc_now
 from lorad.service.guides import Guides
+from lorad.service.pooling import PoolingService
 from lorad.service.requests import RequestService
 from lorad.service.tenancy import Tenancy
 from lorad.service.text import RevisionText
@@ -47,6 +50,19 @@ from lorad.wire_operations import PulledFile, PullPlan, PullStart
 from lorad.wire_stream import Board
 
 T = TypeVar("T")
+
+
+def _beside(name: str) -> Any:
+    """The module of that name in this folder."""
+    path = Path(__file__).parent / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_of_api_server", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+pooled = _beside("pooled")
 
 BASE = "tiny"
 END = 256  # ends a turn
@@ -551,6 +567,7 @@ class ApiServer:
         self.admin = folder / "admin.sock"
         self.limits = limits
         self.engine = FakeEngine()
+        self.pool = pooled.FakePool()
         (folder / "tokenizer.json").write_text(byte_text().tokenizer._inner.to_str())
         self.guides = Guides(folder)
         (folder / "staging").mkdir()
@@ -586,6 +603,14 @@ class ApiServer:
             guide=self.guides,
             trace=self.trace,
         )
+        self.pooling = PoolingService(
+            self.requests.reception,
+            self.pool,
+            lambda: self.pool.facts,
+            limits=self.limits,
+            meter=self.requests.meter,
+            crowd=self.requests.crowd,
+        )
         self.board = FakeBoards(self.listing, self.events)
         operators = admin_uids(self.settings.admin.allow_uids)
         self.callers = Callers(BASE, operators=operators)
@@ -600,6 +625,7 @@ class ApiServer:
         self.deps = Deps(
             settings=self.settings,
             requests=self.requests,
+            pooling=self.pooling,
             adapters=self.adapters,
             verification=self.adapters,
             explaining=self.adapters,
@@ -670,7 +696,15 @@ class ApiServer:
         self.until(lambda: not self.engine.running and self.requests.active == 0)
         assert self.requests.waiting == 0
         assert not any(self.adapters.leases.values())
-        fakes = (self.engine, self.adapters, self.listing, self.pulls, self.operator, self.board)
+        fakes = (
+            self.engine,
+            self.pool,
+            self.adapters,
+            self.listing,
+            self.pulls,
+            self.operator,
+            self.board,
+        )
         for fake in fakes:
             fake.reset()
 

@@ -71,7 +71,7 @@ def test_another_api_is_a_404_that_names_this_one(api, call, path, method):
 
 
 @pytest.mark.parametrize(
-    ("path", "says"), [("/v1/embeddings", "not served"), ("/metrics", "on the admin socket")]
+    ("path", "says"), [("/v1/responses", "not served"), ("/metrics", "on the admin socket")]
 )
 def test_what_is_not_here_says_so(api, call, path, says):
     answer = call(api.inference, "GET", path)

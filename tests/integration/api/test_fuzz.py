@@ -39,11 +39,35 @@ TOKENIZE = {
     "tools": [TOOL],
     "return_token_strs": True,
 }
+VECTORS = {
+    "model": "tiny",
+    "input": ["a", "b"],
+    "encoding_format": "base64",
+    "dimensions": 4,
+    "normalize": True,
+    "input_type": "query",
+    "truncate": True,
+    "truncate_prompt_tokens": 9,
+}
+RANK = {
+    "model": "tiny",
+    "query": "a",
+    "documents": ["b", {"text": "c"}],
+    "top_n": 1,
+    "return_documents": True,
+    "max_tokens_per_doc": 9,
+    "truncate_prompt_tokens": -1,
+}
 ROUTES = {
     "/v1/chat/completions": ("inference", CHAT),
     "/v1/completions": ("inference", PLAIN),
     "/tokenize": ("inference", TOKENIZE),
     "/detokenize": ("inference", {"model": "tiny", "tokens": [1, 2, 256]}),
+    "/v1/embeddings": ("inference", VECTORS),
+    "/pooling": ("inference", VECTORS | {"task": "token_embed"}),
+    "/classify": ("inference", {"model": "tiny", "input": ["a", "b"], "truncate": True}),
+    "/v1/rerank": ("inference", RANK),
+    "/v1/score": ("inference", {"model": "tiny", "text_1": "a", "text_2": ["a", "b"]}),
     "/v1/load_lora_adapter": ("admin", {"lora_name": "a", "lora_path": "/a", "load_inplace": True}),
     "/v1/unload_lora_adapter": ("admin", {"lora_name": "a"}),
 }

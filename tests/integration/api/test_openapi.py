@@ -11,6 +11,13 @@ from lorad.api.openapi_admin import ADMIN
 BODIES = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "x"}]},
     "/v1/completions": {"model": "tiny", "prompt": "x", "logprobs": 1, "echo": True},
+    "/v1/embeddings": {"model": "tiny", "input": "x"},
+    "/v1/rerank": {"query": "x", "documents": ["x", "y"], "return_documents": True},
+    "/v2/rerank": {"query": "x", "documents": ["x", "y"]},
+    "/rerank": {"query": "x", "texts": ["x"], "return_text": True},
+    "/v1/score": {"model": "tiny", "text_1": "x", "text_2": ["x", "y"]},
+    "/classify": {"model": "tiny", "input": ["x"]},
+    "/pooling": {"model": "tiny", "input": ["x"]},
     "/tokenize": {"model": "tiny", "prompt": "x", "return_token_strs": True},
     "/detokenize": {"model": "tiny", "tokens": [120]},
 }

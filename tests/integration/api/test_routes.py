@@ -46,7 +46,7 @@ def test_other_methods_are_405_in_the_envelope(api, call, socket, path, methods)
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/embeddings", "/livez/", "//livez", "/v2/x", "/%00"]
+    "path", ["/", "/v1", "/v1/embedding", "/livez/", "//livez", "/v2/x", "/%00"]
 )
 def test_unknown_routes_are_404_in_the_envelope(api, call, path):
     for socket in (api.inference, api.admin):

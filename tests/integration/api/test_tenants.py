@@ -90,7 +90,10 @@ def test_a_tenant_sees_and_uses_what_is_its_own(house):
     assert [h.ask(m, RIVAL).status for m in ("acme/sql", "tiny", "bible")] == [404, 404, 200]
 
 
-PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models"]
+PATHS = [
+    *("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models"),
+    *("/v1/embeddings", "/v1/rerank", "/rerank"),
+]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -107,6 +110,9 @@ def test_the_forbidden_answers_byte_for_byte_as_the_unknown(house, path, model):
             del body["messages"]
         body |= {"tokens": [1]} if path == "/detokenize" else {}
         body |= {"prompt": "x"} if path in ("/tokenize", "/v1/completions") else {}
+        body |= {"input": "x"} if path == "/v1/embeddings" else {}
+        body |= {"query": "x", "documents": ["y"]} if path == "/v1/rerank" else {}
+        body |= {"query": "x", "texts": ["y"]} if path == "/rerank" else {}
         return h.call("POST", path, body, uid=RIVAL)
 
     unknown = "z" * len(model)
@@ -344,6 +350,8 @@ EVERYBODYS = {"/livez", "/readyz", "/health", "/startupz", "/version"}
 APPLICATIONS = {
     *("/v1/models", "/v1/models/{id:path}", "/v1/chat/completions", "/v1/completions"),
     *("/tokenize", "/detokenize", "/openapi.json"),
+    *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/classify"),
+    "/pooling",
 }
 
 

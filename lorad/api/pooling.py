@@ -1,0 +1,89 @@
+"""The routes for vectors and scores: body → ask → results → body.
+
+Goes in: a request whose size and time the guard has bounded.  Comes out: the answer in the shape
+that the route's clients read.  A client that leaves takes its inputs back.
+"""
+
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lorad import wire_pooling as wire
+from lorad.api import params, parse, pool_answers, pool_parse, sse, tei
+from lorad.api.asked import checked
+from lorad.api.deps import deps_of
+from lorad.api.identity import caller_of
+from lorad.api.respond import json
+from lorad.service.pool_ask import Answered, PoolAsk, ScoreAsk, Scored
+
+T = TypeVar("T")
+
+
+async def embeddings(request: Request) -> Response:
+    body = await checked(request, wire.EmbeddingsRequest, params.EMBEDDINGS)
+    answered = await _run(request, pool_parse.embeddings(body, _timeout(request)))
+    answer = await pool_answers.embeddings(body, answered)
+    return json(answer, headers=_headers(answered))
+
+
+async def pooling(request: Request) -> Response:
+    body = await checked(request, wire.PoolingRequest, params.EMBEDDINGS)
+    answered = await _run(request, pool_parse.pooling(body, _timeout(request)))
+    return json(await pool_answers.pooling(body, answered), headers=_headers(answered))
+
+
+async def classify(request: Request) -> Response:
+    body = await checked(request, wire.ClassifyRequest, params.CLASSIFY)
+    answered = await _run(request, pool_parse.classify(body, _timeout(request)))
+    return json(pool_answers.classified(body.model, answered), headers=_headers(answered))
+
+
+async def score(request: Request) -> Response:
+    body = await checked(request, wire.ScoreRequest, params.SCORE)
+    scored = await _score(request, pool_parse.score(body, _timeout(request)))
+    return json(pool_answers.scored(body.model, scored), headers=_headers(scored.answered))
+
+
+async def rerank(request: Request) -> Response:
+    """Cohere's, both versions, and Jina's."""
+    body = await checked(request, wire.RerankRequest, params.RERANK)
+    ask = pool_parse.rerank(body, _served(request), _timeout(request))
+    scored = await _score(request, ask)
+    version = "2" if request.url.path.startswith("/v2/") else "1"
+    answer = pool_answers.ranked(body, ask.wish.model, scored, version)
+    return json(answer, headers=_headers(scored.answered))
+
+
+async def tei_rerank(request: Request) -> Response:
+    """Text Embeddings Inference's, which says in its own words what went wrong."""
+    tei.speak(request)
+    body = await checked(request, wire.TeiRerankRequest, params.TEI_RERANK)
+    scored = await _score(request, pool_parse.tei_rerank(body, _served(request), _timeout(request)))
+    return json(pool_answers.tei_ranked(body, scored), headers=_headers(scored.answered))
+
+
+# ----------------------------------------------------------------- inside
+async def _run(request: Request, ask: PoolAsk) -> Answered:
+    return await _unless_gone(request, deps_of(request).pooling.run(ask, caller_of(request)))
+
+
+async def _score(request: Request, ask: ScoreAsk) -> Scored:
+    return await _unless_gone(request, deps_of(request).pooling.score(ask, caller_of(request)))
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    return await sse.unless_gone(request.receive, work)
+
+
+def _served(request: Request) -> str:
+    return deps_of(request).settings.model.name
+
+
+def _timeout(request: Request) -> float | None:
+    return parse.timeout(request.headers.get("x-request-timeout"))
+
+
+def _headers(answered: Answered) -> dict[str, str]:
+    return {"x-lorad-rev": answered.rev or "base"}

@@ -1,0 +1,250 @@
+"""Requests for vectors and scores, from a name and texts to results.
+
+Goes in: a `PoolAsk` or a `ScoreAsk`.  `PoolingService` resolves the name, has the reception let the
+request in as one, however many inputs it has, tokenises in a worker pool, gives the engine all of
+them at once, and waits.  Comes out: `Answered` or `Scored`.  Every failure is a LoradError, of all
+inputs together; cancelling takes back what still runs.  Knows no HTTP.
+"""
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from engine.pooling.config import PoolingInfo
+from engine.pooling.requests import PoolRequest, PoolResult
+from lorad.errors import LoradError
+from lorad.service.live import Crowd
+from lorad.service.meter import Meter
+from lorad.service.pool_ask import Answered, PoolAsk, ScoreAsk, Scored, Wish
+from lorad.service.pool_inputs import Prepared, prepare
+from lorad.service.reception import Guest, Reception
+from lorad.service.scoring import Model, plan, score
+from lorad.service.seams import Limits
+from lorad.service.tenants import ANYBODY, Caller, account_of
+from lorad.text.pooling import PoolingText
+
+T = TypeVar("T")
+
+#: Given to the engine beyond its own deadline, so that it speaks first if it can.
+DEADLINE_GRACE_SECONDS = 2.0
+
+
+class PoolLink(Protocol):
+    """Of EngineLink; `pool` raises LoradError, and cancelling it takes the input back."""
+
+    def check(self) -> None: ...
+    async def pool(self, request: PoolRequest) -> PoolResult: ...
+
+
+class PoolLimits(Limits, Protocol):
+    """The part of `[limits]` that concerns these requests."""
+
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def token_vectors(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of a model that pools.  `labels_of` tells a revision's own classes, () if its head is the
+    base's; `truncate` is what a request gets that does not say."""
+
+    info: PoolingInfo
+    text: PoolingText
+    truncate: bool = False
+    labels_of: Callable[[str], tuple[str, ...]] = lambda rev: ()
+
+
+class PoolingService:
+    """`facts` None: the model generates, and makes no vectors.  What was used is counted where all
+    requests are: in `meter` and `crowd`."""
+
+    def __init__(
+        self,
+        reception: Reception,
+        link: PoolLink,
+        facts: Callable[[], Facts | None],
+        *,
+        limits: PoolLimits,
+        meter: Meter,
+        crowd: Crowd,
+        pool: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reception, self._link, self._facts = reception, link, facts
+        self._limits, self._meter, self._crowd = limits, meter, crowd
+        self._pool, self._clock = pool, clock
+
+    def limit(self, limits: PoolLimits) -> None:
+        """For requests that come from now on."""
+        self._limits = limits
+
+    # ----------------------------------------------------------------- what is asked
+    async def run(self, ask: PoolAsk, caller: Caller = ANYBODY) -> Answered:
+        """A result for each input, in order.  Raises LoradError."""
+
+        async def work(unit: Unit) -> Answered:
+            unit.model.check(ask)
+            return await unit.pool(ask)
+
+        return await self._counted(ask.wish, caller, work)
+
+    async def score(self, ask: ScoreAsk, caller: Caller = ANYBODY) -> Scored:
+        """A score for each second text.  Raises LoradError."""
+
+        async def work(unit: Unit) -> Scored:
+            planned = plan(ask, unit.model)
+            answered = await unit.pool(planned.ask)
+            return await self._in_pool(partial(score, ask, planned, answered))
+
+        return await self._counted(ask.wish, caller, work)
+
+    # ----------------------------------------------------------------- one request
+    async def _counted(
+        self, wish: Wish, caller: Caller, work: "Callable[[Unit], Awaitable[T]]"
+    ) -> T:
+        received = self._clock()
+        try:
+            return await self._let_in(wish, caller, received, work)
+        except LoradError as error:
+            self._meter.refused[error.code] += 1
+            self._crowd.of(caller.tenant.name if caller.tenant else "").refused += 1
+            raise
+
+    async def _let_in(
+        self, wish: Wish, caller: Caller, received: float, work: "Callable[[Unit], Awaitable[T]]"
+    ) -> T:
+        deadline = received + min(self._limits.deadline, wish.timeout or math.inf)
+        self._reception.check_open()
+        resolved = await self._reception.find(wish.model, caller, deadline)
+        self._link.check()
+        facts = self._facts()
+        if facts is None:
+            raise _generates(wish.model)
+        account = account_of(resolved.name, wish.priority, resolved.priority, caller)
+        guest = self._reception.admit(resolved, account, 1, deadline=deadline)
+        unit = Unit(self, facts, guest, deadline)
+        self._crowd.begun += 1
+        self._crowd.of(account.tenant.name).requests += 1
+        if guest.spending is not None:
+            guest.spending.follow(lambda: unit.num_tokens)
+        try:
+            result = await self._until(deadline, guest, work(unit))
+        finally:
+            self._crowd.of(account.tenant.name).tokens += unit.num_tokens
+            guest.leave()
+        self._meter.pooled(
+            wish.endpoint,
+            name=guest.name,
+            tenant=account.tenant.name,
+            num_inputs=unit.num_results,
+            num_tokens=unit.num_tokens,
+            received=received,
+        )
+        return result
+
+    async def _until(self, deadline: float, guest: Guest, work: Awaitable[T]) -> T:
+        """The result of `work`; deadline_exceeded, or the error that somebody ends it with."""
+        task, errors = asyncio.ensure_future(work), list[LoradError]()
+
+        def fail(error: LoradError) -> None:
+            errors.append(error)
+            task.cancel()
+
+        guest.fail = fail
+        late = LoradError("deadline_exceeded", "the request ran into its deadline")
+        seconds = max(deadline + DEADLINE_GRACE_SECONDS - self._clock(), 0.0)
+        timer = asyncio.get_running_loop().call_later(seconds, fail, late)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if errors:
+                raise errors[0] from None
+            raise
+        finally:
+            timer.cancel()
+            guest.fail = None
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        """Tokenising and comparing take milliseconds that belong to nobody else's stream."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+class Unit:
+    """One request that was let in: its inputs run together, or all of them end."""
+
+    def __init__(
+        self, service: PoolingService, facts: Facts, guest: Guest, deadline: float
+    ) -> None:
+        self.num_tokens = self.num_results = 0  # of results that are there
+        self.model = Model(
+            facts.info,
+            facts.text.spec,
+            () if guest.rev is None else facts.labels_of(guest.rev),
+        )
+        self._service, self._facts, self._guest = service, facts, guest
+        self._deadline = deadline
+
+    async def pool(self, ask: PoolAsk) -> Answered:
+        """Raises LoradError for the first input that fails."""
+        service, guest = self._service, self._guest
+        work = partial(prepare, ask, self._facts, service._limits)
+        prepared = await service._in_pool(work)
+        results = await _together([self._one(ask, p) for p in prepared])
+        return Answered(tuple(results), guest.name, guest.rev, self.model.labels)
+
+    async def _one(self, ask: PoolAsk, prepared: Prepared) -> PoolResult:
+        service, guest = self._service, self._guest
+        encoded = prepared.encoded
+        request = PoolRequest(
+            request_id=secrets.token_hex(8),
+            tokens=encoded.tokens,
+            types=encoded.types,
+            task=ask.task,
+            rev=guest.rev,
+            normalize=ask.normalize,
+            dimensions=ask.dimensions,
+            prompt_tokens=encoded.prompt_tokens,
+            truncate=False,  # that was done
+            keeps=encoded.keeps,
+            priority=guest.account.priority,
+            deadline_seconds=max(self._deadline - service._clock(), 0.001),
+        )
+        try:
+            result = await service._link.pool(request)
+        except LoradError as error:
+            if error.code == "invalid_value" and error.param is None:
+                error.param = prepared.param
+            raise
+        guest.place.leave()
+        self.num_tokens += result.num_tokens
+        self.num_results += 1
+        return result
+
+
+async def _together(jobs: Sequence[Awaitable[T]]) -> list[T]:
+    """All results in order.  The first failure, or being cancelled, ends every other job before it
+    is told."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _generates(model: str) -> LoradError:
+    return LoradError(
+        "unsupported_parameter",
+        f"model {model[:200]!r} generates text, and makes neither vectors nor scores",
+        param="model",
+        hint="POST /v1/chat/completions or /v1/completions",
+    )

@@ -1,0 +1,159 @@
+"""How two texts are scored by the model that is there, and what becomes of its results.
+
+Goes in: a `ScoreAsk`, what the model can do, and later its results.  Comes out: a `PoolAsk` for
+them, then scores.  A model with a head of one class reads both texts together; others give a vector
+for each text, or where their files name MaxSim one for each token.  Knows no engine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.pooling.config import PoolingInfo
+from engine.pooling.requests import PoolResult
+from engine.pooling.spec import PoolingSpec
+from lorad.errors import LoradError
+from lorad.service import similarity
+from lorad.service.pool_ask import Answered, Input, PoolAsk, ScoreAsk, Scored, Scoring
+from lorad.text.pooling import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`own` has the classes of the adapter's head, where it brings one."""
+
+    info: PoolingInfo
+    spec: PoolingSpec
+    own: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the head that answers; () = there is none, or it names nothing."""
+        return self.own or self.info.labels
+
+    @property
+    def num_labels(self) -> int:
+        """Of the head that answers; 0 = there is none."""
+        return len(self.own) or self.info.num_labels
+
+    @property
+    def scoring(self) -> Scoring:
+        """What fits it.  A head of several classes says which class a text is of, not how well two
+        of them match: then it is asked for by name."""
+        if self.num_labels:
+            return "head"
+        return "maxsim" if self.spec.similarity.lower() == "maxsim" else "vectors"
+
+    def check(self, ask: PoolAsk) -> None:
+        """Raises unsupported_parameter for what it has no head for, and invalid_value for
+        dimensions that it does not have."""
+        if ask.task == "classify" and not self.num_labels:
+            hint = "POST /v1/embeddings gives its vectors, /pooling those of tokens"
+            message = "this model has no classifier: it makes vectors"
+            raise LoradError("unsupported_parameter", message, param="model", hint=hint)
+        if ask.dimensions is None:
+            return
+        known, width = self.spec.dimensions, self.info.width
+        if ask.task == "embed" and known and ask.dimensions not in (*known, width):
+            listed = ", ".join(map(str, known))
+            message = f"dimensions = {ask.dimensions}: the model was trained for {listed}"
+        elif not 1 <= ask.dimensions <= width:
+            message = f"dimensions = {ask.dimensions}: a vector has {width} numbers"
+        else:
+            return
+        raise LoradError("invalid_value", message, param="dimensions")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """`compare` holds two results' values together; None: a result has its score by itself."""
+
+    ask: PoolAsk
+    how: Scoring
+    compare: Callable[[similarity.Floats, similarity.Floats], float] | None = None
+
+
+def plan(ask: ScoreAsk, model: Model) -> Planned:
+    """What to ask the model.  Raises unsupported_parameter for what it cannot do."""
+    how = ask.scoring or model.scoring
+    if how == "head":
+        _check_head(ask, model)
+        return Planned(_pairs(ask), how)
+    if ask.raw:
+        message = "raw_scores are of a head, and this model has none: it compares vectors"
+        raise LoradError("unsupported_parameter", message, param="raw_scores")
+    if how == "maxsim":
+        return Planned(_singles(ask, tokens=True), how, similarity.maxsim)
+    compare = similarity.BY_NAME.get(model.spec.similarity.lower(), similarity.cosine)
+    return Planned(_singles(ask, tokens=False), how, compare)
+
+
+def score(ask: ScoreAsk, planned: Planned, answered: Answered) -> Scored:
+    """From the results of what was planned."""
+    results = answered.results
+    if planned.compare is None:
+        scores = [_first(r, raw=ask.raw) for r in results]
+        keys = [_first(r, raw=True) for r in results]  # scores may be equal where these are not
+    else:
+        one, two = results[: len(ask.firsts)], results[len(ask.firsts) :]
+        values = [_values(r) for r in one] * (len(two) if len(one) == 1 else 1)
+        scores = [planned.compare(a, _values(b)) for a, b in zip(values, two, strict=True)]
+        keys = scores
+    order = sorted(range(len(scores)), key=lambda i: -keys[i])
+    return Scored(tuple(scores), tuple(order), planned.how, answered)
+
+
+def _check_head(ask: ScoreAsk, model: Model) -> None:
+    if model.num_labels == 1:
+        return
+    if model.num_labels:
+        names = ", ".join(model.labels)
+        message = f"this model tells {model.num_labels} classes apart ({names}), it scores no pairs"
+        hint = 'POST /classify, or scoring = "cosine" to compare vectors'
+    else:
+        message, hint = "this model has no head that scores pairs", 'scoring = "cosine" or "maxsim"'
+    param = "model" if ask.scoring is None else "scoring"
+    raise LoradError("unsupported_parameter", message, param=param, hint=hint)
+
+
+def _pairs(ask: ScoreAsk) -> PoolAsk:
+    if ask.instruction:
+        message = "a head that reads both texts takes no instruction"
+        raise LoradError("unsupported_parameter", message, param="instruction")
+    firsts = ask.firsts * (len(ask.seconds) if len(ask.firsts) == 1 else 1)
+    inputs = tuple(
+        Input(one, two, _param(ask, 1, i))
+        for i, (one, two) in enumerate(zip(firsts, ask.seconds, strict=True))
+    )
+    return PoolAsk(wish=ask.wish, task="classify", inputs=inputs)
+
+
+def _singles(ask: ScoreAsk, *, tokens: bool) -> PoolAsk:
+    roles: tuple[Role | None, Role | None] = ("query", "document") if ask.ranks else (None, None)
+    inputs = tuple(
+        Input(text, None, _param(ask, side, i), roles[side])
+        for side, texts in enumerate((ask.firsts, ask.seconds))
+        for i, text in enumerate(texts)
+    )
+    return PoolAsk(
+        wish=ask.wish,
+        task="tokens" if tokens else "embed",
+        inputs=inputs,
+        normalize=True if tokens else None,
+        instruction=ask.instruction,
+    )
+
+
+def _param(ask: ScoreAsk, side: int, index: int) -> str:
+    name, count = ask.params[side], len((ask.firsts, ask.seconds)[side])
+    return name if count == 1 and side == 0 else f"{name}[{index}]"
+
+
+def _first(result: PoolResult, *, raw: bool) -> float:
+    values = result.logits if raw else result.values
+    assert values is not None, "a classifier tells both"
+    return float(values[0])
+
+
+def _values(result: PoolResult) -> similarity.Floats:
+    assert result.values is not None
+    return result.values

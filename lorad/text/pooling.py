@@ -1,0 +1,157 @@
+"""Texts and pairs of texts → token ids for a model that pools, as its own files make them.
+
+Goes in: a tokenizer, what the files of sentence-transformers say, texts.  Comes out: `Encoded`:
+ids, token types where the model tells two texts apart by them, and what is never cut.  Special
+tokens are the tokenizer's own post-processor's.  Knows no request, no name and no engine.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.errors import RequestInvalid
+from engine.pooling.spec import PoolingSpec
+from engine.pooling.truncation import PairCut, Truncation, pair_lengths
+from lorad.text.tokenizer import TextError, Tokenizer
+
+#: What a text is there for, where a model was trained to tell questions from what answers them.
+Role = Literal["query", "document"]
+#: The names that models give to their prompts for it.
+ROLES: dict[Role, tuple[str, ...]] = {
+    "query": ("query", "search_query"),
+    "document": ("document", "passage", "search_document"),
+}
+#: A prompt that holds a task in words, such as Qwen3-Embedding's.
+_INSTRUCTED = re.compile(r"Instruct: .*\nQuery:( ?)", re.DOTALL)
+
+
+class TooLong(TextError):
+    """There are more tokens than the model takes, and nothing may be cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """`keeps` tokens at the end are the tokenizer's own; the first `prompt_tokens` are those of the
+    prompt, with the special ones ahead of it; `num_cut` were left out."""
+
+    tokens: list[int]
+    types: list[int] | None = None
+    keeps: int = 0
+    prompt_tokens: int = 0
+    num_cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """At most `length` tokens: what is longer is cut, a pair as `pair` says, or refused.
+
+    `second` bounds the second text of a pair by itself: beyond so many tokens it is always cut.
+    """
+
+    length: int
+    cuts: bool = False
+    pair: PairCut = "longest_first"
+    second: int | None = None
+
+
+class PoolingText:
+    """`num_types`: token types that the model has; one or none cannot tell two texts apart."""
+
+    def __init__(self, tokenizer: Tokenizer, spec: PoolingSpec, *, num_types: int = 0) -> None:
+        self.spec = spec
+        self._tokenizer, self._num_types = tokenizer, num_types
+        self._ending = _ending(tokenizer)
+
+    @property
+    def vocab_size(self) -> int:
+        """The largest id that the tokenizer knows, and one."""
+        return self._tokenizer.vocab_size
+
+    # ----------------------------------------------------------------- prompts
+    def prompt(self, name: str | None = None, role: Role | None = None, task: str = "") -> str:
+        """What stands ahead of a text: the prompt called `name`, or the model's for `role`, with
+        `task` in the place of its instruction, or the model's default.  A model without a prompt
+        for a role takes the text bare.
+
+        Raises TextError for a name that the model lacks, and for a task where none has a place.
+        """
+        prompts = self.spec.prompts
+        if name is not None:
+            if name not in prompts:
+                known = ", ".join(prompts) or "none"
+                raise TextError(f"the model has no prompt called {name[:60]!r}: it has {known}")
+            found = prompts[name]
+        elif role is not None:
+            found = next((prompts[n] for n in ROLES[role] if n in prompts), "")
+        else:
+            found = prompts.get(self.spec.default_prompt or "", "")
+        return self._instructed(found, task) if task else found
+
+    def _instructed(self, prompt: str, task: str) -> str:
+        match = _INSTRUCTED.fullmatch(prompt)
+        if match is None:
+            raise TextError("this model's prompt has no place for an instruction")
+        return f"Instruct: {task}\nQuery:{match[1]}"
+
+    # ----------------------------------------------------------------- inputs
+    def one(self, text: str, fit: Fit, prompt: str = "") -> Encoded:
+        """One text behind its prompt.  Raises TooLong, TextError."""
+        encoding = self._tokenizer.joined(self._tokenizer.pieces(self._as_read(prompt + text)))
+        ids, keeps = list(encoding.ids), len(self._ending)
+        left_out = 0
+        if prompt and not self.spec.include_prompt:
+            ahead = self._tokenizer.joined(self._tokenizer.pieces(self._as_read(prompt)))
+            left_out = len(ahead.ids) - keeps
+            if left_out + keeps > fit.length:
+                why = f"a prompt of {left_out} tokens alone"
+                raise TooLong(f"{why}: the model takes {fit.length}")
+        return self._fitted(ids, fit, keeps, left_out)
+
+    def ids(self, ids: Sequence[int], fit: Fit) -> Encoded:
+        """Token ids are taken as they are: nobody adds special ones.  Raises TooLong."""
+        ends = bool(self._ending) and list(ids[-len(self._ending) :]) == self._ending
+        return self._fitted(list(ids), fit, len(self._ending) if ends else 0, 0)
+
+    def pair(self, first: str, second: str, fit: Fit) -> Encoded:
+        """Two texts in the tokenizer's own form of a pair.  Raises TooLong, TextError."""
+        tokenizer = self._tokenizer
+        one, two = (tokenizer.pieces(self._as_read(text)) for text in (first, second))
+        before = len(one.ids) + len(two.ids)
+        if fit.second is not None:
+            two.truncate(fit.second)
+        added = tokenizer.num_added(pair=True)
+        kept = len(one.ids), len(two.ids)
+        if fit.cuts:
+            try:
+                kept = pair_lengths(*kept, max(fit.length - added, 0), fit.pair)
+            except RequestInvalid as error:
+                raise TooLong(error.message) from None
+        elif sum(kept) + added > fit.length:
+            raise _too_long(sum(kept) + added, fit.length)
+        one.truncate(kept[0])
+        two.truncate(kept[1])
+        encoding = tokenizer.joined(one, two)
+        types = list(encoding.type_ids) if self._num_types > 1 else None
+        return Encoded(list(encoding.ids), types, len(self._ending), 0, before - sum(kept))
+
+    def _fitted(self, ids: list[int], fit: Fit, keeps: int, left_out: int) -> Encoded:
+        if len(ids) > fit.length and not fit.cuts:
+            raise _too_long(len(ids), fit.length)
+        kept = Truncation(fit.length, fit.cuts, keeps).fit(ids)
+        return Encoded(kept, None, keeps, left_out, len(ids) - len(kept))
+
+    def _as_read(self, text: str) -> str:
+        return text.lower() if self.spec.lower_case else text
+
+
+def _too_long(count: int, length: int) -> TooLong:
+    return TooLong(f"{count} tokens: the model takes {length}")
+
+
+def _ending(tokenizer: Tokenizer) -> list[int]:
+    """The special tokens that the tokenizer puts behind a text."""
+    encoding = tokenizer.joined(tokenizer.pieces("a"))
+    mask = list(encoding.special_tokens_mask)
+    count = mask[::-1].index(0) if 0 in mask else 0
+    return list(encoding.ids[len(mask) - count :])
