@@ -12,9 +12,8 @@ from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import cast
 
-from engine.client import EngineClient
+from engine.client import EncoderSpec, EngineClient
 from engine.messages import AdapterEvent, EngineSnapshot
 from lorad import __version__
 from lorad.api.guard import admin_uids
@@ -49,7 +48,7 @@ from lorad.service.names import Names, entry_of
 from lorad.service.operations import Operations
 from lorad.service.picture import Picture
 from lorad.service.pins import PinRoom
-from lorad.service.pooling import PoolingService, PoolLink
+from lorad.service.pooling import PoolingService
 from lorad.service.pooling_facts import PoolingFacts
 from lorad.service.pulls import Pulls
 from lorad.service.registration import Registration
@@ -80,7 +79,7 @@ class Services:
         self.tasks = Tasks()
         self.events = EventRing(instance_id=self.instance_id)
         self.gate = Gate()
-        self._base = folder_of(settings)
+        self._base, self._spec = folder_of(settings), spec_of(settings)
         self.text = TextService(self._base, registry.store.path)
         self.link = EngineLink(
             settings.process_config(),
@@ -118,7 +117,7 @@ class Services:
     def _know_adapters(self) -> None:
         """Files, revisions, names, and what leaves the disk."""
         settings, registry = self.settings, self.registry
-        self._files = AdapterFiles(settings, self._base, spec_of(settings), self.link)
+        self._files = AdapterFiles(settings, self._base, self._spec, self.link)
         self._intake = Intake(registry.store, inspect=self._files.inspect, pack=self._files.pack)
         self._revisions = Revisions(
             registry, self.link, self._intake, self._catalog, self.events, self.tasks
@@ -217,13 +216,14 @@ class Services:
         )
         self.pooling = PoolingService(
             self.requests.reception,
-            cast(PoolLink, self.link),
+            self.link,
             PoolingFacts(
                 Path(settings.model.base),
                 self.text.base.tokenizer,
                 lambda: self.link.info,
                 registry.revision,
-                truncate=getattr(settings.model, "truncate", False),
+                num_types=self._spec.num_types if isinstance(self._spec, EncoderSpec) else 0,
+                truncate=settings.model.truncate,
             ),
             limits=settings.limits,
             meter=self.requests.meter,

@@ -4,17 +4,16 @@ Goes in: the base's folder and tokenizer, what the engine says of itself, the re
 Comes out: `Facts` for `PoolingService`, read once the engine has said that it pools.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 from engine.messages import EngineInfo
-from engine.pooling.config import PoolingInfo
 from engine.pooling.files import read_pooling
 from lorad.registry.records import RevisionRecord
 from lorad.service.pooling import Facts
 from lorad.text.pooling import PoolingText
-from lorad.text.tokenizer import Tokenizer, read_json
+from lorad.text.tokenizer import Tokenizer
 
 #: A head of an adapter's own: its rows are its classes.
 HEAD = "score.weight.rows"
@@ -23,7 +22,8 @@ CACHED = 1024
 
 
 class PoolingFacts:
-    """Call it for the facts.  `truncate`: what requests get that say nothing of it."""
+    """Call it for the facts.  `base` has the files of sentence-transformers; `num_types` are token
+    types of the model; `truncate` is what requests get that say nothing of it."""
 
     def __init__(
         self,
@@ -32,29 +32,23 @@ class PoolingFacts:
         info: Callable[[], EngineInfo | None],
         revision: Callable[[str], RevisionRecord | None],
         *,
-        truncate: bool = False,
+        num_types: int,
+        truncate: bool,
     ) -> None:
         self._base, self._tokenizer, self._info = base, tokenizer, info
-        self._truncate = truncate
+        self._num_types, self._truncate = num_types, truncate
         self._text: PoolingText | None = None
         self._labels_of = lru_cache(CACHED)(lambda rev: labels_of(revision(rev)))
 
     def __call__(self) -> Facts | None:
         """None while no engine runs, and of a model that generates."""
-        pooling: PoolingInfo | None = getattr(self._info(), "pooling", None)
-        if pooling is None:
+        info = self._info()
+        if info is None or info.pooling is None:
             return None
         if self._text is None:
-            spec = read_pooling(self._base)
-            types = num_types(read_json(self._base / spec.folder / "config.json"))
-            self._text = PoolingText(self._tokenizer, spec, num_types=types)
-        return Facts(pooling, self._text, self._truncate, self._labels_of)
-
-
-def num_types(config: Mapping[str, object]) -> int:
-    """Token types that a model has by its config.json; BERT has two where it does not say."""
-    told = config.get("type_vocab_size", 2 if config.get("model_type") == "bert" else 0)
-    return told if isinstance(told, int) else 0
+            spec = read_pooling(self._base)  # the engine has read it
+            self._text = PoolingText(self._tokenizer, spec, num_types=self._num_types)
+        return Facts(info.pooling, self._text, self._truncate, self._labels_of)
 
 
 def labels_of(record: RevisionRecord | None) -> tuple[str, ...]:

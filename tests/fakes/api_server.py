@@ -8,8 +8,6 @@ that half characters happen all the time.
 import asyncio
 import contextlib
 import dataclasses
-import importlib.util
-import sys
 import threading
 import time
 from collections import Counter
@@ -48,21 +46,10 @@ from lorad.text.tokenizer import Tokenizer, _byte_alphabet
 from lorad.wire_operate import DrainAsk, Drained, Reloaded, RunningConfig
 from lorad.wire_operations import PulledFile, PullPlan, PullStart
 from lorad.wire_stream import Board
+from tests.fakes import pooled
 
 T = TypeVar("T")
 
-
-def _beside(name: str) -> Any:
-    """The module of that name in this folder."""
-    path = Path(__file__).parent / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{name}_of_api_server", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-pooled = _beside("pooled")
 
 BASE = "tiny"
 END = 256  # ends a turn

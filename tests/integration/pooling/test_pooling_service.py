@@ -3,9 +3,7 @@
 import asyncio
 import functools
 import importlib.util
-import json
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from engine.errors import error_of
 from engine.pooling.config import PoolingConfig
@@ -32,66 +28,13 @@ from lorad.service.reception import Reception
 from lorad.service.tenants import ANYBODY
 from lorad.text.pooling import PoolingText
 from lorad.text.tokenizer import Tokenizer
-
-FAKES = Path(__file__).parents[2] / "fakes" / "pooled.py"
-HIDDEN, FFN, LAYERS, LENGTH = 32, 64, 2, 48
-CONFIG: dict[str, Any] = {
-    "model_type": "bert",
-    "architectures": ["BertForSequenceClassification"],
-    "vocab_size": 258,
-    "hidden_size": HIDDEN,
-    "intermediate_size": FFN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "max_position_embeddings": LENGTH,
-    "type_vocab_size": 2,
-    "dtype": "float32",
-    "id2label": {"0": "LABEL_0"},
-}
-
-
-def load_fakes() -> Any:
-    spec = importlib.util.spec_from_file_location("pooled_of_service", FAKES)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Of a BERT with one class."""
-    for name, rows in (("word", 258), ("position", LENGTH), ("token_type", 2)):
-        yield f"bert.embeddings.{name}_embeddings.weight", (rows, HIDDEN)
-    norms = ["bert.embeddings.LayerNorm"]
-    for i in range(LAYERS):
-        layer = f"bert.encoder.layer.{i}"
-        for name in ("attention.self.query", "attention.self.key", "attention.self.value"):
-            yield f"{layer}.{name}.weight", (HIDDEN, HIDDEN)
-        yield f"{layer}.attention.output.dense.weight", (HIDDEN, HIDDEN)
-        yield f"{layer}.intermediate.dense.weight", (FFN, HIDDEN)
-        yield f"{layer}.output.dense.weight", (HIDDEN, FFN)
-        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
-    yield "bert.pooler.dense.weight", (HIDDEN, HIDDEN)
-    yield "classifier.weight", (1, HIDDEN)
-    for norm in norms:
-        yield f"{norm}.weight", (HIDDEN,)
+from tests.fakes.tiny_bert import HIDDEN, LENGTH, write_bert
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of random weights, and a tokenizer of bytes."""
-    made = tmp_path_factory.mktemp("tiny-bert")
-    (made / "config.json").write_text(json.dumps(CONFIG))
-    torch.manual_seed(5)
-    tensors = {}
-    for name, shape in shapes():
-        tensors[name] = 0.4 * torch.randn(shape)
-        if not name.endswith("_embeddings.weight"):
-            tensors[name.replace("weight", "bias")] = 0.1 * torch.randn(shape[0])
-    save_file(tensors, made / "model.safetensors")
-    load_fakes().marked_tokenizer()._inner.save(str(made / "tokenizer.json"))
-    return made
+    """A cross-encoder of random weights."""
+    return write_bert(tmp_path_factory.mktemp("tiny-bert") / "model", labels=1)
 
 
 class CoreLink:
@@ -240,8 +183,9 @@ async def test_a_vector_does_not_depend_on_its_neighbours_or_their_order(
 
 
 @on_loop
-async def test_a_text_and_its_ids_have_one_vector(service: PoolingService) -> None:
-    ids = (256, *b"abc", 257)
+async def test_a_text_and_its_ids_have_one_vector(service: PoolingService, folder: Path) -> None:
+    ids = tuple(Tokenizer.load(folder).encode("abc", add_special=True))
+    assert len(ids) == 5
     one, two = (await service.run(embed("abc", ids))).results
     assert np.array_equal(one.values, two.values)
     [single] = (await service.run(embed((97,)))).results
@@ -253,7 +197,7 @@ async def test_what_is_cut_has_the_vector_of_what_is_left(service: PoolingServic
     [cut] = (await service.run(embed("x" * 99, cut=Cut(truncate=True)))).results
     [left] = (await service.run(embed("x" * (LENGTH - 2)))).results
     assert np.array_equal(cut.values, left.values) and cut.num_tokens == LENGTH
-    with pytest.raises(LoradError, match=r"input\[0\] has 49 tokens") as refused:
+    with pytest.raises(LoradError, match=r"input\[0\] has 65 tokens") as refused:
         await service.run(embed("x" * (LENGTH - 1)))
     assert refused.value.code == "context_length_exceeded"
 
@@ -311,7 +255,7 @@ async def test_a_request_that_is_cancelled_leaves_nothing_in_the_engine(
 async def test_what_only_the_engine_refuses_names_the_input(service: PoolingService) -> None:
     """Here nobody has asked ahead whether the model has such vectors."""
     ask = embed("a", dimensions=99)
-    with pytest.raises(LoradError, match="vector has 32 numbers") as refused:
+    with pytest.raises(LoradError, match=f"vector has {HIDDEN} numbers") as refused:
         await service._counted(ask.wish, ANYBODY, lambda unit: unit.pool(ask))
     assert (refused.value.code, refused.value.param) == ("invalid_value", "input[0]")
 
