@@ -21,7 +21,7 @@ from lorad import wire_pooling as wire
 from lorad.service.pool_ask import Answered, Scored
 
 #: Numbers that are written between two turns of the loop: a millisecond or two.
-_PIECE = 16384
+_PIECE = 4096
 #: Documents that Cohere counts as one search.
 _SEARCH_UNIT = 100
 

@@ -43,9 +43,8 @@ class TenantRows:
     def look(self) -> dict[str, TenantRow]:
         running: Counter[str] = Counter()
         waiting: Counter[str] = Counter()
-        for generation, live in self._crowd:
-            started = any(choice.started for choice in generation.choices)
-            (running if started else waiting)[live.account.tenant.name] += 1
+        for one, live in self._crowd:
+            (running if one.begun else waiting)[live.account.tenant.name] += 1
         active = {name for name, window in self._windows.items() if any(window.grown())}
         names = active | running.keys() | waiting.keys() | self._known.keys()
         return {

@@ -17,6 +17,9 @@ from lorad.service.ask import Ask, Count, Piece
 from lorad.service.choice import Choice
 from lorad.service.seams import Text
 
+#: Of a completion that says nothing.
+_COMPLETION_TOKENS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -75,6 +78,23 @@ class Generation:
         if len(self.choices) == 1:
             return self.choices[0].pull()
         return [piece for choice in self.choices for piece in choice.pull()]
+
+    @property
+    def endpoint(self) -> str:
+        return "chat_completions" if self.ask.chat else "completions"
+
+    @property
+    def begun(self) -> bool:
+        """Has the engine answered anything of it?"""
+        return any(choice.started for choice in self.choices)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of all its answers together; None: what the context has room for."""
+        most = self.ask.max_tokens
+        if most is None and not self.ask.chat:
+            most = _COMPLETION_TOKENS
+        return None if most is None else most * len(self.choices)
 
     def usage(self) -> Count:
         """A prompt counts once, however many answers it gets."""

@@ -1,15 +1,36 @@
 """Crowd: the requests that have not ended, on whose account each runs, and what all have used.
 
-Goes in: a Generation when it begins and when it ends.  Comes out: the running ones, the oldest
+Goes in: whatever runs, when it begins and when it ends.  Comes out: the running ones, the oldest
 first, and counters by tenant that only grow.  A token costs nothing here: those of a running
 request are counted when somebody asks, as in `rates.py`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from lorad.service.generation import Generation
+from lorad.service.ask import Count
 from lorad.service.tenants import Account
+
+
+class Running(Protocol):
+    """Of Generation, and of a Unit that pools."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def rev(self) -> str | None: ...
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def begun(self) -> bool:
+        """Has the engine answered anything of it?"""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of all its answers together; None: what the context has room for."""
+
+    def usage(self) -> Count: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +57,22 @@ class Crowd:
 
     begun: int = 0
     used: dict[str, Used] = field(default_factory=dict)
-    _live: dict[Generation, Live] = field(default_factory=dict)
+    _live: dict[Running, Live] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def __iter__(self) -> Iterator[tuple[Generation, Live]]:
+    def __iter__(self) -> Iterator[tuple[Running, Live]]:
         return iter(tuple(self._live.items()))
 
-    def enter(self, generation: Generation, live: Live) -> None:
+    def enter(self, running: Running, live: Live) -> None:
         self.begun += 1
         self.of(live.account.tenant.name).requests += 1
-        self._live[generation] = live
+        self._live[running] = live
 
-    def leave(self, generation: Generation) -> Live:
-        live = self._live.pop(generation)
-        self.of(live.account.tenant.name).tokens += generation.usage().total
+    def leave(self, running: Running) -> Live:
+        live = self._live.pop(running)
+        self.of(live.account.tenant.name).tokens += running.usage().total
         return live
 
     def of(self, tenant: str) -> Used:
@@ -63,6 +84,6 @@ class Crowd:
     def tokens(self) -> dict[str, int]:
         """By tenant, those of running requests included.  It is looked at each of them."""
         counts = {name: used.tokens for name, used in self.used.items()}
-        for generation, live in self._live.items():
-            counts[live.account.tenant.name] += generation.usage().total
+        for running, live in self._live.items():
+            counts[live.account.tenant.name] += running.usage().total
         return counts

@@ -10,7 +10,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +19,10 @@ from typing import Protocol, TypeVar
 from engine.pooling.config import PoolingInfo
 from engine.pooling.requests import PoolRequest, PoolResult
 from lorad.errors import LoradError
-from lorad.service.live import Crowd
+from lorad.service.ask import Count
+from lorad.service.live import Crowd, Live
 from lorad.service.meter import Meter
-from lorad.service.pool_ask import Answered, PoolAsk, ScoreAsk, Scored, Wish
+from lorad.service.pool_ask import Answered, Endpoint, PoolAsk, ScoreAsk, Scored, Wish
 from lorad.service.pool_inputs import Prepared, prepare
 from lorad.service.reception import Guest, Reception
 from lorad.service.scoring import Model, plan, score
@@ -33,6 +34,8 @@ T = TypeVar("T")
 
 #: Given to the engine beyond its own deadline, so that it speaks first if it can.
 DEADLINE_GRACE_SECONDS = 2.0
+#: Inputs that are given to the engine in one turn of the loop: streams go on in between.
+LAUNCHED = 64
 
 
 class PoolLink(Protocol):
@@ -130,15 +133,14 @@ class PoolingService:
             raise _generates(wish.model)
         account = account_of(resolved.name, wish.priority, resolved.priority, caller)
         guest = self._reception.admit(resolved, account, 1, deadline=deadline)
-        unit = Unit(self, facts, guest, deadline)
-        self._crowd.begun += 1
-        self._crowd.of(account.tenant.name).requests += 1
+        unit = Unit(self, wish.endpoint, facts, guest, deadline)
+        self._crowd.enter(unit, Live(resolved.name, account, received))
         if guest.spending is not None:
             guest.spending.follow(lambda: unit.num_tokens)
         try:
             result = await self._until(deadline, guest, work(unit))
         finally:
-            self._crowd.of(account.tenant.name).tokens += unit.num_tokens
+            self._crowd.leave(unit)
             guest.leave()
         self._meter.pooled(
             wish.endpoint,
@@ -181,8 +183,14 @@ class Unit:
     """One request that was let in: its inputs run together, or all of them end."""
 
     def __init__(
-        self, service: PoolingService, facts: Facts, guest: Guest, deadline: float
+        self,
+        service: PoolingService,
+        endpoint: Endpoint,
+        facts: Facts,
+        guest: Guest,
+        deadline: float,
     ) -> None:
+        self.id, self.endpoint, self.rev = secrets.token_hex(12), endpoint, guest.rev
         self.num_tokens = self.num_results = 0  # of results that are there
         self.model = Model(
             facts.info,
@@ -192,12 +200,26 @@ class Unit:
         self._service, self._facts, self._guest = service, facts, guest
         self._deadline = deadline
 
+    @property
+    def begun(self) -> bool:
+        """Is there a result?"""
+        return self.num_results > 0
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Nothing is generated."""
+        return 0
+
+    def usage(self) -> Count:
+        """Of results that are there."""
+        return Count(prompt=self.num_tokens, completion=0, cached=0)
+
     async def pool(self, ask: PoolAsk) -> Answered:
         """Raises LoradError for the first input that fails."""
         service, guest = self._service, self._guest
         work = partial(prepare, ask, self._facts, service._limits)
         prepared = await service._in_pool(work)
-        results = await _together([self._one(ask, p) for p in prepared])
+        results = await _together(self._one(ask, p) for p in prepared)
         return Answered(tuple(results), guest.name, guest.rev, self.model.labels)
 
     async def _one(self, ask: PoolAsk, prepared: Prepared) -> PoolResult:
@@ -229,11 +251,15 @@ class Unit:
         return result
 
 
-async def _together(jobs: Sequence[Awaitable[T]]) -> list[T]:
+async def _together(jobs: Iterable[Coroutine[object, object, T]]) -> list[T]:
     """All results in order.  The first failure, or being cancelled, ends every other job before it
     is told."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
+    tasks: list[asyncio.Task[T]] = []
     try:
+        for job in jobs:
+            tasks.append(asyncio.ensure_future(job))
+            if not len(tasks) % LAUNCHED:
+                await asyncio.sleep(0)
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:

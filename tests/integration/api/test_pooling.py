@@ -422,8 +422,11 @@ def test_a_client_that_leaves_takes_all_its_inputs_back(api, connect):
     api.until(lambda: len(api.pool.requests) == 20)
     assert api.requests.running("acme/sql") == 1 and api.requests.waiting == 1
     assert api.adapters.leases["b2" * 32] == 0 and sum(api.adapters.leases.values()) == 1
+    [(unit, live)] = api.requests.crowd
+    assert (live.name, unit.endpoint, unit.begun) == ("acme/sql", "rerank", False)
     raw.close()
     api.until(lambda: api.requests.active == 0)
+    assert not len(api.requests.crowd)
     assert set(api.pool.aborted) == {r.request_id for r in api.pool.requests}
     assert not +api.adapters.leases and api.requests.waiting == 0
 

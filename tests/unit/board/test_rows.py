@@ -7,6 +7,7 @@ import pytest
 from lorad.board.requests import RequestRows, client_of
 from lorad.board.tenants import TenantRows
 from lorad.service.ask import Count
+from lorad.service.generation import Generation as Real
 from lorad.service.live import Crowd, Live
 from lorad.service.tenants import Account, Caller, Tenant
 from lorad.wire_stream import MAX_REQUESTS
@@ -16,6 +17,8 @@ from lorad.wire_tenants import Tenant as Known
 
 class Generation:
     """What rows look at."""
+
+    endpoint, begun, most_tokens = Real.endpoint, Real.begun, Real.most_tokens
 
     def __init__(self, id, *, chat=True, max_tokens=None, answers=1, tokens=0, started=True):
         self.id, self.rev = id, "r1"
