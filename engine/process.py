@@ -161,6 +161,11 @@ class Pulse:
     def enter(self, step: int) -> None:
         self._step, self._entered = step, time.monotonic()
 
+    def alive(self) -> None:
+        """A part of the step is done: it does not hang."""
+        if self._entered is not None:
+            self._entered = time.monotonic()
+
     def leave(self) -> None:
         self._entered = None
 
@@ -212,7 +217,7 @@ def main(arguments: list[str]) -> int:
     pulse = Pulse(outbox)
     try:
         outbox.put(Starting("importing", 0.0))
-        core = _build(_config(arguments), inbox, outbox)
+        core = _build(_config(arguments), inbox, outbox, pulse)
         pulse.core = core
         _spare_the_collector()
         outbox.put(EngineReady(core.info))
@@ -235,7 +240,9 @@ def _config(arguments: list[str]) -> EngineConfig | PoolingConfig:
     return msgspec.json.decode(arguments[1], type=EngineConfig)
 
 
-def _build(config: EngineConfig | PoolingConfig, inbox: Inbox, outbox: Outbox) -> Core:
+def _build(
+    config: EngineConfig | PoolingConfig, inbox: Inbox, outbox: Outbox, pulse: Pulse
+) -> Core:
     def progress(phase: str, fraction: float) -> None:
         outbox.put(Starting(phase, fraction))
 
@@ -243,7 +250,7 @@ def _build(config: EngineConfig | PoolingConfig, inbox: Inbox, outbox: Outbox) -
     if isinstance(config, PoolingConfig):
         from engine.pooling.served import ServedPooling
 
-        pooling = ServedPooling(config, progress=progress, bell=inbox.bell)
+        pooling = ServedPooling(config, progress=progress, bell=inbox.bell, alive=pulse.alive)
         print(pooling.memory_table(), file=sys.stderr, flush=True)
         return pooling
     from engine.core import EngineCore

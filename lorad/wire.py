@@ -48,7 +48,8 @@ class Revision(Struct, frozen=True, kw_only=True):
     packed_bytes: int  # whole blocks
     num_blocks: int
     changes_kv: bool
-    kinds: tuple[str, ...] = ()  # of MLX, aLoRA, DoRA, bias, head, embedding, rows
+    keeps_kv: bool = True  # False: the model pools, and there are no prefixes to keep
+    kinds: tuple[str, ...] = ()  # of MLX, aLoRA, DoRA, bias, head, embedding, rows, classifier
     scalings: tuple[float, ...] = ()  # what products are multiplied by, each number once
     alora_tokens: tuple[int, ...] = ()  # of an activated LoRA: those that it is invoked by
     warnings: tuple[str, ...] = ()
@@ -99,6 +100,7 @@ class AdapterDetail(Struct, frozen=True, kw_only=True):
     serving: Revision | None
     candidate: Revision | None
     history: tuple[str, ...] = ()  # earlier revisions, newest first
+    pooling: "PoolingPicture | None" = None  # of the model, where it pools
     events: tuple["EventItem", ...] = ()
 
 

@@ -21,7 +21,7 @@ class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_length: int = 0  # tokens of an input; 0 = as the model's files say
     truncate: bool = False  # longer inputs are cut, unless a request says otherwise
     pooling: Literal["", PoolingKind] = ""  # in place of what the model's files say
-    max_batch_tokens: int = 0  # rows a step, but for a longer input alone; 0 = 4096, CUDA 16384
+    max_batch_tokens: int = 0  # rows a step, but for a longer input alone; 0 = by the device
     max_num_seqs: int = 256  # inputs a step
     adapter_pool: int = 256 * MIB  # bytes of adapters on the device
     slots: int = 256

@@ -36,7 +36,11 @@ from engine.stats import Stats
 
 
 class ServedPooling:
-    """Takes steps on the calling thread.  Raises as PoolingCore does."""
+    """Takes steps on the calling thread.  Raises as PoolingCore does.
+
+    `alive` is called before each layer of a step: on a CPU, one long input may take as long as a
+    step that hangs.
+    """
 
     #: Requests are weighed by their tokens, and nobody's wait is foretold.
     starts_per_second = 0.0
@@ -47,8 +51,11 @@ class ServedPooling:
         *,
         progress: Callable[[str, float], None] = lambda *_: None,
         bell: threading.Event | None = None,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.core = core = PoolingCore(config, progress=progress, bell=bell)
+        for layer in core.machine.encoder.layers:
+            layer.register_forward_pre_hook(lambda *_: alive())
         self.info = _info(core)
         machine = core.machine
         self._painter = Painter(

@@ -18,6 +18,7 @@ from lorad.cli.output import (
     print_line,
     print_pairs,
 )
+from lorad.cli.revision import pooling_words
 from lorad.cli.session import session
 
 
@@ -48,7 +49,7 @@ def status(context: typer.Context) -> None:
             ("model", f"{st.model}  {st.dtype} on {st.device} ({st.device_name})"),
             ("base", st.base),
             ("context", f"{st.max_model_len} tokens"),
-            *([("pooling", _pooling(pools))] if pools else []),
+            *([("pooling", pooling_words(pools))] if pools else []),
             ("adapters", counts),
             ("slots", f"{st.slots_used} of {st.slots_total} used, {st.pinned} pinned"),
             ("pool", f"{p.total} blocks of {human_bytes(p.block_bytes)}, {p.free} free"),
@@ -69,12 +70,6 @@ def status(context: typer.Context) -> None:
             ("store dir", st.store_dir or UNKNOWN),
         ]
     )
-
-
-def _pooling(p: wire.PoolingPicture) -> str:
-    told = f"{' + '.join(p.kinds)} ({plain(p.origin)}), {p.width} numbers"
-    told += ", of length 1" if p.normalizes else ""
-    return told + (f"; labels {', '.join(map(plain, p.labels))}" if p.labels else "")
 
 
 def _reuse(c: wire.PrefixPicture) -> str:

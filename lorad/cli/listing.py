@@ -28,7 +28,7 @@ from lorad.cli.output import (
     print_line,
     print_pairs,
 )
-from lorad.cli.revision import revision_rows
+from lorad.cli.revision import pooling_words, revision_rows
 from lorad.cli.session import Failed, Session, Usage, session
 from lorad.spelling import is_reference, split_digest
 
@@ -213,6 +213,7 @@ def show(
             ("state", a.state),
             *([("reason", one_line(f"{a.reason}: {a.reason_message or ''}"))] if a.reason else []),
             ("model", a.model),
+            *([("pooling", pooling_words(detail.pooling))] if detail.pooling else []),
             ("tenant", a.tenant or UNKNOWN),
             ("source", a.source),
             ("pinned", "yes" if a.pinned else "no"),

@@ -1,28 +1,37 @@
-"""One revision as `loractl show` prints it.
+"""One revision as `loractl show` prints it, and how its model pools.
 
 Goes in: a wire.Revision.  Comes out: rows of a table.  Asks nobody.
 """
 
 from lorad import wire
-from lorad.cli.output import human_bytes
+from lorad.cli.output import human_bytes, plain
 
 
 def revision_rows(r: wire.Revision) -> list[tuple[str, str]]:
     """(heading, words) in the order of the table; a heading only where it says something."""
     ranks = " ".join(f"{module}:{rank}" for module, rank in sorted(r.ranks.items()))
-    replaced = ", ".join(t.removesuffix(".rows") for t in r.targets if t.endswith(".rows"))
+    replaced = [t.removesuffix(".rows") for t in r.targets if t.endswith(".rows")]
+    head = [t for t in replaced if t.startswith(("head.", "score."))]
+    told = f"rows of {', '.join(replaced)}" if not head else ", ".join(head)
     rows = [
         ("  rev", r.rev),
         *([("  kind", _kind(r))] if r.kinds else []),
         ("  rank", f"{r.rank}  ({ranks})"),
-        *([("  replaces", f"rows of {replaced}")] if replaced else []),
+        *([("  replaces", told)] if replaced else []),
         ("  scaling", _scaling(r)),
         ("  layers", str(r.num_layers)),
         ("  dtype", r.dtype),
         ("  size", f"{human_bytes(r.file_bytes)} file, {human_bytes(r.packed_bytes)} packed"),
-        ("  cache", _cache(r)),
+        *([("  cache", _cache(r))] if r.keeps_kv else []),
     ]
     return rows + [("  warning", text) for text in r.warnings]
+
+
+def pooling_words(p: wire.PoolingPicture) -> str:
+    """How vectors are made, and of what classes there are scores."""
+    told = f"{' + '.join(p.kinds)} ({plain(p.origin)}), {p.width} numbers"
+    told += ", of length 1" if p.normalizes else ""
+    return told + (f"; labels {', '.join(map(plain, p.labels))}" if p.labels else "")
 
 
 def _kind(r: wire.Revision) -> str:

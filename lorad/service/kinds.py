@@ -10,6 +10,7 @@ from engine.adapters.manifest import CONFIG_FILE
 from engine.adapters.mlx_config import is_mlx
 from engine.adapters.peft_config import read_config
 from engine.errors import AdapterInvalid
+from engine.layout import HEAD_ENDS
 from lorad.registry.records import RevisionRecord
 
 
@@ -31,7 +32,8 @@ def kinds_of(record: RevisionRecord, *, mlx: bool) -> tuple[str, ...]:
         "bias": any(m.bias for m in record.modules),
         "head": "lm_head" in modules,
         "embedding": "embed_tokens" in modules,
-        "rows": any(m.replaces for m in record.modules),
+        "rows": any(m.replaces and m.module not in HEAD_ENDS for m in record.modules),
+        "classifier": not modules.isdisjoint(HEAD_ENDS),
     }
     return tuple(kind for kind, there in found.items() if there)
 

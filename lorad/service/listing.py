@@ -78,6 +78,7 @@ class Listing:
             candidate=self._revision(candidate),
             history=self._registry.revisions_of(record.name)[:DETAIL_HISTORY],
             events=self._events_of(record.name),
+            pooling=pooling_of(self._info()),
         )
 
     def slots(self) -> wire.SlotPage:
@@ -193,6 +194,7 @@ class Listing:
             packed_bytes=self._packed_bytes(record) or 0,
             num_blocks=packed.num_blocks if packed else 0,
             changes_kv=record.changes_kv,
+            keeps_kv=pooling_of(self._info()) is None,
             kinds=kinds_of(record, mlx=mlx),
             scalings=scalings_of(record),
             alora_tokens=record.alora_tokens,
@@ -286,3 +288,17 @@ def _live(status: RevisionStatus | None) -> dict[str, Any]:
 
 def _time(seconds: float) -> str:
     return rfc3339(datetime.fromtimestamp(seconds, UTC))
+
+
+def pooling_of(info: EngineInfo | None) -> wire.PoolingPicture | None:
+    """How the model pools; None: it generates, or its engine is not there yet."""
+    if info is None or info.pooling is None:
+        return None
+    pooling = info.pooling
+    return wire.PoolingPicture(
+        kinds=pooling.kinds,
+        origin=pooling.pooling_origin,
+        width=pooling.width,
+        normalizes=pooling.normalizes,
+        labels=pooling.labels,
+    )

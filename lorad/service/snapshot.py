@@ -8,12 +8,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from engine.messages import EngineInfo
 from lorad import wire
 from lorad.config import Settings
 from lorad.service.adapters import AdapterService
 from lorad.service.engine_link import EngineLink
-from lorad.service.listing import Listing
+from lorad.service.listing import Listing, pooling_of
 from lorad.service.picture import Picture
 
 
@@ -93,7 +92,7 @@ class Snapshot:
             drained=tuple(sorted(self._adapters.gate.held)),
             engine_restarts=self._link.restarts,
             tasks=settings.model.tasks,
-            pooling=_pooling(info),
+            pooling=pooling_of(info),
         )
 
 
@@ -104,19 +103,6 @@ def prefix_of(picture: Picture) -> wire.PrefixPicture:
     prefix = picture.snapshot.prefix
     return wire.PrefixPicture(
         **{name: getattr(prefix, name) for name in wire.PrefixPicture.__struct_fields__}
-    )
-
-
-def _pooling(info: EngineInfo | None) -> wire.PoolingPicture | None:
-    if info is None or info.pooling is None:
-        return None
-    pooling = info.pooling
-    return wire.PoolingPicture(
-        kinds=pooling.kinds,
-        origin=pooling.pooling_origin,
-        width=pooling.width,
-        normalizes=pooling.normalizes,
-        labels=pooling.labels,
     )
 
 

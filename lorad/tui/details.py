@@ -210,6 +210,7 @@ def _problems(shown: wire.AdapterDetail, width: int) -> list[Line]:
 def _revision(revision: wire.Revision, width: int) -> list[Line]:
     ranks = "  ".join(f"{module} {rank}" for module, rank in revision.ranks.items())
     scalings = ", ".join(f"{number:.3g}" for number in revision.scalings)
+    own = revision.changes_kv and revision.keeps_kv
     blocks = f", {size(revision.packed_bytes)} packed in {revision.num_blocks} blocks"
     return fields(
         [
@@ -219,7 +220,7 @@ def _revision(revision: wire.Revision, width: int) -> list[Line]:
             ("rank", f"{revision.rank} at most, in {revision.num_layers} layers", ""),
             ("scaled", scalings, ""),
             ("bytes", f"{size(revision.file_bytes)} {revision.dtype}{blocks}", ""),
-            ("KV", "its own: it changes keys or values" if revision.changes_kv else "", ""),
+            ("KV", "its own: it changes keys or values" if own else "", ""),
             ("since", clock_and_day(revision.created_at), ""),
         ],
         width,

@@ -77,8 +77,8 @@ def write_bert(folder: Path, *, labels: int = 0, pooling: str = "") -> Path:
     return folder
 
 
-def write_bert_adapter(folder: Path, seed: int, *, rank: int = 4) -> Path:
-    """On every query and value."""
+def write_bert_adapter(folder: Path, seed: int, *, rank: int = 4, labels: int = 0) -> Path:
+    """On every query and value; `labels`: with a classifier of its own, of so many."""
     folder.mkdir(parents=True)
     random, tensors = np.random.default_rng(seed), {}
     for layer in range(LAYERS):
@@ -86,13 +86,18 @@ def write_bert_adapter(folder: Path, seed: int, *, rank: int = 4) -> Path:
             at = f"base_model.model.encoder.layer.{layer}.attention.self.{module}"
             for half, shape in (("A", (rank, HIDDEN)), ("B", (HIDDEN, rank))):
                 tensors[f"{at}.lora_{half}.weight"] = random.standard_normal(shape, np.float32)
-    config = {
+    config: dict[str, Any] = {
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": 2 * rank,
         "target_modules": ["query", "value"],
         "bias": "none",
     }
+    if labels:
+        config |= {"task_type": "SEQ_CLS", "modules_to_save": ["classifier"]}
+        for name, shape in (("weight", (labels, HIDDEN)), ("bias", (labels,))):
+            at = f"base_model.model.classifier.{name}"
+            tensors[at] = random.standard_normal(shape, np.float32)
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder

@@ -29,10 +29,10 @@ def daemon(make_daemon, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def add(daemon):
-    """add(name, seed): its row."""
+    """add(name, seed): its row; with `labels`, a classifier of its own."""
 
-    def add(name, seed, **start):
-        folder = write_bert_adapter(daemon.root / f".up-{seed}", seed)
+    def add(name, seed, *, labels=0, **start):
+        folder = write_bert_adapter(daemon.root / f".up-{seed}", seed, labels=labels)
         with daemon.client() as client:
             client.upload(folder, wire.UploadStart(name=name, **start))
         return daemon.wait_state(name, "registered", "ram", "idle")
@@ -57,8 +57,19 @@ def test_adapters_come_load_leave_and_are_pinned(daemon, add):
         assert client.evict("one").items[0].ok
         explained = client.explain("one")
     assert (explained.tier, explained.room.kv_floor_bytes) == ("ram", 0)
+    with daemon.client() as client:
+        detail = client.adapter("one")
+    assert detail.pooling.kinds == ("cls",) and not detail.serving.keeps_kv
     row = daemon.adapter("one")
     assert (row.rank, row.running, row.prefix_query_tokens) == (4, 0, 0)
+
+
+def test_an_adapter_may_bring_a_classifier(daemon, add):
+    add("classes", 4, labels=3)
+    with daemon.client() as client:
+        serving = client.adapter("classes").serving
+    assert serving.kinds == ("classifier",)
+    assert {"score.weight.rows", "score.bias.rows"} <= set(serving.targets)
 
 
 def test_an_adapter_of_another_architecture_is_quarantined(daemon):

@@ -1,5 +1,6 @@
 """A pooling core with the face that the engine process serves: what it tells, what it refuses."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from engine.messages import (
     VerifyRevision,
 )
 from engine.pooling.config import PoolingConfig
+from engine.pooling.fit import read_encoder
+from engine.pooling.machine import resolve
 from engine.pooling.requests import AbortPool, PoolRequest, unpacked
 from engine.pooling.served import ServedPooling
-from tests.fakes.tiny_bert import HIDDEN, LENGTH, VOCAB, write_bert, write_bert_adapter
+from tests.fakes.tiny_bert import HIDDEN, LAYERS, LENGTH, VOCAB, write_bert, write_bert_adapter
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +139,30 @@ def test_at_its_end_who_waits_is_told_and_who_has_just_come(
         ("came", "draining"),
     }
     assert served.step().pooled == ()
+
+
+def test_each_layer_of_a_step_is_a_sign_of_life(model: Path) -> None:
+    signs: list[int] = []
+    served = ServedPooling(
+        PoolingConfig(model=str(model), device="cpu", adapter_pool=1 << 20, ram_cache=1 << 20),
+        alive=lambda: signs.append(served.stats.steps),
+    )
+    served.take(embed("a"))
+    served.step()
+    served.core.close()
+    assert signs == [0] * LAYERS  # within the step
+
+
+@pytest.mark.parametrize(
+    ("hidden", "layers", "rows"), [(384, 6, 4096), (768, 12, 529), (1024, 24, 256)]
+)
+def test_steps_on_a_cpu_are_as_short_as_the_model_is_large(
+    model: Path, hidden: int, layers: int, rows: int
+) -> None:
+    _, spec, pooling = read_encoder(PoolingConfig(model=str(model)))
+    sizes = {"hidden_size": hidden, "ffn_size": 4 * hidden, "head_dim": hidden // spec.num_heads}
+    large = dataclasses.replace(spec, num_layers=layers, **sizes)
+    config = PoolingConfig(model=str(model), device="cpu")
+    assert resolve(config, large, pooling).max_batch_tokens == rows
+    told = PoolingConfig(model=str(model), device="cpu", max_batch_tokens=99)
+    assert resolve(told, large, pooling).max_batch_tokens == 99

@@ -149,6 +149,8 @@ def test_detail_tells_mlx_by_the_stored_config_and_never_shows_its_scale_as_an_a
         (PackedModule(1, "lm_head", 4, 2.0, gain=True), (), ("DoRA", "head")),
         (PackedModule(1, "embed_tokens", 4, 2.0), (), ("embedding",)),
         (PackedModule(1, "lm_head.rows", 4, 1.0), (), ("rows",)),
+        (PackedModule(1, "score.weight.rows", 3, 1.0), (), ("classifier",)),
+        (PackedModule(1, "head.dense", 4, 2.0), (), ("classifier",)),
     ],
 )
 def test_a_kind_is_read_off_the_modules(world, module, tokens, kinds):
