@@ -222,6 +222,7 @@ class Services:
                 self.text.base.tokenizer,
                 lambda: self.link.info,
                 registry.revision,
+                tasks=settings.model.tasks,
                 num_types=self._spec.num_types if isinstance(self._spec, EncoderSpec) else 0,
                 truncate=settings.model.truncate,
             ),

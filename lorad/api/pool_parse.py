@@ -133,10 +133,14 @@ def _vectors(
     role = None if body.input_type is None else _ROLES[body.input_type]
     if body.instruction and role != "query":
         raise invalid("instruction", 'needs input_type = "query"')
+    inputs = _inputs(body.input, role)
+    for name in ("prompt_name", "input_type"):
+        if getattr(body, name) is not None and not isinstance(inputs[0].text, str):
+            raise invalid(name, "puts text ahead of text: token ids are taken as they are")
     return PoolAsk(
         wish=_wish(body, endpoint, timeout),
         task=task,
-        inputs=_inputs(body.input, role),
+        inputs=inputs,
         dimensions=body.dimensions,
         normalize=body.normalize,
         prompt_name=body.prompt_name,

@@ -56,11 +56,12 @@ class PoolLimits(Limits, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of a model that pools.  `labels_of` tells a revision's own classes, () if its head is the
-    base's; `truncate` is what a request gets that does not say."""
+    """Of a model that pools.  `tasks` are what it is served for; `labels_of` tells a revision's own
+    classes, () if its head is the base's; `truncate` is what a request gets that does not say."""
 
     info: PoolingInfo
     text: PoolingText
+    tasks: tuple[str, ...]
     truncate: bool = False
     labels_of: Callable[[str], tuple[str, ...]] = lambda rev: ()
 
@@ -195,6 +196,7 @@ class Unit:
         self.model = Model(
             facts.info,
             facts.text.spec,
+            facts.tasks,
             () if guest.rev is None else facts.labels_of(guest.rev),
         )
         self._service, self._facts, self._guest = service, facts, guest

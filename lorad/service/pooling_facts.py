@@ -32,11 +32,12 @@ class PoolingFacts:
         info: Callable[[], EngineInfo | None],
         revision: Callable[[str], RevisionRecord | None],
         *,
+        tasks: tuple[str, ...],
         num_types: int,
         truncate: bool,
     ) -> None:
         self._base, self._tokenizer, self._info = base, tokenizer, info
-        self._num_types, self._truncate = num_types, truncate
+        self._tasks, self._num_types, self._truncate = tasks, num_types, truncate
         self._text: PoolingText | None = None
         self._labels_of = lru_cache(CACHED)(lambda rev: labels_of(revision(rev)))
 
@@ -48,7 +49,7 @@ class PoolingFacts:
         if self._text is None:
             spec = read_pooling(self._base)  # the engine has read it
             self._text = PoolingText(self._tokenizer, spec, num_types=self._num_types)
-        return Facts(info.pooling, self._text, self._truncate, self._labels_of)
+        return Facts(info.pooling, self._text, self._tasks, self._truncate, self._labels_of)
 
 
 def labels_of(record: RevisionRecord | None) -> tuple[str, ...]:

@@ -19,10 +19,12 @@ from lorad.text.pooling import Role
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`own` has the classes of the adapter's head, where it brings one."""
+    """`tasks` are what the base is served for; `own` has the classes of the adapter's head, where
+    it brings one: then it was trained for them."""
 
     info: PoolingInfo
     spec: PoolingSpec
+    tasks: tuple[str, ...]
     own: tuple[str, ...] = ()
 
     @property
@@ -33,7 +35,13 @@ class Model:
     @property
     def num_labels(self) -> int:
         """Of the head that answers; 0 = there is none."""
-        return len(self.own) or self.info.num_labels
+        served = "rerank" in self.tasks or "classify" in self.tasks
+        return len(self.own) or (self.info.num_labels if served else 0)
+
+    @property
+    def embeds(self) -> bool:
+        """Are its vectors what anybody trained?"""
+        return "embed" in self.tasks
 
     @property
     def scoring(self) -> Scoring:
@@ -50,6 +58,8 @@ class Model:
             hint = "POST /v1/embeddings gives its vectors, /pooling those of tokens"
             message = "this model has no classifier: it makes vectors"
             raise LoradError("unsupported_parameter", message, param="model", hint=hint)
+        if ask.task != "classify":
+            self.check_vectors("model")
         if ask.dimensions is None:
             return
         known, width = self.spec.dimensions, self.info.width
@@ -61,6 +71,15 @@ class Model:
         else:
             return
         raise LoradError("invalid_value", message, param="dimensions")
+
+    def check_vectors(self, param: str) -> None:
+        """Raises unsupported_parameter where it is not served for them: pooling what nobody trained
+        would give numbers, and no meaning."""
+        if not self.embeds:
+            does = " and ".join(task for task in ("rerank", "classify") if task in self.tasks)
+            message = f"this model is served to {does}, and makes no vectors"
+            hint = 'models.tasks has "embed" for a model that was trained to'
+            raise LoradError("unsupported_parameter", message, param=param, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +100,7 @@ def plan(ask: ScoreAsk, model: Model) -> Planned:
     if ask.raw:
         message = "raw_scores are of a head, and this model has none: it compares vectors"
         raise LoradError("unsupported_parameter", message, param="raw_scores")
+    model.check_vectors("model" if ask.scoring is None else "scoring")
     if how == "maxsim":
         return Planned(_singles(ask, tokens=True), how, similarity.maxsim)
     compare = similarity.BY_NAME.get(model.spec.similarity.lower(), similarity.cosine)
@@ -108,7 +128,7 @@ def _check_head(ask: ScoreAsk, model: Model) -> None:
     if model.num_labels:
         names = ", ".join(model.labels)
         message = f"this model tells {model.num_labels} classes apart ({names}), it scores no pairs"
-        hint = 'POST /classify, or scoring = "cosine" to compare vectors'
+        hint = "POST /classify" + (', or scoring = "cosine"' if model.embeds else "")
     else:
         message, hint = "this model has no head that scores pairs", 'scoring = "cosine" or "maxsim"'
     param = "model" if ask.scoring is None else "scoring"

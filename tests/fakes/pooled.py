@@ -76,10 +76,16 @@ class FakePool:
         self.facts: Facts | None = None
         self.become()
 
-    def become(self, spec: PoolingSpec | None = None, truncate: bool = False, **told: Any) -> None:
+    def become(
+        self,
+        spec: PoolingSpec | None = None,
+        truncate: bool = False,
+        tasks: tuple[str, ...] = ("embed", "rerank", "classify"),
+        **told: Any,
+    ) -> None:
         """From now on a model of these."""
         text = PoolingText(self.tokenizer, spec or PoolingSpec(), num_types=2)
-        self.facts = Facts(info(**told), text, truncate)
+        self.facts = Facts(info(**told), text, tasks, truncate)
 
     def check(self) -> None:
         if self.not_ready is not None:

@@ -153,6 +153,22 @@ def test_no_body_is_a_500(api, path):
     assert counts[200] and counts[400], "it reaches both sides of the parser"
 
 
+def test_no_body_is_a_500_in_teis_words(api):
+    body = {"query": "a", "texts": ["a", "b"], "truncate": True, "return_text": True}
+    transport = httpx.HTTPTransport(uds=str(api.inference))
+    seen = set()
+    with httpx.Client(transport=transport, base_url="http://lorad", timeout=30) as http:
+        for seed in range(60):
+            data = mutated(seed, body)
+            answer = http.post("/rerank", content=data)
+            seen.add(answer.status_code)
+            assert answer.status_code in (200, 404, 413, 422), (seed, data, answer.text)
+            if answer.status_code != 200:
+                assert set(answer.json()) == {"error", "error_type"}, (seed, data)
+                assert answer.json()["error"].isprintable(), (seed, data)
+    assert {200, 413, 422} <= seen
+
+
 CODES = {
     400: {"invalid_json", "invalid_value", "unsupported_parameter", "context_length_exceeded"},
     404: {"model_not_found"},

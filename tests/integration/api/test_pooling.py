@@ -146,6 +146,14 @@ def test_prompts_are_put_ahead_by_name_by_role_or_by_default(api, ask):
     assert told["param"] == "prompt_name" and "query, passage, own" in told["message"]
 
 
+@pytest.mark.parametrize("wish", [{"prompt_name": "own"}, {"input_type": "query"}])
+def test_token_ids_have_no_prompt(api, ask, wish):
+    api.pool.become(PoolingSpec(prompts={"own": "o: "}, default_prompt="own"))
+    assert ask("/v1/embeddings", input=[97]).status == 200
+    answer = ask("/v1/embeddings", input=[97], **wish)
+    assert (answer.status, answer.json["error"]["param"]) == (400, next(iter(wish)))
+
+
 def test_an_instruction_goes_where_the_models_prompt_has_a_place_for_it(api, ask):
     api.pool.become(PoolingSpec(prompts={"query": "Instruct: find it\nQuery:"}))
     wish = {"input": "x", "input_type": "query", "instruction": "find cats"}
@@ -290,6 +298,26 @@ def test_a_head_of_several_classes_ranks_nothing_and_says_what_does(api, ask):
 def test_what_is_no_rerank_is_a_400_that_says_why(ask, body, param):
     answer = ask("/v1/rerank", **body)
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
+def test_a_cross_encoder_makes_no_vectors_unless_it_is_served_for_them(api, ask):
+    api.pool.become(tasks=("rerank", "classify"))
+    assert ask("/v1/rerank", query="a", documents=["b"]).status == 200
+    for path, param, body in (
+        ("/v1/embeddings", "model", {"input": "x"}),
+        ("/pooling", "model", {"input": "x"}),
+        ("/v1/rerank", "scoring", {"query": "a", "documents": ["b"], "scoring": "cosine"}),
+    ):
+        told = ask(path, **body).json["error"]
+        assert (told["code"], told["param"]) == ("unsupported_parameter", param)
+        assert "served to rerank and classify" in told["message"]
+
+
+def test_what_is_served_for_vectors_alone_ranks_by_them_whatever_head_it_has(api, ask):
+    api.pool.become(tasks=("embed",))
+    assert ask("/v1/rerank", query="a", documents=["b"]).status == 200
+    assert api.pool.requests[0].task == "embed"
+    assert ask("/classify", input="x").code == "unsupported_parameter"
 
 
 # ----------------------------------------------------------------- TEI

@@ -29,6 +29,7 @@ def daemon(make_daemon, base):
     daemon = make_daemon()
     daemon.config.write_text(
         f'[[models]]\nbase = "{base}"\nname = "vectors"\ndevice = "cpu"\nthreads = 1\n'
+        'tasks = ["embed", "rerank", "classify"]\n'
         '[lora]\nslots = 8\nram_cache = "16MiB"\nadapter_pool = "2MiB"\n'
         '[watch]\nsettle = "100ms"\n'
     )

@@ -120,7 +120,7 @@ class Base:
 
 def service_of(folder: Path, link: CoreLink) -> PoolingService:
     text = PoolingText(Tokenizer.load(folder), read_pooling(folder), num_types=2)
-    facts = Facts(link.core.info, text)
+    facts = Facts(link.core.info, text, ("embed", "rerank", "classify"))
     limits = Limits()
     reception = Reception(Base(), limits=limits)
     return PoolingService(

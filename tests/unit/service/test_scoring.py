@@ -1,0 +1,76 @@
+"""Which way two texts are scored, by what the model has and is served for."""
+
+import pytest
+
+from engine.messages import PackedModule
+from engine.pooling.spec import PoolingSpec
+from lorad.errors import LoradError
+from lorad.registry.records import RevisionRecord
+from lorad.service.pool_ask import ScoreAsk, Wish
+from lorad.service.pooling_facts import labels_of
+from lorad.service.scoring import Model, plan
+from tests.fakes.pooled import info
+
+ASK = ScoreAsk(
+    wish=Wish(model="m", endpoint="rerank"),
+    firsts=("q",),
+    seconds=("a", "b"),
+    params=("query", "documents"),
+)
+ALL = ("embed", "rerank", "classify")
+
+
+def model(labels=0, own=0, tasks=ALL, similarity="cosine"):
+    return Model(
+        info(num_labels=labels, labels=tuple(f"L{i}" for i in range(labels))),
+        PoolingSpec(similarity=similarity),
+        tasks,
+        tuple(f"LABEL_{i}" for i in range(own)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("served", "how"),
+    [
+        (model(1), "head"),
+        (model(0), "vectors"),
+        (model(0, similarity="MaxSim"), "maxsim"),
+        (model(1, similarity="MaxSim"), "head"),
+        (model(1, tasks=("embed",)), "vectors"),
+        (model(0, own=1, tasks=("embed",)), "head"),
+        (model(3, own=1), "head"),
+    ],
+)
+def test_what_the_model_has_decides(served, how):
+    planned = plan(ASK, served)
+    assert planned.how == how and (planned.compare is None) == (how == "head")
+    assert len(planned.ask.inputs) == (2 if how == "head" else 3)
+
+
+@pytest.mark.parametrize("served", [model(3), model(1, own=2), model(3, tasks=("classify",))])
+def test_a_head_of_several_classes_scores_no_pairs(served):
+    with pytest.raises(LoradError, match="classes apart") as refused:
+        plan(ASK, served)
+    assert ("cosine" in refused.value.hint) == served.embeds
+
+
+def test_an_adapters_own_classes_are_counted_and_have_no_names():
+    def record(*modules):
+        return RevisionRecord(
+            rev="r",
+            rank=4,
+            ranks={},
+            alpha=8,
+            rslora=False,
+            targets=(),
+            num_layers=1,
+            dtype="float32",
+            file_bytes=1,
+            changes_kv=True,
+            modules=modules,
+        )
+
+    head = PackedModule(layer=2, module="score.weight.rows", rank=3, scaling=1.0)
+    assert labels_of(record(head)) == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert labels_of(record()) == labels_of(None) == ()
+    assert model(2, own=3).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
