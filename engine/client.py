@@ -135,7 +135,7 @@ class EngineClient:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=STDERR_FD,  # results are printed by others; whatever it says is log
                 pass_fds=(theirs.fileno(),),
-                env=_child_environment(),
+                env=child_environment(),
             )
         except BaseException:
             ours.close()
@@ -279,7 +279,7 @@ class EngineClient:
     def _death(self) -> EngineError:
         """Before it was ready, the engine's own reason; afterwards that it died."""
         if self.fatal is not None and self.info is None:
-            error = EngineError(self.fatal.message)
+            error = EngineError(self.fatal.message, hint=self.fatal.hint)
             error.code = self.fatal.code
             return error
         return EngineDied(self.fatal.message if self.fatal else "the engine process is not running")
@@ -354,7 +354,7 @@ async def _helper(*arguments: tuple[str, ...], what: str) -> bytes:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         # Norms of a base's weights would have BLAS start a thread on every core, beside the engine.
-        env=_child_environment() | dict.fromkeys(_BLAS_THREADS, "1"),
+        env=child_environment() | dict.fromkeys(_BLAS_THREADS, "1"),
     )
     try:
         stdout, stderr = await process.communicate()
@@ -386,7 +386,7 @@ class _Refusal(msgspec.Struct):
     hint: str = ""
 
 
-def _child_environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Ours, with the folder of this package first on the path: an uninstalled tree works."""
     root = str(Path(engine.__file__).parent.parent)
     rest = os.environ.get("PYTHONPATH", "")

@@ -567,6 +567,7 @@ class Fatal(Struct, frozen=True, tag="fatal"):
 
     code: str
     message: str
+    hint: str = ""  # the next step, where its error knew one
 
 
 Event = Starting | EngineReady | Heartbeat | StepFrame | Fatal

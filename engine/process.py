@@ -224,7 +224,7 @@ def main(arguments: list[str]) -> int:
         serve(core, inbox, outbox, pulse)
         status = 0
     except EngineError as error:
-        outbox.put(Fatal(error.code, ": ".join(filter(None, (error.message, error.hint)))))
+        outbox.put(Fatal(error.code, error.message, error.hint))
         status = 1
     except Exception as error:
         traceback.print_exc()

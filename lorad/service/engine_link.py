@@ -230,7 +230,7 @@ class EngineLink:
             self._bury(fatal)
             if died_young:
                 wrong = _START_ERRORS.get(fatal.code, StartError)
-                self._fail(wrong(f"the engine did not start: {fatal.message}"))
+                self._fail(wrong(f"the engine did not start: {fatal.message}", hint=fatal.hint))
                 return
             if len(self._crashes) >= MAX_CRASHES:
                 self._fail(

@@ -2,8 +2,8 @@
 
 Goes in: a `Format`.  Comes out: a grammar of `engine/grammar.py` that was compiled against the
 model's own tokenizer, so that what cannot be followed is a 400 before anything is queued.  That
-takes a millisecond, or a second for a text that is made to take long: it happens on threads of its
-own, for a limited time, and once for the same text.
+takes milliseconds, or for ever for a text that is made to: it happens in a process that is ended
+when it has worked for two seconds (`grammar_checker.py`), and once for the same text.
 """
 
 import asyncio
@@ -17,68 +17,83 @@ import msgspec
 
 from engine import grammar as grammars
 from engine.errors import EngineError
-from engine.grammar import Grammars
 from engine.messages import EngineInfo
 from lorad.errors import LoradError
 from lorad.service.ask import Format
+from lorad.service.grammar_checker import GrammarChecker, TooMuchWork
 
 #: Grammars that are kept; each is about as long as its schema.
 CACHED = 256
-#: Who wants one that takes longer is refused.
-COMPILE_SECONDS = 10.0
+#: Who waits longer, behind those of others, is asked to come again.
+WAIT_SECONDS = 10.0
 #: One that takes long must not keep all others waiting.
 THREADS = 2
 
 
 class Guides:
-    """For the base model in `folder`; adapters have its vocabulary.  `close` ends its threads."""
+    """For the base model in `folder`; adapters have its vocabulary.  `close` ends its threads and
+    processes."""
 
-    def __init__(self, folder: Path, seconds: float = COMPILE_SECONDS) -> None:
+    def __init__(self, folder: Path, wait_seconds: float = WAIT_SECONDS) -> None:
         self._path = folder / "tokenizer.json"
-        self._seconds = seconds
+        self._wait_seconds = wait_seconds
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="lorad-guides")
         self._lock = threading.Lock()
-        self._vocabulary: Grammars | None = None
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._checker: GrammarChecker | None = None
+        #: Grammars, and what was said of those that were given up: they are not tried again.
+        self._known: OrderedDict[bytes, str | TooMuchWork] = OrderedDict()
 
     async def grammar(self, asked: Format, info: EngineInfo) -> str:
-        """Raises LoradError: unsupported_parameter, invalid_value."""
+        """Raises LoradError: unsupported_parameter, invalid_value, queue_full."""
         key = sha256(f"{asked.kind}\0{asked.text}".encode("utf-8", "surrogatepass")).digest()
-        known = self._known.get(key)
-        if known is not None:
+        if key in self._known:
             self._known.move_to_end(key)
-            return known
+        else:
+            self._known[key] = await self._made(asked, info)
+            while len(self._known) > CACHED:
+                self._known.popitem(last=False)
+        known = self._known[key]
+        if isinstance(known, TooMuchWork):
+            raise _refused(asked, known)
+        return known
+
+    async def _made(self, asked: Format, info: EngineInfo) -> str | TooMuchWork:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._seconds):
-                made = await loop.run_in_executor(self._pool, self._compile, asked, info)
+            async with asyncio.timeout(self._wait_seconds):
+                return await loop.run_in_executor(self._pool, self._compile, asked, info)
         except TimeoutError:
-            message = f"{asked.param} was not compiled within {self._seconds:g} s; make it simpler"
-            raise LoradError("invalid_value", message, param=asked.param) from None
+            message = f"{asked.param} waits behind others that take long to compile"
+            raise LoradError("queue_full", message, param=asked.param) from None
+        except TooMuchWork as error:
+            return error
         except EngineError as error:
-            message = f"{asked.param}: {error.message}"
-            raise LoradError(error.code, message, param=asked.param, hint=error.hint) from None
-        self._known[key] = made
-        while len(self._known) > CACHED:
-            self._known.popitem(last=False)
-        return made
+            raise _refused(asked, error) from None
 
     def close(self) -> None:
         """Compile nothing more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            if self._checker is not None:
+                self._checker.close()
 
     # ----------------------------------------------------------------- on a thread of its own
     def _compile(self, asked: Format, info: EngineInfo) -> str:
         grammars.require()
         made = _grammar_of(asked)
-        self._words(info).check(made)
+        self._checks(info).check(made)
         return made
 
-    def _words(self, info: EngineInfo) -> Grammars:
+    def _checks(self, info: EngineInfo) -> GrammarChecker:
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = Grammars(self._path, info.vocab_size, info.eos_token_ids)
-            return self._vocabulary
+            if self._checker is None:
+                self._checker = GrammarChecker(self._path, info.vocab_size, info.eos_token_ids)
+            return self._checker
+
+
+def _refused(asked: Format, error: EngineError) -> LoradError:
+    message = f"{asked.param}: {error.message}"
+    return LoradError(error.code, message, param=asked.param, hint=error.hint)
 
 
 def _grammar_of(asked: Format) -> str:

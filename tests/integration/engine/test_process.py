@@ -60,6 +60,12 @@ class Child:
         return self.process.returncode, said
 
 
+def test_what_an_error_of_the_start_advises_is_told_apart_from_it() -> None:
+    child = Child("from engine.errors import NoDevice; raise NoDevice('no card', hint='buy one')")
+    assert list(child.events())[-1] == Fatal("no_device", "no card", "buy one")
+    assert child.end()[0] == 1
+
+
 def test_a_crash_is_told_in_last_words_and_in_the_exit_status() -> None:
     child = Child("raise RuntimeError('the step broke')")
     events = list(child.events())

@@ -190,14 +190,17 @@ def test_crashes_far_apart_do_not_add_up(scene, eventually):
         ("internal_error", StartError),
     ],
 )
-def test_an_engine_that_cannot_start_ends_the_daemon_with_its_reason(scene, code, error):
+def test_an_engine_that_cannot_start_ends_the_daemon_with_its_reason_and_the_next_step(
+    scene, code, error
+):
     async def scenario(link, clients):
         with pytest.raises(error, match="because") as caught:
             await link.failed
         assert type(caught.value) is error
+        assert caught.value.message.endswith("because") and caught.value.hint == "do so"
         assert len(clients) == 1
 
-    scene(scenario, fatal=Fatal(code, "because"), ready=False)
+    scene(scenario, fatal=Fatal(code, "because", "do so"), ready=False)
 
 
 def test_a_stalled_engine_is_announced_and_recovers(scene, eventually):
