@@ -1,5 +1,6 @@
 """Vectors through openai-python, curl, and rerank through what Cohere's clients read."""
 
+import functools
 import json
 import shutil
 import subprocess
@@ -75,3 +76,25 @@ def test_langchain_embeds_documents_and_queries(api):
         )
         documents = made.embed_documents(["a", "b"])
         assert documents[0] == made.embed_query("a") != documents[1]
+
+
+@pytest.mark.slow
+def test_llama_index_embeds_and_ranks_as_with_tei(api, monkeypatch):
+    embedding = pytest.importorskip("llama_index.embeddings.openai_like")
+    tei = pytest.importorskip("llama_index.postprocessor.tei_rerank.base")
+    schema = pytest.importorskip("llama_index.core.schema")
+    transport = httpx.HTTPTransport(uds=str(api.inference))
+    with httpx.Client(transport=transport) as http:
+        made = embedding.OpenAILikeEmbedding(
+            model_name="tiny", api_base="http://lorad/v1", api_key="x", http_client=http
+        )
+        one, two = made.get_text_embedding_batch(["a", "b"])
+        assert one == made.get_query_embedding("a") != two
+    over_socket = functools.partial(
+        httpx.Client, transport=httpx.HTTPTransport(uds=str(api.inference))
+    )
+    monkeypatch.setattr(tei.httpx, "Client", over_socket)
+    ranker = tei.TextEmbeddingInference(base_url="http://lorad", top_n=1)
+    nodes = [schema.NodeWithScore(node=schema.TextNode(text=text)) for text in ("zzz", "abc")]
+    [best] = ranker.postprocess_nodes(nodes, query_str="abc")
+    assert best.node.text == "abc"

@@ -484,6 +484,34 @@ def test_a_deadline_is_the_clients_if_it_is_less(api, ask):
     assert 0 < api.pool.requests[0].deadline_seconds <= 5
 
 
+def test_a_request_that_runs_into_its_deadline_is_a_504_and_leaves_the_engine(
+    api, ask, monkeypatch
+):
+    monkeypatch.setattr("lorad.service.pooling.DEADLINE_GRACE_SECONDS", 0.0)
+    api.pool.gate = api.run(asyncio.Event)
+    answer = ask("/v1/embeddings", "x-request-timeout: 0.05\r\n", input=["a", "b"])
+    assert (answer.status, answer.code) == (504, "deadline_exceeded")
+    assert len(api.pool.aborted) == 2 and api.requests.active == 0
+
+
+def test_a_unit_waits_as_one_and_a_full_queue_turns_the_next_away(make_api, call, connect):
+    api = make_api(msgspec.structs.replace(Limits(), queue=1))
+    api.pool.gate = api.run(asyncio.Event)
+    content = json.dumps({"model": "tiny", "input": ["a"] * 30}).encode()
+    head = (
+        "POST /v1/embeddings HTTP/1.1\r\nhost: l\r\nconnection: close\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    raw = connect(api.inference).send(head.encode() + content)
+    api.until(lambda: len(api.pool.requests) == 30)
+    body = {"query": "a", "texts": ["b"]}
+    answer = call(api.inference, "POST", "/rerank", body)
+    assert (answer.status, answer.json["error_type"]) == (429, "Overloaded")
+    assert int(answer.headers["retry-after"]) >= 1
+    api.run(api.pool.gate.set)
+    assert raw.answer().status == 200
+
+
 # ----------------------------------------------------------------- who, and what
 def test_a_model_that_generates_says_where_it_does(api, ask):
     api.pool.facts = None

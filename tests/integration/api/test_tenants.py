@@ -321,6 +321,20 @@ def test_refusals_of_the_admin_routes_have_their_codes(house):
     assert h.admin("POST", "tenants/acme/key", {}).headers["cache-control"] == "no-store"
 
 
+def test_vectors_and_scores_are_counted_by_the_same_rates(house):
+    h = house("key")
+    key = h.add("ci", tokens_per_minute=8)
+
+    def ask(path, **body):
+        return h.call("POST", path, {"model": "tiny"} | body, uid=STRANGER, key=key)
+
+    assert ask("/v1/embeddings", input=["abc", "d"]).status == 200  # 8 tokens, marks and all
+    answer = ask("/v1/rerank", query="x", documents=["y"])
+    assert (answer.status, answer.code) == (429, "tenant_rate_limited")
+    assert "8 tokens within a minute" in answer.json["error"]["message"]
+    assert h.api.requests.crowd.of("ci").tokens == 8
+
+
 # ----------------------------------------------------------------- every route, every credential
 def table(routes):
     for route in routes:
