@@ -14,7 +14,7 @@ from lorad.tui.details import subject_of
 from lorad.tui.draw import UNKNOWN, Glyphs, age, count, cut, percent, ratio, since, size
 from lorad.tui.grid import Column, Grid
 from lorad.tui.office import Answer, Client
-from lorad.tui.paging import STATES, Ask, Pages
+from lorad.tui.paging import SORTS, STATES, Ask, Pages
 from lorad.tui.panel import Line, Span, wide
 from lorad.tui.slots import STATE_INKS
 from lorad.tui.view import View
@@ -130,7 +130,8 @@ class AdaptersPanel(Grid[Row]):
         pages, room = self.listing, self.size.width - wide(self.title()) - 10
         if self.error:
             return ((cut(self.error, room, self.glyphs), "bad"),)
-        mark = self.glyphs.down if pages.reverse else self.glyphs.up
+        falls = SORTS[pages.sort].startswith("-")
+        mark = self.glyphs.down if falls is not pages.reverse else self.glyphs.up
         parts: list[Line] = [(("sort ", "faint"), (f"{pages.sort.upper()} {mark}", ""))]
         if pages.filter_text:
             parts.insert(0, (("filter ", "faint"), (f"{pages.filter_text}  ", "strong")))
@@ -157,6 +158,9 @@ class AdaptersPanel(Grid[Row]):
         if pages.num_items:
             return f"none on this page is {pages.here}; further pages follow"
         if pages.filter_text:
+            typed = pages.filter_text.strip().lower()
+            if typed and (state := next((s for s in STATES if s.startswith(typed)), "")):
+                return f"no name has {typed!r} in it; did you mean state:{state}?  esc clears it"
             return "no adapter matches the filter; esc clears it"
         return "no adapter is registered: loractl add DIR --name NAME, or put one into the inbox"
 

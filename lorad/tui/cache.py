@@ -201,7 +201,7 @@ def columns(block_bytes: int) -> tuple[Column[Slot], ...]:
 
     return (
         Column("name", "NAME", 20, lambda k, r, g: ((k, ""),), grow=True),
-        Column("hit", "HIT 60s".rjust(13), 13, _hit),
+        Column("hit", "HIT 60s".rjust(13), 13, _hit, falls=True),
         Column("found", "FOUND", 5, _cell(lambda r: r.hit_tokens, asked), right=True, drop=3),
         Column("asked", "ASKED", 5, _cell(asked, asked), right=True),
         Column("trend", "2 MIN", _TREND, _trend, drop=5),

@@ -26,7 +26,8 @@ _WIDE_NAME = 60
 class Column(Generic[R]):
     """`cell` gives spans of a row.  `width` without the space that follows; `grow` takes the rest.
 
-    `drop`: which goes first when there is no room, the highest; 0 stays.
+    `drop`: which goes first when there is no room, the highest; 0 stays.  `falls`: sorted by it the
+    largest comes first; a number's does unless it says otherwise.
     """
 
     key: str
@@ -36,6 +37,11 @@ class Column(Generic[R]):
     right: bool = False
     grow: bool = False
     drop: int = 0
+    falls: bool | None = None
+
+    @property
+    def falling(self) -> bool:
+        return self.right if self.falls is None else self.falls
 
 
 def columns_for(columns: Sequence[Column[R]], width: int) -> list[tuple[Column[R], int]]:
@@ -95,8 +101,13 @@ class Grid(Panel, Generic[R], can_focus=True):
             said.append((f"{span}  ", "faint"))
         if listing.filter_text:
             said += [("filter ", "faint"), (f"{listing.filter_text}  ", "strong")]
-        mark = self.glyphs.down if listing.reverse else self.glyphs.up
+        mark = self.glyphs.down if self._falling() is not listing.reverse else self.glyphs.up
         return (*said, ("sort ", "faint"), (f"{listing.sort.upper()} {mark}", ""))
+
+    def _falling(self) -> bool:
+        """Of the column that it is sorted by, also if there is no room for that."""
+        columns = self.columns_at(self.size.width)
+        return any(c.falling for c in columns if c.key == self.listing.sort)
 
     def empty(self) -> str:
         """What is said in place of rows."""
@@ -182,7 +193,10 @@ class Grid(Panel, Generic[R], can_focus=True):
         self.action_move(by * max(1, self.num_visible - 1))
 
     def action_edge(self, by: int) -> None:
-        self.action_move(by * len(self.listing.keys))
+        if by < 0:
+            self._from_the_top()
+        else:
+            self.action_move(by * len(self.listing.keys))
 
     def action_shift(self, by: int) -> None:
         if self.wide:
@@ -191,6 +205,7 @@ class Grid(Panel, Generic[R], can_focus=True):
 
     def action_choose(self) -> None:
         if self.listing.selected is not None:
+            self.listing.leads = False
             self.post_message(self.Chosen(self, self.listing.selected))
 
     def toggle_wide(self) -> None:
@@ -205,15 +220,20 @@ class Grid(Panel, Generic[R], can_focus=True):
     def sort_by(self, column: str) -> bool:
         """False: it cannot be sorted by that."""
         known = self.listing.order_by(column)
-        self.repaint()
+        self._from_the_top()
         return known
 
     def sort_next(self) -> None:
         self.listing.order_next([column.key for column, _ in self._fit])
-        self.repaint()
+        self._from_the_top()
 
     def sort_reverse(self) -> None:
         self.listing.order_by(self.listing.sort)
+        self._from_the_top()
+
+    def _from_the_top(self) -> None:
+        """Who sorts wants to see what comes first, wherever the selected row has gone."""
+        self.listing.to_top()
         self.repaint()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
@@ -240,10 +260,9 @@ class Grid(Panel, Generic[R], can_focus=True):
         x += self.offset_x if self.wide else 0
         for column, width in self._fit:
             if 0 <= x <= width:
-                self.listing.order_by(column.key)
+                self.sort_by(column.key)
                 break
             x -= width + 1
-        self.repaint()
 
     def on_focus(self) -> None:
         self.repaint()

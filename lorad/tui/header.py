@@ -52,7 +52,8 @@ class Header(Painted):
             said = ((" lorad  ", "strong"), (f"{self.top.title_of_source}  ", "faint"))
             return [said, both_ends(((" waiting for data", "faint"),), tabs, width, self.glyphs)]
         now: Line = ((clock(board.time) + " ", "strong"),)
-        who, how = _identity(board, width, self.top.title_of_source), _figures(board, height < 3)
+        who = _identity(board, width, self.top.title_of_source, self._doubt())
+        how = _figures(board, height < 3)
         out = [joined(who, now, width, self.glyphs), joined(how, tabs, width, self.glyphs)]
         if height > 2:
             glyphs = self.glyphs
@@ -60,6 +61,13 @@ class Header(Painted):
                 glyphs = replace(glyphs, pool=glyphs.pool[0])  # colours tell the parts apart
             out.append(pool_line(board.status.pool, width, glyphs))
         return out
+
+    def _doubt(self) -> str:
+        """Why the state that was told last may be no more; "" if it is as told."""
+        link = self.top.model.link
+        if not (link.up or link.final) and link.why != "connecting":
+            return "DISCONNECTED"
+        return "NO NEWS" if self.top.stale else ""
 
     def _tabs(self) -> Line:
         """`1 Overview 2 3 4`: which screen this is, and that there are others."""
@@ -94,15 +102,20 @@ def _said(word: str, value: str, ink: str = "") -> Line:
     return ((f"{word} ", "faint"), (value, ink))
 
 
-def _identity(board: Board, width: int, source: str) -> list[Part]:
+def _identity(board: Board, width: int, source: str, doubt: str) -> list[Part]:
     s, roomy = board.status, width >= ROOMY
     busy = board.machine.gpu_busy
     state: Line = ((s.state.upper(), STATE_INKS.get(s.state, "warn")),)
-    if s.state != "ready" and s.reason:
+    if doubt:
+        state = ((doubt, "bad"),)
+    elif s.state != "ready" and s.reason:
         state = (*state, (f" {s.reason}", "faint"))
+    refused = s.adapters.get("quarantined", 0)
+    refusals: Line = ((f"{refused} quarantined", "bad"),) if refused else ()
     return [
         (0, (("lorad", "strong"), (f" {s.version}" if roomy else "", "faint"))),
         (0, state),
+        (1, refusals),
         (7, _said("pid", str(s.pid))),
         (3, _said("up", age(s.uptime_seconds))),
         (2, ((s.model or s.base, "strong"), (f" {s.dtype}" if roomy else "", "faint"))),

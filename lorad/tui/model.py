@@ -207,7 +207,9 @@ class Model:
 class Listing(Generic[R]):
     """One table's rows in order, and which of them is selected, by key.
 
-    `fields` gives what the filter can ask of a row; `sorts` maps columns to keys of sorting.
+    `fields` gives what the filter can ask of a row; `sorts` maps columns to keys of sorting.  With
+    `leads` the first row is the selected one, whichever it is, until another is chosen: for an
+    order in which rows change their places by themselves.
     """
 
     def __init__(
@@ -215,8 +217,11 @@ class Listing(Generic[R]):
         fields: Callable[[str, R], Mapping[str, str]],
         sorts: Mapping[str, Callable[[str, R], Any]],
         sort: str,
+        *,
+        leads: bool = False,
     ) -> None:
         self._fields, self._sorts = fields, sorts
+        self._can_lead = self.leads = leads
         self.sort, self.reverse = sort, False
         self.filter_text = ""
         self._filter = Filter()
@@ -233,7 +238,9 @@ class Listing(Generic[R]):
         kept.sort()  # so that equal ones keep their places
         kept.sort(key=lambda k: key_of(k, rows[k]), reverse=self.reverse)
         self.keys = kept
-        if self.selected in rows and self.selected in kept:
+        if self.leads and kept:
+            self._place, self.selected = 0, kept[0]
+        elif self.selected in rows and self.selected in kept:
             self._place = kept.index(self.selected)
         elif kept:
             self._place = min(self._place, len(kept) - 1)
@@ -282,7 +289,13 @@ class Listing(Generic[R]):
         """The selection, by so many rows; it stops at both ends."""
         self.select_place(self.place + by)
 
+    def to_top(self) -> None:
+        """Select what comes first, and what comes first later if rows change their places."""
+        self.select_place(0)
+        self.leads = self._can_lead
+
     def select_place(self, place: int) -> None:
+        self.leads = False
         if self.keys:
             self._place = max(0, min(place, len(self.keys) - 1))
             self.selected = self.keys[self._place]

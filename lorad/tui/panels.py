@@ -234,8 +234,14 @@ class PrefixPanel(BoardPanel):
         return ((label + " ", ink), *drawn, (rest, ink))
 
 
+#: Of a load the table of slots and the panel of loads show these; there would be room for nothing
+#: else.  Screen 5 has them.
+PASSING = frozenset({"ram.loading", "ram.load", "slot.loading"})
+
+
 class EventsPanel(Panel, can_focus=True):
-    """The newest events, the last on top.  Scrolled back, it stays at what it shows."""
+    """The newest events, the last on top, but for `PASSING`.  Scrolled back, it stays at what it
+    shows."""
 
     BINDINGS: ClassVar[list[Any]] = [
         Binding("down,j", "back(1)", show=False),
@@ -265,11 +271,11 @@ class EventsPanel(Panel, can_focus=True):
 
     def body(self, width: int, height: int) -> list[Line]:
         model = self.top.model
-        known = model.events
-        number = model.first_event + len(known)
+        known = [event for event in model.events if event.type not in PASSING]
         if self._back:
-            self._back += number - self._num_events
-        self._num_events = number
+            fresh = list(model.events)[max(0, self._num_events - model.first_event) :]
+            self._back += sum(event.type not in PASSING for event in fresh)
+        self._num_events = model.first_event + len(model.events)
         self._back = max(0, min(self._back, len(known) - height))
         end = len(known) - self._back
         seen = known[max(0, end - height) : end]

@@ -153,7 +153,7 @@ _COLUMNS: tuple[Column[Row], ...] = (
     Column("prompt", "PROMPT", 6, _count(lambda r: r.prompt_tokens), right=True),
     Column("cached", "CACHED", 6, _count(lambda r: r.cached_tokens), right=True, drop=3),
     Column("out", "OUT", 5, _count(lambda r: r.generated_tokens), right=True),
-    Column("tok/s", "TOK/S", 5, _pace, right=True, drop=1),
+    Column("tok/s", "TOK/S", 5, _pace, right=True, drop=1, falls=False),
     Column("prio", "PRIO", 4, _plain(lambda r: str(r.priority)), right=True, drop=6),
     Column("tenant", "TENANT", 10, _plain(lambda r: r.tenant or UNKNOWN), drop=4),
     Column("client", "CLIENT", 12, _plain(lambda r: r.client, "faint"), drop=2),

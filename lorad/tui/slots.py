@@ -6,6 +6,8 @@ Goes in: the board's slots.  Comes out: cells.  A state is a word before it is a
 from collections.abc import Callable, Mapping
 from functools import cache
 
+from msgspec.structs import replace
+
 from lorad.tui.draw import (
     UNKNOWN,
     Glyphs,
@@ -22,12 +24,13 @@ from lorad.tui.draw import (
 from lorad.tui.grid import Column, Grid
 from lorad.tui.model import Listing
 from lorad.tui.panel import Line, Span
-from lorad.wire_stream import Slot
+from lorad.wire_stream import Board, Slot
 
 STATE_INKS: Mapping[str, str] = {
     "active": "good",
     "loading": "busy",
     "draining": "warn",
+    "drained": "warn",
     "quarantined": "bad",
     "missing": "bad",
 }
@@ -58,7 +61,7 @@ SORTS: Mapping[str, Callable[[str, Slot], object]] = {
     "slot": lambda key, row: (row.slot is None, row.slot or 0),
     "name": lambda key, row: key,
     "rev": lambda key, row: row.rev,
-    "state": lambda key, row: row.state,
+    "state": lambda key, row: _attention(row),
     "pin": lambda key, row: not row.pinned,
     "prio": lambda key, row: -row.priority,
     "rank": lambda key, row: -(row.rank or 0),
@@ -81,13 +84,37 @@ def _best_first(hit: int, asked: int) -> float:
     return 1.0 if share is None else -share
 
 
+def _attention(row: Slot) -> tuple[int, float, int]:
+    """First what somebody waits for, then what comes or goes, then what runs, the hottest of each;
+    at last what is idle, the last used first.  So no row moves but for a reason."""
+    rank = 0 if row.waiting else 1 if row.state not in ("active", "idle") else 2
+    if rank == 2 and not row.running:
+        unused = row.idle_seconds is None
+        return 4 if unused else 3, row.idle_seconds or 0.0, row.slot or 0
+    return rank, -row.tokens_per_second, row.slot or 0
+
+
 def _idle(row: Slot) -> float | None:
     """What runs is not idle, however long ago it was last heard of."""
     return 0.0 if row.running else row.idle_seconds
 
 
 def listing() -> Listing[Slot]:
-    return Listing(fields_of, SORTS, "slot")
+    return Listing(fields_of, SORTS, "state", leads=True)
+
+
+def told_of(board: Board) -> Mapping[str, Slot]:
+    """The board's slots; what an operator drains says so, though it is on the GPU and may be used
+    again."""
+    held = {drain.name for drain in board.drains.values() if drain.held and drain.name}
+    if not held:
+        return board.slots
+    return {
+        key: replace(row, state="draining" if row.running else "drained")
+        if row.name in held and row.state in ("active", "idle")
+        else row
+        for key, row in board.slots.items()
+    }
 
 
 # ----------------------------------------------------------------- cells
@@ -164,7 +191,7 @@ def slot_columns(room: int) -> tuple[Column[Slot], ...]:
         Column("vram", "VRAM", 5, _plain(lambda r: size(r.gpu_bytes)), right=True, drop=5),
         Column("run", "RUN", 4, _number(lambda r: r.running), right=True),
         Column("wait", "WAIT", 4, _number(lambda r: r.waiting), right=True),
-        Column("hit", "HIT 60s"[: max(3, hit - 2)].rjust(hit), hit, hit_cell(hit)),
+        Column("hit", "HIT 60s"[: max(3, hit - 2)].rjust(hit), hit, hit_cell(hit), falls=True),
         Column("hits", "HISTORY".rjust(_HISTORY), _HISTORY, hits_cell, drop=8),
         Column("life", "LIFE", 5, life, right=True, drop=7),
         Column("saved", "SAVED", 6, _number(lambda r: r.saved_seconds, _saved), True, drop=9),
@@ -194,7 +221,7 @@ class SlotsPanel(Grid[Slot]):
     def show(self) -> None:
         """Take the rows of the board."""
         board = self.top.shown
-        self.listing.show(board.slots if board is not None else {})
+        self.listing.show(told_of(board) if board is not None else {})
         self.repaint()
 
     def columns_at(self, width: int) -> tuple[Column[Slot], ...]:
@@ -206,13 +233,14 @@ class SlotsPanel(Grid[Slot]):
         if board is None:
             return (("SLOTS", "title"),)
         status = board.status
-        draining = sum(row.state == "draining" for row in board.slots.values())
+        rows = self.listing.rows.values()
         said: list[Span] = [("SLOTS", "title")]
         said.append((f"  {status.slots_used}/{status.slots_total} used", ""))
         if status.pinned:
             said.append((f"  {status.pinned} pinned", ""))
-        if draining:
-            said.append((f"  {draining} draining", "warn"))
+        for state in ("draining", "drained"):
+            if number := sum(row.state == state for row in rows):
+                said.append((f"  {number} {state}", "warn"))
         return tuple(said)
 
     def empty(self) -> str:

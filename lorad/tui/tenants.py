@@ -136,8 +136,17 @@ _COLUMNS: tuple[Column[Row], ...] = (
     Column("name", "TENANT", 14, _name, grow=True),
     Column("run", "RUN", 4, lambda k, r, g: _quiet(r.running), right=True),
     Column("wait", "WAIT", 4, lambda k, r, g: _quiet(r.waiting), right=True),
-    Column("req", "REQ/MIN", 18, _limited(lambda r: r.requests_per_minute, lambda r: r.rpm)),
-    Column("tok", "TOK/MIN", 18, _limited(lambda r: r.tokens_per_minute, lambda r: r.tpm), drop=1),
+    Column(
+        "req", "REQ/MIN", 18, _limited(lambda r: r.requests_per_minute, lambda r: r.rpm), falls=True
+    ),
+    Column(
+        "tok",
+        "TOK/MIN",
+        18,
+        _limited(lambda r: r.tokens_per_minute, lambda r: r.tpm),
+        drop=1,
+        falls=True,
+    ),
     Column("refused", "REFUSED", 7, _refused, right=True),
     Column("queue", "QUEUE", 5, _queue, right=True, drop=4),
     Column("weight", "WEIGHT", 6, lambda k, r, g: ((f"{r.weight:g}", ""),), right=True, drop=3),

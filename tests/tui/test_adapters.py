@@ -119,6 +119,10 @@ def test_what_cannot_be_asked_is_said_and_the_rows_stay(play, boards, daemon):
         stage.clock.now += 2
         stage.app.paint()
         await stage.until(lambda: not panel.error)
+        await stage.app.command("filter regis")
+        await stage.until(lambda: not panel.listing.due)
+        await stage.pilot.pause()
+        assert "no name has 'regis' in it; did you mean state:registered?" in stage.text()
         asked = len(daemon.calls("adapters"))
         await stage.app.command("filter nothing")
         await stage.until(lambda: not panel.listing.due)

@@ -12,6 +12,7 @@ from lorad.tui.shell import Settings
 def test_tables_are_moved_in_filtered_and_sorted(play, boards):
     async def act(stage):
         app = stage.app
+        app.query_one("#slots").sort_by("slot")
         await stage.press("G")
         assert app.desk.target == "globex/legal-v3"
         await stage.press("k", "up")
@@ -20,7 +21,7 @@ def test_tables_are_moved_in_filtered_and_sorted(play, boards):
         assert app.desk.target == "globex/legal-v3@c4a0d9"
         await stage.press("s")
         assert "sort NAME" in stage.text()
-        assert app.desk.target == "globex/legal-v3@c4a0d9"
+        assert app.desk.target == "acme/router"
         await stage.press("S", "g")
         assert app.desk.target == "wayne/bat-ops"
         await stage.type("/state:idle !hooli")
@@ -49,15 +50,18 @@ def test_tables_are_moved_in_filtered_and_sorted(play, boards):
 def test_a_click_selects_a_heading_sorts_and_the_wheel_moves(play, boards):
     async def act(stage):
         app = stage.app
+        app.query_one("#slots").sort_by("slot")
         await stage.pilot.click("#slots", offset=(20, 5))
         assert app.desk.target == "globex/summarise"
         heading = stage.lines()[4].index("RUN")
         await stage.pilot.click("#slots", offset=(heading + 1, 1))
-        assert "sort RUN ▲" in stage.text()
-        await stage.pilot.click("#slots", offset=(heading + 1, 1))
         assert "sort RUN ▼" in stage.text()
+        assert app.desk.target == "acme/sql-gen"
+        await stage.pilot.click("#slots", offset=(heading + 1, 1))
+        assert "sort RUN ▲" in stage.text()
+        before = app.desk.target
         app.query_one("#slots").on_mouse_scroll_down(_Wheel())
-        assert app.desk.target != "globex/summarise"
+        assert app.desk.target != before
 
     play(act, boards.small())
 

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from lorad.tui.messages import Changed, Ended, Happened, Lost, Whole
 from lorad.tui.model import RESTARTED, RETURNED, Model
-from lorad.tui.slots import listing
-from lorad.wire_stream import Delta
+from lorad.tui.slots import listing, told_of
+from lorad.wire_stream import Delta, Drain
 
 
 class Clock:
@@ -159,6 +159,7 @@ def test_an_end_is_final(model):
 def test_the_selection_is_a_row_not_a_place(boards):
     table, rows = listing(), boards.small().slots
     table.show(rows)
+    table.order_by("slot")
     table.select_place(5)
     assert table.selected == "umbrella/triage"
     table.order_by("name")
@@ -167,9 +168,37 @@ def test_the_selection_is_a_row_not_a_place(boards):
     assert table.selected == "umbrella/triage"
 
 
+def test_until_a_row_is_chosen_the_first_one_is_selected_whichever_that_is(boards):
+    table, rows = listing(), dict(boards.small().slots)
+    table.show(rows)
+    assert table.selected == "globex/summarise"
+    waits = boards.busy("hooli/box", 8, 1, 40, 1)
+    table.show(rows | {"hooli/box": replace(waits, waiting=1, tokens_per_second=9e9)})
+    assert (table.selected, table.place) == ("hooli/box", 0)
+    table.move(1)
+    table.show(rows)
+    assert table.selected == "globex/summarise"
+    table.show(rows | {"hooli/box": replace(waits, waiting=1, tokens_per_second=9e9)})
+    assert table.selected == "globex/summarise"
+    table.to_top()
+    table.show(rows)
+    assert (table.selected, table.place) == ("globex/summarise", 0)
+
+
+def test_what_an_operator_drains_says_so_in_its_row(boards):
+    board = boards.small()
+    held = [Drain(name=name, cause="operator", held=True) for name in ("acme/sql-gen", "hooli/box")]
+    rows = told_of(replace(board, drains={drain.name: drain for drain in held}))
+    assert rows["acme/sql-gen"].state == "draining"
+    assert rows["hooli/box"].state == "drained"
+    assert rows["stark/jarvis"].state == "loading"
+    assert told_of(board) is board.slots
+
+
 def test_when_the_selected_row_goes_its_neighbour_is_selected(boards):
     table, rows = listing(), boards.small().slots
     table.show(rows)
+    table.order_by("slot")
     table.select_place(5)
     left = {key: row for key, row in rows.items() if key != "umbrella/triage"}
     table.show(left)
@@ -193,6 +222,7 @@ def test_a_filter_narrows_and_the_other_rows_come_back(boards):
     "column, first",
     [
         ("slot", "acme/sql-gen"),
+        ("state", "globex/summarise"),
         ("run", "acme/sql-gen"),
         ("prio", "umbrella/triage"),
         ("hit", "initech/tps"),
@@ -204,7 +234,7 @@ def test_a_filter_narrows_and_the_other_rows_come_back(boards):
 def test_a_column_puts_first_what_one_looks_for(boards, column, first):
     table = listing()
     table.show(boards.small().slots)
-    table.sort = "state"
+    table.sort = "rev"
     assert table.order_by(column)
     assert table.keys[0] == first
     assert table.order_by(column)
@@ -215,6 +245,8 @@ def test_nobody_sorts_by_what_is_no_column(boards):
     table = listing()
     table.show(boards.small().slots)
     assert not table.order_by("colour")
+    assert table.sort == "state"
+    table.order_next(["slot", "name"])
     assert table.sort == "slot"
     table.order_next(["slot", "name"])
     assert table.sort == "name"

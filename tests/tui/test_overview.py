@@ -19,8 +19,8 @@ def test_a_small_board_at_every_size(play, boards, same, svg_of):
             lines = stage.lines()
             assert [len(line) for line in lines] == [width] * height
             same(f"small-{width}x{height}.txt", stage.text())
-            assert stage.app.desk.target == "globex/summarise"
-            assert any("globex/summarise" in line and "▌" in line for line in lines)
+            assert stage.app.desk.target == "globex/legal-v3"
+            assert any("globex/legal-v3" in line and "▌" in line for line in lines)
         await stage.resize(120, 36)
         same("small-120x36.svg", svg_of(stage.app))
         await stage.resize(170, 30)
@@ -32,7 +32,7 @@ def test_a_small_board_at_every_size(play, boards, same, svg_of):
         assert "at least 60x16 is needed" in stage.text()
         for width in (61, 200, 75, 100, 99, 240):
             await stage.resize(width, 40)
-        assert stage.app.desk.target == "globex/summarise"
+        assert stage.app.desk.target == "globex/legal-v3"
 
     play(act, boards.small())
 
@@ -91,6 +91,37 @@ def test_before_the_first_data_it_says_so(play, boards):
     play(act)
 
 
+def test_the_header_counts_what_was_refused(play, boards):
+    async def act(stage):
+        assert "quarantined" not in stage.text()
+        status = boards.status(adapters={"idle": 3, "quarantined": 2})
+        await stage.tell(Whole(boards.board((), status=status)))
+        for width, height in SIZES:
+            await stage.resize(width, height)
+            assert "READY  2 quarantined" in stage.lines()[0]
+
+    play(act, boards.small())
+
+
+def test_the_stages_of_a_load_leave_room_for_other_events(play, boards):
+    async def act(stage):
+        events = stage.app.query_one("#events")
+        for number, type in enumerate(("adapter.rejected", "ram.loading", "ram.load")):
+            await stage.tell(Happened(boards.event(300 + number, type, "acme/late", "told")))
+        assert "adapter.rejected   acme/late" in stage.text()
+        assert "ram.load" not in stage.text()
+        events.action_back(1)
+        await stage.pilot.pause()
+        assert "adapter.rejected   acme/late" not in stage.text()
+        await stage.tell(Happened(boards.event(303, "slot.loading", "acme/late", "told")))
+        await stage.tell(Happened(boards.event(304, "slot.load", "acme/late", "told")))
+        assert "2 above" in stage.text()
+        await stage.press("5")
+        assert "ram.loading" in stage.text() and "slot.loading" in stage.text()
+
+    play(act, boards.small())
+
+
 def test_a_lost_link_dims_what_is_shown_and_keeps_it(play, boards, same):
     async def act(stage):
         before = [line for line in stage.lines() if "acme/sql-gen" in line]
@@ -120,6 +151,7 @@ def test_256_slots_scroll_and_an_update_draws_only_what_it_changed(play, boards,
     async def act(stage):
         same("many-120x36.txt", stage.text())
         assert "1-18 of 256" in stage.text()
+        stage.app.query_one("#slots").sort_by("slot")
         await stage.press("G")
         assert "239-256 of 256" in stage.text()
         assert "adapter-255" in stage.text()
