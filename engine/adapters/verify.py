@@ -32,7 +32,7 @@ from engine.adapters.value_scan import read_exactly
 from engine.errors import EngineError
 from engine.layout import GROUPS, MODULE_ID, BlockLayout, PlacedModule, RowRun, place
 from engine.messages import MAX_FINDINGS, Finding, Verified
-from engine.models.spec import read_spec
+from engine.models.bases import read_base
 
 SEED = 20
 
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verify(options: argparse.Namespace) -> Verified:
-    spec = read_spec(options.model)
+    spec = read_base(options.model)
     limits = Limits(max_rank=options.max_rank, max_bytes=sys.maxsize)
     layout = spec.block_layout(block_size=options.block_size, dtype=options.dtype)
     manifest = inspect(options.folder, spec, limits, served_dtype=options.dtype, base=options.model)

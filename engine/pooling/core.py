@@ -82,7 +82,7 @@ class PoolingCore:
         )
         # An input that is longer than the budget has a step for itself.
         largest = max(self.config.max_batch_tokens, self.config.max_length)
-        planner = make_planner(
+        self.planner = planner = make_planner(
             replace(self.config, max_batch_tokens=largest),
             machine.arena,
             slots.rows,

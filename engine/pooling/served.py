@@ -33,6 +33,10 @@ from engine.pooling.core import PoolingCore
 from engine.pooling.requests import PoolResult, packed
 from engine.snapshot import Painter, Traffic
 from engine.stats import Stats
+from engine.verifier import Verifier
+
+#: As between two looks of a generating engine at its card.
+COPYING_SECONDS = 0.0005
 
 
 class ServedPooling:
@@ -75,6 +79,14 @@ class ServedPooling:
             clock=time.monotonic,
             block_bytes=machine.layout.block_bytes,
         )
+        self._verifier = Verifier(
+            machine.arena,
+            core.planner,
+            core.residency,
+            rows=core.config.max_batch_tokens,
+            deterministic=core.config.deterministic,
+            wake=core.bell.set,
+        )
         self._answers: list[Answer] = []
         self._refused: list[SequenceDelta] = []
 
@@ -93,7 +105,7 @@ class ServedPooling:
             case Explain():
                 self._answers.append(self._explain(command))
             case VerifyRevision():
-                self._answers.append(_refusal(command.command_id))
+                self._verifier.command(command)
             case Submit():
                 self._refused.append(_no_generation(command.request_id))
             case Abort():
@@ -106,24 +118,33 @@ class ServedPooling:
     def step(self) -> StepFrame:
         """One turn of the core."""
         frame = self.core.step()
+        self._verifier.advance()
         answers, self._answers = self._answers, []
         refused, self._refused = self._refused, []
         return StepFrame(
             step=self.stats.steps,
             deltas=tuple(refused),
             adapters=frame.adapters,
-            answers=(*answers, *frame.answers),
+            answers=(*answers, *frame.answers, *self._verifier.take_answers()),
             pooled=tuple(map(packed, frame.results)),
         )
 
     @property
     def idle(self) -> bool:
         """The last step ran nothing: `wait` before the next one."""
-        return self.core.idle
+        return self.core.idle and not self._verifier.waiting
 
     def wait(self) -> None:
         """Sleep until there may be something to do."""
-        self.core.wait()
+        if self._verifier.in_flight:  # nobody rings when a card has done a slice
+            self.core.bell.wait(COPYING_SECONDS)
+        else:
+            self.core.wait()
+
+    def close(self) -> None:
+        """End all threads.  It cannot be used after it."""
+        self._verifier.close()
+        self.core.close()
 
     def shutdown(self) -> StepFrame:
         """End every request with the error `draining`, and tell so."""
@@ -191,11 +212,6 @@ class _Line:
     def tokens_left(self, rev: str) -> int:
         """Nobody runs longer than a step."""
         return 0
-
-
-def _refusal(command_id: int) -> Answer:
-    text = "what an adapter does is not verified on a model that pools"
-    return Answer(command_id=command_id, code="model_unsupported", message=text)
 
 
 def _no_generation(request_id: str) -> SequenceDelta:

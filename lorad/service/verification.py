@@ -52,9 +52,6 @@ class Verification:
 
     async def verify(self, wish: wire.Names) -> wire.Verifications:
         """Each name that is given, or with `all` each that is on the GPU."""
-        if self._link.info is not None and self._link.info.pooling is not None:
-            message = "adapters of a pooling model are not verified so far"
-            raise LoradError("model_unsupported", message)
         chosen = list(dict.fromkeys(wish.names))
         if wish.all:
             resident = filter(self._revisions.resident, self._revisions.tiers)

@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from lorad import wire
-from lorad.client import ApiError
-from tests.fakes.tiny_bert import HIDDEN, LENGTH, write_bert, write_bert_adapter
+from tests.fakes.tiny_bert import HIDDEN, LAYERS, LENGTH, write_bert, write_bert_adapter
 
 pytestmark = pytest.mark.slow
 
@@ -130,9 +129,12 @@ def test_text_becomes_the_tokens_of_its_own_tokenizer(daemon):
     assert body["token_strs"] == ["[CLS]", "a", "b", "[SEP]"]
 
 
-def test_to_verify_is_refused_in_one_line(daemon):
-    with daemon.client() as client, pytest.raises(ApiError, match="not verified so far"):
-        client.verify("two")
+def test_what_an_adapter_does_is_verified(daemon):
+    with daemon.client() as client:
+        (told,) = client.verify("two", full=True).items
+    assert told.ok and not told.findings, told
+    assert told.modules == 2 * LAYERS and told.worst_error < told.tolerance
+    assert told.bytes_checked > 0 and told.bytes_different == 0
 
 
 def test_after_the_engines_death_it_is_ready_again_with_what_was_pinned(daemon, poll):

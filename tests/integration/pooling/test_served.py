@@ -2,22 +2,26 @@
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from engine.adapters.pack import pack_into
+from engine.adapters.verify import main as verifier
 from engine.messages import (
     Abort,
     AddRevision,
     Answer,
     Explain,
     GetSnapshot,
+    Load,
     PackedManifest,
     SamplingParams,
     StepFrame,
     Submit,
+    VerifyReport,
     VerifyRevision,
 )
 from engine.pooling.config import PoolingConfig
@@ -33,11 +37,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bert(tmp_path_factory.mktemp("bert"), pooling="cls")
 
 
+@dataclass(frozen=True)
+class Stored:
+    """An adapter as the store has it, and what the engine is told."""
+
+    folder: Path
+    model: Path
+    packed: PackedManifest
+
+
 @pytest.fixture(scope="module")
-def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> PackedManifest:
+def stored(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stored:
     folder = write_bert_adapter(tmp_path_factory.mktemp("adapter") / "one", 1)
     store = tmp_path_factory.mktemp("store")
-    return pack_into(folder, model, store, block_size=0, dtype="float32", max_rank=64)
+    packed = pack_into(folder, model, store, block_size=0, dtype="float32", max_rank=64)
+    return Stored(folder, model, packed)
+
+
+@pytest.fixture(scope="module")
+def adapter(stored: Stored) -> PackedManifest:
+    return stored.packed
 
 
 @pytest.fixture
@@ -45,7 +64,17 @@ def served(model: Path) -> Iterator[ServedPooling]:
     config = PoolingConfig(model=str(model), device="cpu", adapter_pool=1 << 20, ram_cache=1 << 20)
     served = ServedPooling(config)
     yield served
-    served.core.close()
+    served.close()
+
+
+def bring_up(served: ServedPooling, rev: str) -> None:
+    served.take(Load(command_id=2, rev=rev))
+    told: dict[int, str] = {}
+    while 2 not in told:
+        told |= {answer.command_id: answer.code for answer in served.step().answers}
+        if 2 not in told:
+            served.wait()
+    assert not any(told.values()), told
 
 
 def answer(served: ServedPooling, command: Explain | GetSnapshot | VerifyRevision) -> Answer:
@@ -86,8 +115,49 @@ def test_to_generate_is_refused_and_an_abort_of_it_is_nothing(served: ServedPool
     assert served.step().silent
 
 
-def test_to_verify_is_refused(served: ServedPooling) -> None:
-    assert answer(served, VerifyRevision(3, "r", "probe")).code == "model_unsupported"
+def verify(served: ServedPooling, stored: Stored, probe: Path) -> VerifyReport:
+    """As the daemon has it done: the probe from the stored folder, then the engine's word."""
+    told = ("--folder", stored.folder, "--model", stored.model, "--out", probe.parent)
+    numbers = ("--block-size", "0", "--dtype", "float32", "--probe", probe)
+    assert verifier(list(map(str, (*told, *numbers)))) == 0
+    served.take(VerifyRevision(3, stored.packed.rev, str(probe)))
+    while not (answers := [*served.step().answers]):
+        if served.idle:
+            served.wait()
+    assert answers[0].report is not None, answers[0]
+    return answers[0].report
+
+
+def test_an_adapter_does_what_its_stored_files_say(
+    served: ServedPooling, stored: Stored, tmp_path: Path
+) -> None:
+    served.take(AddRevision(command_id=1, manifest=stored.packed))
+    bring_up(served, stored.packed.rev)
+    report = verify(served, stored, tmp_path / "probe")
+    assert report.findings == () and report.modules == 2 * LAYERS
+    assert 0 < report.worst_error < report.tolerance
+    assert report.bytes_checked == stored.packed.num_blocks * served.info.block_bytes
+
+
+def test_a_resident_byte_that_is_not_what_was_packed_is_named(
+    served: ServedPooling, stored: Stored, tmp_path: Path
+) -> None:
+    served.take(AddRevision(command_id=1, manifest=stored.packed))
+    bring_up(served, stored.packed.rev)
+    row = served.core.slots.find(stored.packed.rev)
+    assert row is not None
+    served.core.machine.arena.bytes[row.blocks[0], 2] ^= 0xFF
+    found = verify(served, stored, tmp_path / "probe").findings
+    assert {(f.what, f.layer, f.module) for f in found} >= {("resident", 0, "q_proj")}
+
+
+def test_one_that_is_not_on_the_device_is_not_verified(
+    served: ServedPooling, adapter: PackedManifest
+) -> None:
+    served.take(AddRevision(command_id=1, manifest=adapter))
+    served.step()
+    for rev, code in ((adapter.rev, "conflict"), ("unknown", "model_not_found")):
+        assert answer(served, VerifyRevision(3, rev, "probe")).code == code
 
 
 def test_the_picture_has_steps_rows_and_who_waits(
@@ -149,7 +219,7 @@ def test_each_layer_of_a_step_is_a_sign_of_life(model: Path) -> None:
     )
     served.take(embed("a"))
     served.step()
-    served.core.close()
+    served.close()
     assert signs == [0] * LAYERS  # within the step
 
 
