@@ -1,16 +1,23 @@
 """Requests for vectors and scores, from a name and texts to results.
 
 Goes in: a `PoolAsk` or a `ScoreAsk`.  `PoolingService` resolves the name, has the reception let the
-request in as one, however many inputs it has, tokenises in a worker pool, gives the engine all of
-them at once, and waits.  Comes out: `Answered` or `Scored`.  Every failure is a LoradError, of all
-inputs together; cancelling takes back what still runs.  Knows no HTTP.
+request in as one, however many inputs it has, tokenises in a worker pool, gives the engine a few
+steps of them at once, and waits.  Comes out: `Answered` or `Scored`.  Every failure is a
+LoradError, of all inputs together; cancelling takes back what still runs.  Knows no HTTP.
 """
 
 import asyncio
+import contextlib
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Sequence,
+)
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +41,9 @@ T = TypeVar("T")
 
 #: Given to the engine beyond its own deadline, so that it speaks first if it can.
 DEADLINE_GRACE_SECONDS = 2.0
+#: What the engine has of one request is so many of its steps at the most: whoever comes later waits
+#: behind that, and not behind all the inputs of somebody with many.
+STEPS_AHEAD = 4
 #: Inputs that are given to the engine in one turn of the loop: streams go on in between.
 LAUNCHED = 64
 
@@ -201,6 +211,8 @@ class Unit:
         )
         self._service, self._facts, self._guest = service, facts, guest
         self._deadline = deadline
+        self._flying = 0  # tokens that the engine has
+        self._landed = asyncio.Event()
 
     @property
     def begun(self) -> bool:
@@ -221,8 +233,30 @@ class Unit:
         service, guest = self._service, self._guest
         work = partial(prepare, ask, self._facts, service._limits)
         prepared = await service._in_pool(work)
-        results = await _together(self._one(ask, p) for p in prepared)
+        results = await _together(self._jobs(ask, prepared))
         return Answered(tuple(results), guest.name, guest.rev, self.model.labels)
+
+    async def _jobs(
+        self, ask: PoolAsk, prepared: Sequence[Prepared]
+    ) -> AsyncGenerator[Coroutine[object, object, PoolResult], None]:
+        """One for each, as soon as there is room ahead for it."""
+        most = STEPS_AHEAD * self._facts.info.max_batch_tokens
+        for number, one in enumerate(prepared):
+            tokens = len(one.encoded.tokens)
+            while self._flying and self._flying + tokens > most:
+                self._landed.clear()
+                await self._landed.wait()
+            if number % LAUNCHED == LAUNCHED - 1:
+                await asyncio.sleep(0)
+            self._flying += tokens
+            yield self._flight(ask, one)
+
+    async def _flight(self, ask: PoolAsk, prepared: Prepared) -> PoolResult:
+        try:
+            return await self._one(ask, prepared)
+        finally:
+            self._flying -= len(prepared.encoded.tokens)
+            self._landed.set()
 
     async def _one(self, ask: PoolAsk, prepared: Prepared) -> PoolResult:
         service, guest = self._service, self._guest
@@ -253,15 +287,23 @@ class Unit:
         return result
 
 
-async def _together(jobs: Iterable[Coroutine[object, object, T]]) -> list[T]:
+async def _together(jobs: AsyncGenerator[Coroutine[object, object, T], None]) -> list[T]:
     """All results in order.  The first failure, or being cancelled, ends every other job before it
     is told."""
     tasks: list[asyncio.Task[T]] = []
+    failed = False
+
+    def note(task: asyncio.Task[T]) -> None:
+        nonlocal failed
+        failed = failed or (not task.cancelled() and task.exception() is not None)
+
     try:
-        for job in jobs:
-            tasks.append(asyncio.ensure_future(job))
-            if not len(tasks) % LAUNCHED:
-                await asyncio.sleep(0)
+        async with contextlib.aclosing(jobs):
+            async for job in jobs:
+                tasks.append(asyncio.ensure_future(job))
+                tasks[-1].add_done_callback(note)
+                if failed:
+                    break
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:

@@ -484,6 +484,33 @@ def test_a_deadline_is_the_clients_if_it_is_less(api, ask):
     assert 0 < api.pool.requests[0].deadline_seconds <= 5
 
 
+def test_who_comes_later_waits_behind_four_steps_of_a_large_request_and_no_more(api, ask, connect):
+    api.pool.become(max_batch_tokens=15)  # five inputs of three tokens a step
+    api.pool.gate = api.run(asyncio.Event)
+    content = json.dumps({"model": "tiny", "input": ["a"] * 50}).encode()
+    head = (
+        "POST /v1/embeddings HTTP/1.1\r\nhost: l\r\nconnection: close\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    raw = connect(api.inference).send(head.encode() + content)
+    api.until(lambda: len(api.pool.requests) == 20)
+    api.run(api.pool.gate.set)
+    assert len(raw.answer().json["data"]) == 50
+
+
+def test_a_failure_in_a_large_request_keeps_the_rest_of_it_from_the_engine(api, ask):
+    api.pool.become(max_batch_tokens=15)
+    api.pool.errors = {ord("!"): LoradError("invalid_value", "why")}
+    answer = ask("/v1/embeddings", input=["!", *["a"] * 300])
+    assert answer.json["error"]["param"] == "input[0]"
+    assert len(api.pool.requests) < 100 and api.requests.active == 0
+
+
+def test_one_input_that_is_longer_than_the_engines_steps_goes_alone(api, ask):
+    api.pool.become(max_batch_tokens=1)
+    assert len(vectors(ask("/v1/embeddings", input=["x" * 60, "y" * 60]))) == 2
+
+
 def test_a_request_that_runs_into_its_deadline_is_a_504_and_leaves_the_engine(
     api, ask, monkeypatch
 ):
