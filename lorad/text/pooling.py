@@ -122,9 +122,11 @@ class PoolingText:
             two.truncate(fit.second)
         added = tokenizer.num_added(pair=True)
         kept = len(one.ids), len(two.ids)
+        if added > fit.length:
+            raise TooLong(f"{added} tokens of a pair's own: {fit.length} are taken")
         if fit.cuts:
             try:
-                kept = pair_lengths(*kept, max(fit.length - added, 0), fit.pair)
+                kept = pair_lengths(*kept, fit.length - added, fit.pair)
             except RequestInvalid as error:
                 raise TooLong(error.message) from None
         elif sum(kept) + added > fit.length:

@@ -79,6 +79,8 @@ def test_a_pair_is_cut_as_is_asked_and_keeps_its_marks(how, expected):
 def test_a_pair_whose_first_text_alone_is_too_long_is_refused():
     with pytest.raises(TooLong):
         text().pair("a b c d e f", "g", Fit(6, cuts=True, pair="only_second"))
+    with pytest.raises(TooLong, match="3 tokens of a pair's own"):
+        text().pair("a", "b", Fit(2, cuts=True))
     with pytest.raises(TooLong, match="7 tokens"):
         text().pair("a b", "c d", Fit(6))
 
