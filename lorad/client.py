@@ -17,7 +17,15 @@ import msgspec
 from lorad import wire
 from lorad.caller import TIMEOUT_SECONDS, ApiError, Caller, Unreachable, address
 from lorad.spelling import is_reference
-from lorad.wire_operate import DrainAsk, Drained, LogLine, LogPage, Reloaded, RunningConfig
+from lorad.wire_operate import (
+    DrainAsk,
+    Drained,
+    LogLine,
+    LogPage,
+    Reloaded,
+    RequestCancelled,
+    RunningConfig,
+)
 from lorad.wire_operations import Operation, OperationPage, PullPlan, PullStart
 from lorad.wire_registry import (
     RegistryCheck,
@@ -207,6 +215,11 @@ class LoradClient:
         """Returns when nothing runs; ApiError deadline_exceeded when something still does."""
         patience = ask.timeout_s + TIMEOUT_SECONDS
         return self.post(f"{_ADMIN}/drain", ask, Drained, timeout=patience)
+
+    def cancel_request(self, id: str) -> RequestCancelled:
+        """End one request, by its id on the board; ApiError not_found if it is not there."""
+        answer = self.request("DELETE", f"{_ADMIN}/requests/{quote(id, safe='')}")
+        return msgspec.json.decode(answer, type=RequestCancelled)
 
     def resume(self, name: str | None = None) -> Drained:
         return self.post(f"{_ADMIN}/resume", DrainAsk(name=name), Drained)

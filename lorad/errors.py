@@ -108,7 +108,8 @@ class LoradError(Exception):
     """Something that a caller is told in one line.
 
     `param` is the JSON path of the offending value, `details` carries e.g. `reason` = E_…, `hint`
-    is the next step, `retry_after` seconds (from the code unless given).
+    is the next step, `retry_after` seconds and `again`, is it worth trying again, are the
+    code's unless given.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class LoradError(Exception):
         details: Mapping[str, str] | None = None,
         hint: str = "",
         retry_after: float | None = None,
+        again: bool | None = None,
     ) -> None:
         super().__init__(message)
         assert code in TABLE, f"error code {code!r} is missing from lorad.errors.TABLE"
@@ -128,6 +130,7 @@ class LoradError(Exception):
         self.param = param
         self.details = dict(details or {})
         self.hint = hint
+        self.again = again
         self.retry_after = RETRY_AFTER.get(code) if retry_after is None else retry_after
 
     @property
@@ -144,7 +147,7 @@ class LoradError(Exception):
 
     @property
     def retryable(self) -> bool:
-        return TABLE[self.code].retryable
+        return TABLE[self.code].retryable if self.again is None else self.again
 
 
 def from_engine(error: EngineError) -> LoradError:

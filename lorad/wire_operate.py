@@ -54,6 +54,17 @@ class Drained(Struct, frozen=True, kw_only=True):
     still: tuple[str, ...] = ()  # drained names, besides
 
 
+class RequestCancelled(Struct, frozen=True, kw_only=True):
+    """What became of `DELETE /admin/v1/requests/{id}`: its client gets an error event."""
+
+    schema: str = "lorad/request-cancelled.v1"
+    id: str
+    adapter: str  # "" is the base model
+    rev: str
+    generated_tokens: int
+    changed: bool = True  # False: it was over already, and its client had still to read the end
+
+
 class LogLine(Struct, frozen=True, kw_only=True):
     """One line of the daemon's log."""
 

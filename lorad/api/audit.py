@@ -29,6 +29,7 @@ _ACTIONS = {
     ("PATCH", "adapters"): "set",
     ("POST", "pulls"): "pull",
     ("DELETE", "operations"): "cancel",
+    ("DELETE", "requests"): "request.cancel",
     ("POST", "tenants"): "tenant.added",
     ("PATCH", "tenants"): "tenant.set",
     ("DELETE", "tenants"): "tenant.removed",
@@ -38,7 +39,7 @@ _ACTIONS = {
     ("POST", "load_lora_adapter"): "add",
     ("POST", "unload_lora_adapter"): "remove",
 }
-_NAMES = ("name", "tenant", "operation_id", "upload_id")
+_NAMES = ("name", "tenant", "operation_id", "request_id", "upload_id")
 
 
 def actor_of(scope: Scope) -> str:

@@ -111,6 +111,9 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
     ("POST", f"{_PLACE}/resume"): Operation(
         "Take them again", wire_operate.Drained, wire_operate.DrainAsk
     ),
+    ("DELETE", f"{_PLACE}/requests/{{request_id}}"): Operation(
+        "End one that runs or waits; its client gets an error", wire_operate.RequestCancelled
+    ),
     ("GET", f"{_PLACE}/registry/check"): Operation(
         "Is the registry whole?", wire_registry.RegistryCheck
     ),

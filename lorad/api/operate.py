@@ -1,4 +1,4 @@
-"""Admin routes that operate the daemon: config, reload, drain, resume, logs.
+"""Admin routes that operate the daemon: config, reload, drain, resume, one request's end, logs.
 
 Goes in: requests of peers that the guard let in.  Comes out: what the daemon answers.
 """
@@ -14,7 +14,10 @@ from lorad.api.admin import MAX_PAGE, last_seen
 from lorad.api.asked import body, number
 from lorad.api.deps import Deps, deps_of
 from lorad.api.respond import json
-from lorad.wire_operate import DrainAsk, LogPage
+from lorad.wire_operate import DrainAsk, LogPage, RequestCancelled
+
+#: What the client of a cancelled request is told.
+CANCELLED = "an operator cancelled this request"
 
 
 async def reload(request: Request) -> Response:
@@ -42,6 +45,21 @@ async def resume(request: Request) -> Response:
     ask = await body(request, DrainAsk)
     outcome = deps_of(request).draining.resume(ask)
     audit.done(request, "resume", ask.name or "")
+    return json(outcome)
+
+
+async def cancel_request(request: Request) -> Response:
+    """End one request with the error that a forced drain gives; its client gets to see it."""
+    id = request.path_params["request_id"]
+    ended, live, changed = deps_of(request).requests.cancel_one(id, "draining", CANCELLED)
+    audit.done(request, "request.cancel", id, rev=ended.rev or "", message=live.name or "")
+    outcome = RequestCancelled(
+        id=id,
+        adapter=live.name or "",
+        rev=ended.rev or "",
+        generated_tokens=ended.usage().completion,
+        changed=changed,
+    )
     return json(outcome)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lorad.errors import LoradError
 from lorad.service.ask import Count
 from lorad.service.tenants import Account
 
@@ -30,7 +31,13 @@ class Running(Protocol):
     def most_tokens(self) -> int | None:
         """Of all its answers together; None: what the context has room for."""
 
+    @property
+    def over(self) -> bool:
+        """Nothing more will come; only its reader has still to take what there is."""
+
     def usage(self) -> Count: ...
+    def fail(self, error: LoradError) -> None:
+        """End it now; its client is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,10 @@ class Crowd:
 
     def __iter__(self) -> Iterator[tuple[Running, Live]]:
         return iter(tuple(self._live.items()))
+
+    def get(self, id: str) -> tuple[Running, Live] | None:
+        """The one of that id, if it has not ended.  It looks at all of them: nobody asks often."""
+        return next((both for both in self._live.items() if both[0].id == id), None)
 
     def enter(self, running: Running, live: Live) -> None:
         self.begun += 1

@@ -224,6 +224,16 @@ class Unit:
         """Nothing is generated."""
         return 0
 
+    @property
+    def over(self) -> bool:
+        """Nobody can end it any more."""
+        return self._guest.fail is None
+
+    def fail(self, error: LoradError) -> None:
+        """End it now; its client is told."""
+        if self._guest.fail is not None:
+            self._guest.fail(error)
+
     def usage(self) -> Count:
         """Of results that are there."""
         return Count(prompt=self.num_tokens, completion=0, cached=0)

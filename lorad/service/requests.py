@@ -25,7 +25,7 @@ from lorad.service.ask import Ask
 from lorad.service.choice import Choice
 from lorad.service.gate import Gate
 from lorad.service.generation import Generation, Owner
-from lorad.service.live import Crowd, Live
+from lorad.service.live import Crowd, Live, Running
 from lorad.service.meter import Meter, Span
 from lorad.service.plan import plan
 from lorad.service.reception import Guest, Reception
@@ -200,6 +200,19 @@ class RequestService:
         count = self.reception.cancel(code, message, name)
         self.meter.aborted_by_drain += count if code == "draining" else 0
         return count
+
+    def cancel_one(self, id: str, code: str, message: str) -> tuple[Running, Live, bool]:
+        """The same, of the one that the board calls `id`; False: it is over, and only its reader
+        has still to take the rest.  Raises not_found for one that is not there, or no more."""
+        found = self.crowd.get(id)
+        if found is None:
+            hint = "the stream and the board of the admin socket name those that have not ended"
+            raise LoradError("not_found", f"no request {id[:64]!r} runs or waits", hint=hint)
+        running, live = found
+        changed = not running.over
+        # An SDK that tried again by itself would undo it.
+        running.fail(LoradError(code, message, again=False))
+        return running, live, changed
 
     # ----------------------------------------------------------------- accounts
     def _closed(self, guest: Guest, trace: Trace | None, generation: Generation) -> None:

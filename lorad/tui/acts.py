@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lorad import wire
 from lorad.tui.office import Client, Failed
 from lorad.wire_operate import DrainAsk
+from lorad.wire_stream import RequestRow
 
 #: Requests of an evicted adapter may run on for so long.
 DRAIN_SECONDS = 30.0
@@ -56,8 +57,8 @@ class Act:
 
 
 #: Those that a daemon as a whole can be asked for.
-OF_DAEMON = ("drain", "cancel")
-VERBS = ("pin", "unpin", "load", "evict", "drain", "cancel", "priority", "reload")
+OF_DAEMON = ("drain", "resume")
+VERBS = ("pin", "unpin", "load", "evict", "drain", "resume", "cancel", "priority", "reload")
 
 
 def act(verb: str, about: Subject, number: int | None = None) -> Act:
@@ -88,8 +89,8 @@ def act(verb: str, about: Subject, number: int | None = None) -> Act:
             return _evict(about)
         case "drain":
             return _drain(name)
-        case "cancel":
-            return _cancel(name)
+        case "resume":
+            return _resume(name)
         case "priority":
             if number is None or not 0 <= number <= 100:
                 raise ValueError("a priority is 0 to 100")
@@ -103,6 +104,20 @@ def act(verb: str, about: Subject, number: int | None = None) -> Act:
             said = "The daemon reads its configuration anew; what is wrong in it changes nothing."
             return Act("reload the configuration", (said,), (Choice("y", "Reload", _reload),))
     raise ValueError(f"there is no action {verb}")
+
+
+def end(row: RequestRow) -> Act:
+    """Of one request."""
+    whose = f"{row.adapter or 'the base model'}, for {row.client or 'nobody who is known'}"
+    written = f"{row.generated_tokens} tokens written"
+
+    def call(client: Client) -> str:
+        done = client.cancel_request(row.id)
+        how = "" if done.changed else "it was over already; "
+        return f"{how}its client is told; {done.generated_tokens} tokens were written"
+
+    said = (f"{whose}: {row.state}, {written}.", "Its client gets an error; no other is touched.")
+    return Act(f"cancel request {row.id}", said, (Choice("y", "Cancel it", call),))
 
 
 def _evict(about: Subject) -> Act:
@@ -135,7 +150,7 @@ def _drain(name: str) -> Act:
     return Act(f"drain {who}", (said,), (Choice("y", "Drain", call),))
 
 
-def _cancel(name: str) -> Act:
+def _resume(name: str) -> Act:
     who = name or "the daemon"
 
     def call(client: Client) -> str:

@@ -1,17 +1,19 @@
-"""What the dashboard does about an adapter: shows its drawer, asks, acts, tells what came of it.
+"""What the dashboard does about an adapter or a request: its drawer, the question, what came of it.
 
 Goes in: keys and commands, as the app hands them on.  Comes out: an open drawer, dialog or palette;
 one line of what an action came to.  Nothing is changed with --read-only, nor without a link.
 """
 
 from lorad.spelling import split_digest
-from lorad.tui.acts import OF_DAEMON, VERBS, Act, Choice, Subject, act
+from lorad.tui.acts import OF_DAEMON, VERBS, Act, Choice, Subject, act, end
 from lorad.tui.details import AdapterDetail, of_adapter
 from lorad.tui.dialog import Dialog
 from lorad.tui.draw import inert
 from lorad.tui.drawer import Detail, Drawer
+from lorad.tui.facts import RequestFact
 from lorad.tui.office import Answer, Call
 from lorad.tui.shell import Shell
+from lorad.wire_stream import RequestRow
 
 #: The type of an event of the dashboard's own.
 FAILED = "action.failed"
@@ -50,6 +52,14 @@ class Desk:
             return self.drawer.detail.target
         return self._app.view.target if self._app.view is not None else ""
 
+    @property
+    def request(self) -> RequestRow | None:
+        """The one that `x` is about: of the drawer, else of the screen; None: it is an adapter."""
+        if self.drawer is not None:
+            detail = self.drawer.detail
+            return detail.last if isinstance(detail, RequestFact) else None
+        return self._app.view.request if self._app.view is not None else None
+
     def row_json(self) -> str:
         """The drawer's, else the selected row."""
         if self.drawer is not None:
@@ -69,11 +79,17 @@ class Desk:
         return ""
 
     def act(self, verb: str, name: str | None = None, number: int | None = None) -> None:
-        """Ask, then do it; `name` None is the selected, "" the daemon."""
+        """Ask, then do it; `name` None is the selected, "" the daemon.  `cancel` is the end of what
+        is selected: of a request, else of the adapter's drain."""
         refusal = self.refusal()
         if refusal:
             self._app.say(refusal)
             return
+        if verb == "cancel":
+            if name is None and (request := self.request) is not None:
+                self._end(request)
+                return
+            verb = "resume"
         meant = self.target if name is None else name
         if name is None and not meant:
             self._app.say("no adapter is selected")
@@ -89,7 +105,7 @@ class Desk:
 
     def command(self, word: str, rest: str) -> bool:
         """`evict acme/sql`, `priority 80 acme/sql`, `drain daemon`; False: it is none of these."""
-        verb = {"resume": "cancel", "undrain": "cancel", "go": "adapter"}.get(word, word)
+        verb = {"undrain": "resume", "go": "adapter"}.get(word, word)
         if verb == "adapter":
             name = rest or self.target
             self.open(self.adapter(name) if name else None)
@@ -119,6 +135,11 @@ class Desk:
         if known is None and isinstance(detail, AdapterDetail) and detail.target == name:
             known = detail.subject()
         return known or Subject(name)
+
+    def _end(self, row: RequestRow) -> None:
+        """Whatever is selected by the time that somebody says yes, it is about this one."""
+        wanted, name = end(row), split_digest(row.adapter)[0]
+        self._app.push_screen(Dialog(wanted), lambda choice: self._do(wanted, name, choice))
 
     def _do(self, wanted: Act, name: str, choice: Choice | None) -> None:
         if choice is None:

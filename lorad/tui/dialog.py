@@ -18,22 +18,23 @@ _LEAVING = ("ctrl+q", "ctrl+c")
 
 
 class Dialog(Sheet[Choice]):
-    """`about` is called again and again."""
+    """`about` is called again and again; None: it is about no adapter."""
 
     WIDTH: ClassVar[int] = 66
 
-    def __init__(self, act: Act, about: Callable[[], Subject]) -> None:
+    def __init__(self, act: Act, about: Callable[[], Subject] | None = None) -> None:
         super().__init__("ARE YOU SURE?", hint="esc is no")
         self.panel.said = (("ARE YOU SURE?", "warn"),)
         self._act, self._about = act, about
         self._place = 0  # 0 is No
 
     def content(self, width: int) -> list[Line]:
-        about = self._about()
         head = self._act.what[:1].upper() + self._act.what[1:] + "?"
         out: list[Line] = [((line, "strong"),) for line in wrapped(head, width)]
-        ink = "warn" if about.running or about.waiting else ""
-        out += [((line, ink),) for line in wrapped(about.in_flight(), width)]
+        if self._about is not None:
+            about = self._about()
+            ink = "warn" if about.running or about.waiting else ""
+            out += [((line, ink),) for line in wrapped(about.in_flight(), width)]
         for text in self._act.lines:
             out += [((line, ""),) for line in wrapped(text, width)]
         return [*out, (), self._buttons()]

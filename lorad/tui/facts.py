@@ -58,6 +58,12 @@ class Fact:
 
 class RequestFact(Fact):
     @property
+    def last(self) -> RequestRow:
+        """As it was seen last."""
+        row: RequestRow = self._last
+        return row
+
+    @property
     def target(self) -> str:
         return split_digest(self._last.adapter)[0]
 

@@ -36,7 +36,13 @@ KEYS: tuple[Key, ...] = (
     Key("e", "e", "act('evict')", "evict it from the GPU", 7, "evict", changes=True),
     Key("d", "d", "act('drain')", "drain: no new requests for it", 8, "drain", changes=True),
     Key(
-        "x", "x", "act('cancel')", "cancel its drain: new requests again", 9, "cancel", changes=True
+        "x",
+        "x",
+        "act('cancel')",
+        "cancel the request, on screen 3; else its drain",
+        9,
+        "cancel",
+        changes=True,
     ),
     Key("space", "space", "freeze", "freeze what is shown, or go on", 10, "freeze"),
     Key("y", "y", "copy_name", "copy the name", 11, "copy"),

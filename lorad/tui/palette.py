@@ -24,7 +24,7 @@ Row = tuple[str, str, Action]
 #: Of the daemon itself: what is said, and the verb.
 _DAEMON = (
     ("drain the daemon: no new requests", "drain"),
-    ("cancel the drain of the daemon", "cancel"),
+    ("cancel the drain of the daemon", "resume"),
     ("reload the configuration", "reload"),
 )
 _MAX_NAMES = 8

@@ -39,6 +39,10 @@ class RequestsView(View):
         row = self.query_one(RequestsPanel).listing.row
         return "" if row is None else split_digest(row.adapter)[0]
 
+    @property
+    def request(self) -> RequestRow | None:
+        return self.query_one(RequestsPanel).listing.row
+
     def detail(self) -> Detail | None:
         row = self.query_one(RequestsPanel).listing.row
         return None if row is None else RequestFact(row.id, row)

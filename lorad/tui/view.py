@@ -16,6 +16,7 @@ from lorad.tui.drawer import Detail
 from lorad.tui.grid import Grid
 from lorad.tui.panel import Painted
 from lorad.tui.stage import Stage
+from lorad.wire_stream import RequestRow
 
 
 class View(Vertical):
@@ -55,6 +56,11 @@ class View(Vertical):
         """The adapter's name that actions are about; "" for none."""
         grid = self.grid
         return (grid.listing.selected or "") if grid is not None else ""
+
+    @property
+    def request(self) -> RequestRow | None:
+        """The selected request; None where rows are none."""
+        return None
 
     def subject(self, name: str) -> Subject | None:
         """What this screen knows of an adapter; None where it knows no more than the board."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from lorad import wire
 from lorad.caller import ApiError
 from lorad.tui.paging import STATES
-from lorad.wire_operate import DrainAsk, Drained, Reloaded, RunningConfig
+from lorad.wire_operate import DrainAsk, Drained, Reloaded, RequestCancelled, RunningConfig
 
 MIB = 1 << 20
 SINCE = "2026-03-01T12:00:00Z"
@@ -224,6 +224,10 @@ class FakeClient:
     def resume(self, name: str | None = None) -> Drained:
         self._daemon.enter("resume", name=name)
         return Drained(name=name, draining=False, changed=False)
+
+    def cancel_request(self, id: str) -> RequestCancelled:
+        self._daemon.enter("cancel_request", id=id)
+        return RequestCancelled(id=id, adapter="acme/sql-gen", rev="", generated_tokens=7)
 
     def reload(self) -> Reloaded:
         self._daemon.enter("reload")

@@ -2,6 +2,7 @@
 
 import threading
 
+import msgspec
 import pytest
 from textual.widgets import Input
 
@@ -226,5 +227,40 @@ def test_the_palette_finds_adapters_by_name_and_opens_them(play, boards, daemon)
         await stage.press("enter")
         await shows(stage, "SERVED")
         assert stage.app.desk.target == "tenant04/adapter-00123"
+
+    play(act, boards.small(), SIZE, daemon=daemon)
+
+
+def test_x_on_the_requests_screen_cancels_the_selected_request(play, boards, daemon):
+    async def act(stage):
+        await stage.press("3", "j")
+        id = stage.app.view.request.id
+        await stage.press("x")
+        assert f"Cancel request {id}?" in stage.text()
+        assert "Its client gets an error" in stage.text()
+        await stage.press("enter")  # that is No
+        assert not daemon.calls("cancel_request")
+        await stage.press("enter", "x")  # from its drawer as well
+        board = boards.small()
+        await stage.tell(Whole(msgspec.structs.replace(board, requests={}, num_requests=0)))
+        await stage.press("y")  # it is about the one that was asked about, gone or not
+        await answered(stage, "cancel request")
+        assert daemon.calls("cancel_request") == [{"id": id}] and not daemon.calls("resume")
+        assert stage.app.said == f"cancel request {id}: its client is told; 7 tokens were written"
+
+    play(act, boards.small(), SIZE, daemon=daemon)
+
+
+def test_resume_by_name_is_about_the_drain_whatever_is_selected(play, boards, daemon, fakes):
+    async def act(stage):
+        await stage.press("3")
+        name = stage.app.view.target
+        await stage.type(":resume", "enter", "y")
+        await answered(stage, "cancel the drain")
+        assert daemon.calls("resume") == [{"name": name}] and not daemon.calls("cancel_request")
+        daemon.refuses["cancel_request"] = fakes.refused(404, "not_found", "no request runs")
+        await stage.press("x", "y")
+        await answered(stage, "cancel request")
+        assert "failed: not_found: no request runs" in stage.app.said
 
     play(act, boards.small(), SIZE, daemon=daemon)

@@ -9,7 +9,7 @@ from lorad.errors import LoradError
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 PATHS = {
     **{"id": "acme/sql", "name": "acme/sql"},
-    **{"upload_id": "u", "file": "f", "operation_id": "0"},
+    **{"upload_id": "u", "file": "f", "operation_id": "0", "request_id": "0"},
 }
 
 

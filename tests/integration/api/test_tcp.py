@@ -17,8 +17,15 @@ from lorad.service import keys as tenant_keys
 
 USER, BOSS, WRONG = "user" * 10, "boss" * 10, "none" * 10
 TENANT = tenant_keys.new_key()
-VALUES = {"id": "bible", "name": "bible", "upload_id": "u", "file": "f", "operation_id": "0"}
-VALUES |= {"tenant": "acme"}
+VALUES = {
+    "id": "bible",
+    "name": "bible",
+    "upload_id": "u",
+    "file": "f",
+    "operation_id": "0",
+    "request_id": "0",
+}
+VALUES |= {"tenant": "acme", "operation_id": "0", "request_id": "0"}
 OPEN = {route.path for route in HEALTH}
 
 

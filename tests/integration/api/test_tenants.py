@@ -17,7 +17,7 @@ from lorad.service import keys
 ACME, RIVAL, STRANGER = 1001, 1002, 54321
 FILLED = {
     **{"id": "acme/sql", "name": "acme/sql", "tenant": "acme"},
-    **{"upload_id": "u", "file": "f", "operation_id": "0"},
+    **{"upload_id": "u", "file": "f", "operation_id": "0", "request_id": "0"},
 }
 
 
