@@ -63,6 +63,13 @@ Base = Annotated[
 ]
 
 
+#: What is said of a key that would be carried about in vain.
+IGNORED = (
+    'but nobody looks at keys: [inference] auth is "peer", tenants are known by their uids alone; '
+    '"peer+key" takes both, and needs a restart'
+)
+
+
 def register(root: typer.Typer) -> None:
     """Hang the group on the root."""
     for name, command in (
@@ -215,6 +222,8 @@ def _print_key(s: Session, made: TenantKey) -> None:
     if made.key:
         print_line(made.key)
         note(f"the key {made.tenant.keys[0].id} of {made.tenant.name}: it is shown once", s.options)
+        if s.client.config().settings.get("inference", {}).get("auth") == "peer":
+            note(IGNORED, s.options)
 
 
 def _fields(

@@ -234,9 +234,9 @@ class PrefixPanel(BoardPanel):
         return ((label + " ", ink), *drawn, (rest, ink))
 
 
-#: Of a load the table of slots and the panel of loads show these; there would be room for nothing
-#: else.  Screen 5 has them.
-PASSING = frozenset({"ram.loading", "ram.load", "slot.loading"})
+#: What the table of slots and the panel of loads show, or what follows from another event; there
+#: would be room for nothing else.  Screen 5 has them.
+PASSING = frozenset({"ram.loading", "ram.load", "ram.drop", "slot.loading"})
 
 
 class EventsPanel(Panel, can_focus=True):

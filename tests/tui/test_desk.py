@@ -28,6 +28,20 @@ def daemon(fakes, boards):
     return fakes.FakeDaemon(*rows, *(fakes.adapter(i) for i in range(300)))
 
 
+@pytest.fixture
+def play(play):
+    """With the rows by slot, so that `NAME` is the first and the selected one."""
+
+    def run(act, *args, **options):
+        async def by_slot(stage):
+            stage.app.query_one("#slots").sort_by("slot")
+            await act(stage)
+
+        play(by_slot, *args, **options)
+
+    return run
+
+
 async def answered(stage, verb):
     """Until an answer of the daemon was taken."""
     app = stage.app

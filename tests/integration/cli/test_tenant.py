@@ -12,6 +12,7 @@ import pytest
 
 from lorad.cli.app import invoke
 from lorad.registry.registry import Registry
+from lorad.wire_operate import RunningConfig
 
 KEY = re.compile(r"lorad_[a-z2-7]{8}_[A-Za-z0-9_-]{43}\n")
 ME = f"uid {os.getuid()}"
@@ -47,6 +48,18 @@ def test_a_key_is_on_stdout_alone_and_what_is_said_of_it_is_not(loractl: Any) ->
     assert made.out.strip() not in made.err
     second = loractl("-q", "tenant", "add", "rival")
     assert KEY.fullmatch(second.out) and second.err == ""
+
+
+def test_who_gets_a_key_hears_that_nobody_looks_at_it(loractl: Any, house: Any) -> None:
+    assert "nobody looks at keys" not in loractl("tenant", "add", "first").err
+    operator = house.api.operator
+    operator.config = RunningConfig(settings={"inference": {"auth": "peer"}}, origins={})
+    made = loractl("tenant", "add", "acme")
+    assert KEY.fullmatch(made.out) and '[inference] auth is "peer"' in made.err
+    assert "nobody looks at keys" in loractl("tenant", "rotate-key", "acme").err
+    assert "nobody looks" not in loractl("tenant", "add", "ci", "--no-key", "--uid", "1").err
+    operator.config = RunningConfig(settings={"inference": {"auth": "peer+key"}}, origins={})
+    assert "nobody looks at keys" not in loractl("tenant", "rotate-key", "acme").err
 
 
 def test_tenants_are_listed_in_columns_and_as_json(loractl: Any) -> None:
