@@ -230,6 +230,7 @@ class Services:
             meter=self.requests.meter,
             crowd=self.requests.crowd,
             pool=self.pool,
+            trace=self.tracing.take_pooled if self.tracing else None,
         )
         self.audit = Audit(registry, settings.admin.audit_log)
         self.callers = Callers(

@@ -5,6 +5,7 @@ that the route's clients read.  A client that leaves takes its inputs back.
 """
 
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from lorad.api.asked import checked
 from lorad.api.deps import deps_of
 from lorad.api.identity import caller_of
 from lorad.api.respond import json
-from lorad.service.pool_ask import Answered, PoolAsk, ScoreAsk, Scored
+from lorad.service.pool_ask import Answered, PoolAsk, ScoreAsk, Scored, Wish
 
 T = TypeVar("T")
 
@@ -66,11 +67,21 @@ async def tei_rerank(request: Request) -> Response:
 
 # ----------------------------------------------------------------- inside
 async def _run(request: Request, ask: PoolAsk) -> Answered:
+    ask = replace(ask, wish=_of_its_trace(request, ask.wish))
     return await _unless_gone(request, deps_of(request).pooling.run(ask, caller_of(request)))
 
 
 async def _score(request: Request, ask: ScoreAsk) -> Scored:
+    ask = replace(ask, wish=_of_its_trace(request, ask.wish))
     return await _unless_gone(request, deps_of(request).pooling.score(ask, caller_of(request)))
+
+
+def _of_its_trace(request: Request, wish: Wish) -> Wish:
+    """With the W3C's two headers as they came, where somebody traces."""
+    parent, state = map(request.headers.get, ("traceparent", "tracestate"))
+    if not (deps_of(request).requests.tracing and parent):
+        return wish
+    return replace(wish, traceparent=parent, tracestate=state or "")
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

@@ -41,6 +41,8 @@ class Wish:
     cut: Cut = Cut()
     priority: int | None = None  # None = the adapter's; more than that is not to be had
     timeout: float | None = None
+    traceparent: str = ""  # of whose trace the request is a part, as its client says
+    tracestate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from lorad.service.reception import Guest, Reception
 from lorad.service.scoring import Model, plan, score
 from lorad.service.seams import Limits
 from lorad.service.tenants import ANYBODY, Caller, account_of
+from lorad.service.trace import PoolTrace
 from lorad.text.pooling import PoolingText
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Facts:
 
 class PoolingService:
     """`facts` None: the model generates, and makes no vectors.  What was used is counted where all
-    requests are: in `meter` and `crowd`."""
+    requests are: in `meter` and `crowd`; `trace` hears of each that has ended."""
 
     def __init__(
         self,
@@ -90,11 +91,13 @@ class PoolingService:
         meter: Meter,
         crowd: Crowd,
         pool: Executor | None = None,
+        trace: Callable[[PoolTrace], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reception, self._link, self._facts = reception, link, facts
         self._limits, self._meter, self._crowd = limits, meter, crowd
         self._pool, self._clock = pool, clock
+        self._trace = trace or (lambda trace: None)
 
     def limit(self, limits: PoolLimits) -> None:
         """For requests that come from now on."""
@@ -124,17 +127,27 @@ class PoolingService:
     async def _counted(
         self, wish: Wish, caller: Caller, work: "Callable[[Unit], Awaitable[T]]"
     ) -> T:
-        received = self._clock()
+        trace = PoolTrace(wish, self._clock())
         try:
-            return await self._let_in(wish, caller, received, work)
-        except LoradError as error:
-            self._meter.refused[error.code] += 1
-            self._crowd.of(caller.tenant.name if caller.tenant else "").refused += 1
+            return await self._let_in(wish, caller, trace, work)
+        except BaseException as error:
+            trace.error = error
+            if isinstance(error, LoradError):
+                self._meter.refused[error.code] += 1
+                self._crowd.of(caller.tenant.name if caller.tenant else "").refused += 1
             raise
+        finally:
+            trace.ended = self._clock()
+            self._trace(trace)
 
     async def _let_in(
-        self, wish: Wish, caller: Caller, received: float, work: "Callable[[Unit], Awaitable[T]]"
+        self,
+        wish: Wish,
+        caller: Caller,
+        trace: PoolTrace,
+        work: "Callable[[Unit], Awaitable[T]]",
     ) -> T:
+        received = trace.received
         deadline = received + min(self._limits.deadline, wish.timeout or math.inf)
         self._reception.check_open()
         resolved = await self._reception.find(wish.model, caller, deadline)
@@ -143,6 +156,7 @@ class PoolingService:
         if facts is None:
             raise _generates(wish.model)
         account = account_of(resolved.name, wish.priority, resolved.priority, caller)
+        trace.name, trace.rev, trace.tenant = resolved.name, resolved.rev, account.tenant.name
         guest = self._reception.admit(resolved, account, 1, deadline=deadline)
         unit = Unit(self, wish.endpoint, facts, guest, deadline)
         self._crowd.enter(unit, Live(resolved.name, account, received))
@@ -151,6 +165,7 @@ class PoolingService:
         try:
             result = await self._until(deadline, guest, work(unit))
         finally:
+            trace.num_inputs, trace.num_tokens = unit.num_results, unit.num_tokens
             self._crowd.leave(unit)
             guest.leave()
         self._meter.pooled(

@@ -11,6 +11,7 @@ from lorad.errors import LoradError
 from lorad.service.ask import Ask
 from lorad.service.generation import Generation
 from lorad.service.meter import Span
+from lorad.service.pool_ask import Wish
 
 #: The error of a request whose client was gone before its answer was whole.
 CLIENT_GONE = "client_gone"
@@ -54,3 +55,29 @@ class Trace:
             return "internal_error"
         whole = self.generation is not None and self.generation.over
         return "" if whole and self.error is None else CLIENT_GONE
+
+
+class PoolTrace:
+    """The same of a request for vectors or scores; made at its receipt, told at its end."""
+
+    __slots__ = (
+        *("ended", "error", "name", "num_inputs", "num_tokens", "received", "rev", "tenant"),
+        "wish",
+    )
+
+    def __init__(self, wish: Wish, received: float) -> None:
+        self.wish, self.received, self.ended = wish, received, received
+        self.name: str | None = None  # of the adapter; None: the base, or it was never found
+        self.rev: str | None = None
+        self.tenant = ""
+        self.num_inputs = self.num_tokens = 0  # that were computed
+        self.error: BaseException | None = None
+
+    @property
+    def code(self) -> str:
+        """What went wrong, as a client was or would have been told; "" = nothing."""
+        if isinstance(self.error, LoradError):
+            return self.error.code
+        if isinstance(self.error, Exception):
+            return "internal_error"
+        return "" if self.error is None else CLIENT_GONE

@@ -39,6 +39,7 @@ REV = "lorad.rev"
 TENANT = "lorad.tenant"
 CHOICE = "lorad.choice"  # which answer of the request a span is about
 TOKENS = "lorad.tokens"
+INPUTS = "lorad.inputs"  # texts that vectors or scores were made of
 
 # Of the resource: the daemon itself.
 SERVICE_NAME = "service.name"

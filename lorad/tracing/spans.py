@@ -1,9 +1,9 @@
 """Spans: one ended request → a span of it, with its queueing, prefill and decode below.
 
-Goes in: a `Trace`.  Comes out: spans of OpenTelemetry, given to a tracer with the times that they
-had; whether they are kept is the sampler's word, or the client's where it sent a `traceparent`.
-Made when all is over, so that a request that runs pays for none of it.  Never holds a prompt, an
-answer or a stop string; knows no exporter.
+Goes in: a `Trace` or a `PoolTrace`.  Comes out: spans of OpenTelemetry, given to a tracer with the
+times that they had; whether they are kept is the sampler's word, or the client's where it sent a
+`traceparent`.  Made when all is over, so that a request that runs pays for none of it.  Never holds
+a prompt, an answer or a stop string; knows no exporter.
 """
 
 import time
@@ -15,8 +15,10 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lorad.errors import LoradError
+from lorad.service.ask import Ask
 from lorad.service.meter import Span
-from lorad.service.trace import Trace
+from lorad.service.pool_ask import Wish
+from lorad.service.trace import PoolTrace, Trace
 from lorad.tracing import names
 
 #: A request of more answers than this has its parts drawn for the first ones alone.
@@ -40,7 +42,7 @@ class Spans:
         known = trace.name or (self._base if trace.generation is not None else "")
         root = self._tracer.start_span(
             f"{operation} {known}".strip(),
-            context=_parent(trace),
+            context=_parent(trace.ask),
             kind=SpanKind.SERVER,
             start_time=at(trace.received),
             attributes={**_asked(trace, operation), **_found(trace, known)},
@@ -50,6 +52,27 @@ class Spans:
             self._draw_parts(trace, root, at)
             _set_status(root, trace)
         root.end(at(trace.ended or trace.received))
+
+    def draw_pooled(self, trace: PoolTrace) -> None:
+        """The one span of a request for vectors or scores."""
+        at, wish = self._wall(), trace.wish
+        known = trace.name or (self._base if trace.num_inputs else "")
+        attributes: dict[str, Any] = {
+            names.OPERATION: wish.endpoint,
+            names.PROVIDER: names.SERVICE,
+            names.REQUEST_MODEL: wish.model[:MOST_CHARACTERS],
+            names.INPUT_TOKENS: trace.num_tokens,
+            names.INPUTS: trace.num_inputs,
+        }
+        root = self._tracer.start_span(
+            f"{wish.endpoint} {known}".strip(),
+            context=_parent(wish),
+            kind=SpanKind.SERVER,
+            start_time=at(trace.received),
+            attributes={**attributes, **_found(trace, known)},
+        )
+        _set_status(root, trace)
+        root.end(at(trace.ended))
 
     def _draw_parts(self, trace: Trace, root: Any, at: Callable[[float], int]) -> None:
         firsts = [span.first for span in trace.sequences if span.tokens]
@@ -87,9 +110,9 @@ def _parts(trace: Trace, span: Span) -> list[tuple[str, float, float, int | None
     return [*parts, (names.DECODE, span.first, span.last, span.tokens)]
 
 
-def _parent(trace: Trace) -> Context:
+def _parent(asked: Ask | Wish) -> Context:
     """Of the client's trace; a root of its own where it named none, or none that can be read."""
-    carrier = {"traceparent": trace.ask.traceparent, "tracestate": trace.ask.tracestate}
+    carrier = {"traceparent": asked.traceparent, "tracestate": asked.tracestate}
     context: Context = _PROPAGATOR.extract(carrier, context=Context())
     return context
 
@@ -119,7 +142,7 @@ def _wants_json(trace: Trace) -> bool:
     return trace.ask.format is not None and trace.ask.format.kind.startswith("json")
 
 
-def _found(trace: Trace, known: str) -> dict[str, str]:
+def _found(trace: Trace | PoolTrace, known: str) -> dict[str, str]:
     found = {
         names.RESPONSE_MODEL: known,
         names.ADAPTER: trace.name or "",
@@ -144,7 +167,7 @@ def _answered(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _set_status(root: Any, trace: Trace) -> None:
+def _set_status(root: Any, trace: Trace | PoolTrace) -> None:
     """Whatever went wrong is named; an error of the span it is only where lorad is to blame."""
     if not trace.code:
         return

@@ -17,7 +17,7 @@ from lorad import __version__
 from lorad.config import Otel
 from lorad.errors import BadConfig
 from lorad.service.threads import on_thread
-from lorad.service.trace import Trace
+from lorad.service.trace import PoolTrace, Trace
 from lorad.tracing import names
 
 log = logging.getLogger(__name__)
@@ -77,6 +77,13 @@ class Tracing:
         """On the event loop.  Never raises: a request is worth more than its trace."""
         try:
             self._spans.draw(trace)
+        except Exception:
+            log.exception("a trace could not be drawn")
+
+    def take_pooled(self, trace: PoolTrace) -> None:
+        """The same of a request for vectors or scores."""
+        try:
+            self._spans.draw_pooled(trace)
         except Exception:
             log.exception("a trace could not be drawn")
 

@@ -597,6 +597,7 @@ class ApiServer:
             limits=self.limits,
             meter=self.requests.meter,
             crowd=self.requests.crowd,
+            trace=self.trace,
         )
         self.board = FakeBoards(self.listing, self.events)
         operators = admin_uids(self.settings.admin.allow_uids)

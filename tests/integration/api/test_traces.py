@@ -88,3 +88,19 @@ def test_without_traces_nobody_reads_whose_trace_a_request_is_a_part_of(api, cal
     finally:
         del api.requests.start
     assert asks[0].traceparent == ""
+
+
+def test_vectors_and_scores_are_told_with_their_inputs_and_whose_trace_they_are_a_part_of(
+    traced, told, call
+):
+    body = {"model": "acme/sql", "query": "a", "documents": ["b", "c"]}
+    headers = f"traceparent: {PARENT}\r\n"
+    assert call(traced.inference, "POST", "/v1/rerank", body, headers).status == 200
+    assert (
+        call(traced.inference, "POST", "/v1/embeddings", {"model": "x", "input": "y"}).status == 404
+    )
+    ranked, refused = told
+    assert (ranked.wish.endpoint, ranked.wish.traceparent) == ("rerank", PARENT)
+    assert (ranked.name, ranked.rev, ranked.tenant) == ("acme/sql", "a1" * 32, "acme")
+    assert (ranked.num_inputs, ranked.num_tokens, ranked.code) == (2, 10, "")
+    assert refused.code == "model_not_found" and refused.num_inputs == 0

@@ -13,7 +13,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from engine.messages import SamplingParams
 from lorad.errors import LoradError
 from lorad.service.ask import Ask, Count, Format
-from lorad.service.trace import Trace
+from lorad.service.pool_ask import Wish
+from lorad.service.trace import PoolTrace, Trace
 from lorad.tracing import names
 from lorad.tracing.spans import MOST_SEQUENCES, Spans
 
@@ -196,3 +197,22 @@ def test_a_trace_is_told_once():
     trace.end(3.0, None)
     assert told == [trace]
     assert (trace.ended, trace.code) == (2.0, "queue_full")
+
+
+def test_vectors_are_one_span_with_their_inputs_and_tokens():
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    spans = Spans(provider.get_tracer("t"), "tiny", clock=lambda: 110.0)
+    parent = f"00-{TRACE}-{CALLER}-01"
+    wish = Wish(model="acme/sql", endpoint="embeddings", traceparent=parent)
+    trace = PoolTrace(wish, 100.0)
+    trace.name, trace.num_inputs, trace.num_tokens, trace.ended = "acme/sql", 3, 21, 102.0
+    spans.draw_pooled(trace)
+    trace.error = LoradError("engine_restarting", SECRET)
+    spans.draw_pooled(trace)
+    one, two = kept.get_finished_spans()
+    assert one.name == "embeddings acme/sql" and seconds(one) == pytest.approx(2.0, abs=1e-6)
+    assert f"{one.context.trace_id:032x}" == TRACE
+    assert one.attributes[names.INPUT_TOKENS] == 21 and one.attributes[names.INPUTS] == 3
+    assert two.status.status_code is StatusCode.ERROR and SECRET not in two.to_json()
