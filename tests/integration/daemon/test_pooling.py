@@ -3,6 +3,8 @@ generate are told what the model does."""
 
 import os
 import signal
+import threading
+from collections import Counter
 
 import pytest
 
@@ -30,8 +32,9 @@ def daemon(make_daemon, tmp_path_factory):
 def add(daemon):
     """add(name, seed): its row; with `labels`, a classifier of its own."""
 
-    def add(name, seed, *, labels=0, **start):
-        folder = write_bert_adapter(daemon.root / f".up-{seed}", seed, labels=labels)
+    def add(name, seed, *, labels=0, again=0, **start):
+        folder = daemon.root / f".up-{seed}-{again}"
+        write_bert_adapter(folder, seed, labels=labels)
         with daemon.client() as client:
             client.upload(folder, wire.UploadStart(name=name, **start))
         return daemon.wait_state(name, "registered", "ram", "idle")
@@ -137,10 +140,93 @@ def test_what_an_adapter_does_is_verified(daemon):
     assert told.bytes_checked > 0 and told.bytes_different == 0
 
 
+def embed(http, name):
+    """(status, revision that answered, vector or error code) of one text."""
+    answer = http.post("/v1/embeddings", json={"model": name, "input": "some words"})
+    body = answer.json()
+    if answer.status_code != 200:
+        return answer.status_code, "", body["error"]["code"]
+    return 200, answer.headers["x-lorad-rev"], tuple(body["data"][0]["embedding"])
+
+
+class Askers:
+    """Threads that ask for vectors of `name` without a pause; `heard` is what they were told."""
+
+    def __init__(self, daemon, name, count):
+        self.over, self.heard = threading.Event(), []
+        self.threads = [
+            threading.Thread(target=self.ask, args=(daemon, name)) for _ in range(count)
+        ]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a request without an end"
+
+    def ask(self, daemon, name):
+        with daemon.http() as http:
+            while not self.over.is_set():
+                self.heard.append(embed(http, name))
+
+
+def test_replaced_evicted_and_loaded_under_load_each_answer_is_of_one_revision(daemon, add, poll):
+    add("swap", 11)
+    with Askers(daemon, "swap", 4) as askers, daemon.client() as client:
+        for turn, seed in enumerate((12, 11, 12, 11)):
+            told = len(askers.heard)
+            poll(lambda told=told: len(askers.heard) > told + 8, "some answers")
+            add("swap", seed, again=turn, replace=True)
+            assert client.evict("swap").items[0].ok
+            assert client.load("swap").items[0].ok
+        told = len(askers.heard)
+        poll(lambda: len(askers.heard) > told + 8, "some answers")
+    assert {status for status, *_ in askers.heard} == {200}, Counter(askers.heard)
+    said = {}
+    for _, rev, vector in askers.heard:
+        assert vector == pytest.approx(said.setdefault(rev, vector), abs=1e-6)
+    assert len(said) == 2
+    one, other = said.values()
+    assert max(abs(a - b) for a, b in zip(one, other, strict=True)) > 1e-2
+
+
+def test_killed_under_load_each_waiting_request_ends_with_an_error(daemon, add, poll):
+    add("killed", 21)
+    with daemon.client() as client:
+        before = client.status()
+    with Askers(daemon, "killed", 6) as askers:
+        poll(lambda: len(askers.heard) > 12, "some answers")
+        os.kill(before.engine_pid, signal.SIGSTOP)
+        poll(lambda: client_running(daemon) == 6, "all of them to wait")
+        os.kill(before.engine_pid, signal.SIGKILL)
+        poll(lambda: any(status == 503 for status, *_ in askers.heard), "their errors")
+        daemon.wait_ready()
+        told = len(askers.heard)
+        poll(lambda: any(s == 200 for s, *_ in askers.heard[told:]), "answers again")
+    answered = {(status, value) for status, _, value in askers.heard if status != 200}
+    codes = {"engine_restarting", "loading_base"}
+    assert all(status == 503 and code in codes for status, code in answered), answered
+    with daemon.client() as client:
+        assert client.status().engine_restarts == before.engine_restarts + 1
+    assert len({vector for status, _, vector in askers.heard if status == 200}) == 1
+
+
+def client_running(daemon):
+    """Requests that have not ended, as the daemon counts them."""
+    with daemon.client() as client:
+        return client.board().num_requests
+
+
 def test_after_the_engines_death_it_is_ready_again_with_what_was_pinned(daemon, poll):
     with daemon.client() as client:
+        deaths = client.status().engine_restarts + 1
         os.kill(client.status().engine_pid, signal.SIGKILL)
-        poll(lambda: client.status().engine_restarts == 1, "the engine's death to be noticed")
+        poll(lambda: client.status().engine_restarts == deaths, "the death to be noticed")
     daemon.wait_ready()
     assert daemon.wait_state("two", "idle").pinned
 
