@@ -33,12 +33,16 @@ class TopApp(Shell):
 
     BINDINGS: ClassVar[list[Any]] = [
         *(
-            Binding(key.keys, key.action, key.does, show=False, priority=key.keys == "ctrl+q")
+            Binding(key.keys, key.action, key.does, show=False, priority=key.first)
             for key in KEYS
             if key.keys not in _ELSEWHERE
         ),
         *(Binding(str(n), f"view('{n}')", f"screen {n}", show=False) for n in range(1, 8)),
     ]
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What opens the prompt is a character of what is typed while it is open."""
+        return not (action in ("filter", "command") and self._prompt.open)
 
     # ------------------------------------------------------------- the selected row
     @cached_property

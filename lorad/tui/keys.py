@@ -8,6 +8,7 @@ class Key:
     """`keys` as Textual names them; `shown` as people do.  `footer`: rank there, 0 is not shown.
 
     `changes` what is served, so not with --read-only.  `moves`: about the screen, no command.
+    `first`: done before the keys after it are looked at, which are typed into what it opens.
     """
 
     keys: str
@@ -18,6 +19,7 @@ class Key:
     short: str = ""  # in the footer
     changes: bool = False
     moves: bool = False
+    first: bool = False
 
     @property
     def hint(self) -> str:
@@ -27,7 +29,15 @@ class Key:
 
 KEYS: tuple[Key, ...] = (
     Key("question_mark,f1", "?  F1", "help", "help", 1, "help"),
-    Key("slash", "/", "filter", "filter: word, !word, state:idle; esc clears", 2, "filter"),
+    Key(
+        "slash",
+        "/",
+        "filter",
+        "filter: word, !word, state:idle; esc clears",
+        2,
+        "filter",
+        first=True,
+    ),
     Key("s", "s", "sort_next", "sort by the next column", 3, "sort"),
     Key("S", "S", "sort_reverse", "sort the other way round"),
     Key("enter", "enter", "detail", "all about the selected row", 4, "detail"),
@@ -48,7 +58,7 @@ KEYS: tuple[Key, ...] = (
     Key("y", "y", "copy_name", "copy the name", 11, "copy"),
     Key("Y", "Y", "copy_row", "copy the row as JSON"),
     Key("ctrl+p", "ctrl+p", "palette", "all commands", 12, "commands"),
-    Key("colon", ":", "command", "a command by its name"),
+    Key("colon", ":", "command", "a command by its name", first=True),
     Key("plus,equals_sign", "+", "pace(1)", "show news less often"),
     Key("minus", "-", "pace(-1)", "show news more often"),
     Key("w", "w", "wide", "all columns; left and right move"),
@@ -57,7 +67,7 @@ KEYS: tuple[Key, ...] = (
     Key("t", "t", "theme_next", "next theme"),
     Key("m", "m", "mouse", "mouse on or off"),
     Key("q", "q", "leave", "quit", 13, "quit"),
-    Key("ctrl+q", "ctrl+q", "leave", "quit at once"),
+    Key("ctrl+q", "ctrl+q", "leave", "quit at once", first=True),
     Key("ctrl+z", "ctrl+z", "suspend_process", "back to the shell; fg goes on", moves=True),
     Key("tab", "tab", "app.focus_next", "next panel", moves=True),
     Key("shift+tab", "shift+tab", "app.focus_previous", "panel before", moves=True),

@@ -34,7 +34,9 @@ class Prompt(Input):
         self.placeholder, self.value = what, start
         self.cursor_position = len(start)
         self.display = True
-        self.focus()
+        # At once: `focus` would wait for its turn, and what is typed until then would be taken for
+        # keys of the table.
+        self.screen.set_focus(self, scroll_visible=False)
         self._take = take
 
     def on_input_changed(self, event: Input.Changed) -> None:

@@ -4,6 +4,8 @@ import json
 import os
 import stat
 
+from textual import events
+
 from lorad.tui.keys import KEYS
 from lorad.tui.messages import Changed, Happened, Lost, Whole
 from lorad.tui.shell import Settings
@@ -192,3 +194,19 @@ def test_q_leaves_even_while_nobody_answers(play, boards):
         assert stage.app._exit
 
     play(act, size=(80, 24))
+
+
+def test_what_is_typed_faster_than_the_prompt_opens_is_not_taken_for_keys(play, boards):
+    async def act(stage):
+        names = {":": "colon", " ": "space", "/": "slash"}
+        for text, taken in ((":sort rev", "sort rev"), ("/acme/sp state:act", "acme/sp state:act")):
+            for character in text:
+                key = names.get(character, character)
+                stage.app.post_message(events.Key(key, character))
+            await stage.pilot.pause()
+            assert stage.app.query_one("#prompt").value == taken
+            await stage.press("enter")
+        assert "sort REV" in stage.text() and "filter acme/sp state:act" in stage.text()
+        assert "FROZEN" not in stage.text() and "ARE YOU SURE" not in stage.text()
+
+    play(act, boards.small())
