@@ -343,6 +343,12 @@ def check(settings: Settings) -> Settings:
     counts = ("connections", "queue", "queue_per_tenant", "n", "max_tokens", "json_depth", "inputs")
     for name in counts:
         need(getattr(limits, name) >= 1, f"limits.{name}", "1 or more")
+    for name in ("body", "headers"):  # less, and the command that would mend it is refused too
+        need(getattr(limits, name) >= 4 * KIB, f"limits.{name}", "4KiB or more")
+    for name in ("request_receipt", "stall_write", "deadline"):
+        need(getattr(limits, name) > 0, f"limits.{name}", "above 0 seconds")
+    for name in ("stop", "logit_bias", "schema_bytes"):
+        need(getattr(limits, name) >= 0, f"limits.{name}", "0 or more")
     need(settings.pull.timeout > 0, "pull.timeout", "above 0 seconds")
     for section in ("hf", "s3", "otel"):
         url, rule = getattr(settings, section).endpoint, "https://HOST, without user and query"

@@ -157,10 +157,12 @@ def _files(config: Path | None, env: Mapping[str, str], paths: Paths) -> list[La
 
 def _file(path: Path) -> Layer:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin with a mark
         return Layer(str(path), tomllib.loads(text), text)
     except tomllib.TOMLDecodeError as error:
         raise BadConfig(f"{path}: {error}") from error
+    except RecursionError:
+        raise BadConfig(f"{path}: nested too deeply") from None
     except UnicodeDecodeError as error:
         raise BadConfig(f"{path}: not UTF-8 text") from error
     except OSError as error:

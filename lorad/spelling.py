@@ -5,6 +5,11 @@ its scheme, which no adapter's own name can have; the `@` in it is the source's 
 a name it begins a revision's digest.  Asks nobody whether either exists.
 """
 
+import re
+
+MAX_LABELS = 64
+_LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+
 SCHEMES = ("hf:", "s3://", "https://", "http://")
 
 
@@ -29,3 +34,13 @@ def adapter_name(reference: str) -> str:
         word = word.removesuffix(ending)
     legal = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in word.lower())
     return legal.lstrip("._-")[:63]
+
+
+def is_label(key: str, value: object) -> bool:
+    """May it stand on an adapter?  It is printed wherever adapters are."""
+    return (
+        _LABEL_KEY.fullmatch(key) is not None
+        and isinstance(value, str)
+        and len(value) <= 256
+        and value.isprintable()
+    )

@@ -54,6 +54,8 @@ def checked_host(host: str) -> str:
             good = False
         if not good:
             raise ValueError(f"{host!r} is not a host: {form}")
+        if "@" in parts.netloc:  # and the host is shown wherever something goes wrong
+            raise ValueError("a host has no user and password in it; LORAD_API_KEY has the key")
         return host
     path = host.removeprefix("unix://")
     if not path or "://" in path or "\0" in path:

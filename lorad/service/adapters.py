@@ -25,7 +25,7 @@ from lorad.service.finishing import Finishing
 from lorad.service.gate import Gate
 from lorad.service.intake import Intake
 from lorad.service.losses import Losses
-from lorad.service.name_settings import NameSettings, in_range
+from lorad.service.name_settings import NameSettings, in_range, labelled
 from lorad.service.names import Names
 from lorad.service.outcomes import Outcomes
 from lorad.service.pins import still_pinned
@@ -165,8 +165,9 @@ class AdapterService:
 
     async def take(self, staging: Staged, name: str, terms: Terms) -> wire.Added:
         """The same for whoever has more to say; a name that is pinned is loaded."""
-        in_range(terms.priority)
         try:
+            in_range(terms.priority)
+            labelled(terms.labels)
             async with self._names.lock(name):
                 added = await self._registration.take(StagingDir(staging.path), name, terms)
                 if added.unchanged and not terms.dry_run:
@@ -249,6 +250,7 @@ class AdapterService:
                     labels.pop(key, None)
                 else:
                     labels[key] = value
+            labelled({key: labels[key] for key in patch.labels if key in labels}, len(labels))
             if patch.pinned and record.serving_rev is not None:
                 self._check_pin(record.serving_rev, 0)
             await self._settings.set(name, patch.pinned, priority, labels)

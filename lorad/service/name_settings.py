@@ -10,6 +10,7 @@ from lorad.errors import LoradError
 from lorad.service.events import EventRing
 from lorad.service.names import Names
 from lorad.service.standing import Standing
+from lorad.spelling import MAX_LABELS, is_label
 
 
 class NameSettings:
@@ -57,3 +58,13 @@ def in_range(priority: int | None) -> int | None:
     if priority is not None and not 0 <= priority <= 100:
         raise LoradError("invalid_value", "priority must be 0 to 100", param="priority")
     return priority
+
+
+def labelled(labels: Mapping[str, str] | None, beside: int = 0) -> None:
+    """Raise invalid_value unless all of them may stand on an adapter, of `beside` in all."""
+    for key, value in (labels or {}).items():
+        if not is_label(key, value):
+            rule = "a key of A-Z a-z 0-9 . _ / -, 63 at most, and 256 printable characters"
+            raise LoradError("invalid_value", f"label {key[:63]!r}: {rule}", param="labels")
+    if labels and max(len(labels), beside) > MAX_LABELS:
+        raise LoradError("invalid_value", f"{MAX_LABELS} labels at most", param="labels")

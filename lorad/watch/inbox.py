@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lorad.spelling import MAX_LABELS, is_label
+
 #: `inbox/name/` and `inbox/tenant/name/`; an adapter one level deeper is reported as misnamed.
 MAX_DEPTH = 2
 OPTIONS_FILE = "lorad.toml"
 MAX_OPTIONS_BYTES = 64 * 1024
-MAX_LABELS = 64
 
 _PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _KEYS = ("labels", "model", "pin", "priority")
 
 
@@ -106,21 +106,11 @@ def _options(table: Mapping[str, Any]) -> InboxOptions:
     _need(
         isinstance(labels, dict)
         and len(labels) <= MAX_LABELS
-        and all(map(_is_label, labels.items())),
+        and all(is_label(*item) for item in labels.items()),
         "labels",
         f"a table of at most {MAX_LABELS} short texts",
     )
     return InboxOptions(model=model, pin=pin, priority=priority, labels=dict(labels))
-
-
-def _is_label(item: tuple[str, Any]) -> bool:
-    key, value = item
-    return (
-        _LABEL_KEY.fullmatch(key) is not None
-        and isinstance(value, str)
-        and len(value) <= 256
-        and value.isprintable()
-    )
 
 
 def _need(holds: bool, key: str, wanted: str) -> None:

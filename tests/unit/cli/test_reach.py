@@ -51,6 +51,12 @@ def test_what_is_no_host_says_what_to_write(host):
         checked_host(host)
 
 
+def test_a_password_in_a_host_is_refused_and_not_repeated():
+    with pytest.raises(ValueError, match="LORAD_API_KEY") as caught:
+        checked_host("http://me:sesame@127.0.0.1:8412")
+    assert "sesame" not in str(caught.value)
+
+
 def test_a_path_that_no_socket_can_have_is_refused_with_the_limit():
     checked_host("unix:///" + "x" * 106)
     with pytest.raises(ValueError, match="has 108 bytes: a socket's path has at most 107"):

@@ -118,6 +118,12 @@ def test_lists_in_the_environment_are_split_at_commas(write, env):
         ("[admin]\nmode = 'rw'\n", "admin.mode: an octal mode", ""),
         ("[[models]]\nbase = '/x'\n", "models: one model a daemon", "another daemon"),
         ("not toml", "lorad.toml", ""),
+        ("[limits]\nbody = 0\n", "limits.body: 4KiB or more", ""),
+        ("[limits]\nheaders = 0\n", "limits.headers: 4KiB or more", ""),
+        ("[limits]\nrequest_receipt = 0\n", "limits.request_receipt: above 0 seconds", ""),
+        ("[limits]\ndeadline = '0s'\n", "limits.deadline: above 0 seconds", ""),
+        ("[limits]\nstop = -1\n", "limits.stop: 0 or more", ""),
+        (f"a = {'[' * 20000}", "nested too deeply", ""),
     ],
 )
 def test_a_bad_setting_is_refused_with_its_place_and_the_nearest_name(
@@ -130,6 +136,12 @@ def test_a_bad_setting_is_refused_with_its_place_and_the_nearest_name(
     assert "lorad.toml" in caught.value.message or message.startswith("models: ")
     assert hint in caught.value.hint
     assert caught.value.exit == 2
+
+
+def test_a_mark_of_its_encoding_at_the_begin_of_a_file_is_no_setting(write, env):
+    path = write("[lora]\nslots = 3\n")
+    path.write_text("\ufeff" + path.read_text())
+    assert load(None, env)[0].lora.slots == 3
 
 
 def test_without_a_model_the_files_are_named_that_were_looked_for(tmp_path, env):

@@ -503,6 +503,23 @@ def test_a_pin_that_leaves_too_little_room_is_refused(world):
     world(scenario)
 
 
+def test_labels_are_short_printable_and_few_wherever_they_come_from(world):
+    wrong = ({"k" * 64: "v"}, {"=": "v"}, {"k": "v" * 257}, {"k": "\x1b]0;x"})
+    many = {f"k{n}": "v" for n in range(65)}
+
+    async def scenario(w):
+        await w.add("a", 1, labels={"k": "v"})
+        for labels in (*wrong, many):
+            with pytest.raises(LoradError) as caught:
+                await w.adapters.patch("a", wire.AdapterPatch(labels=labels))
+            assert (caught.value.code, caught.value.param) == ("invalid_value", "labels")
+            with pytest.raises(LoradError, match="label"):
+                await w.add("b", 2, labels=labels)
+        assert w.registry.get("a").labels == {"k": "v"}
+
+    world(scenario)
+
+
 def test_a_patch_changes_what_it_names(world):
     async def scenario(w):
         await w.add("a", 1, labels={"team": "x", "old": "y"})
