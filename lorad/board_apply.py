@@ -6,7 +6,7 @@ Knows no socket, and nothing of how a board is made.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from msgspec import UNSET
@@ -63,9 +63,18 @@ def aged(board: Board, seconds: float, *, but: Iterable[str] = ()) -> Board:
 
 
 def seconds_between(before: str, after: str) -> float:
-    """Of two times as the wire has them, never less than 0."""
-    passed = datetime.fromisoformat(after) - datetime.fromisoformat(before)
-    return max(passed.total_seconds(), 0.0)
+    """Of two times as the wire has them, never less than 0; nor more, where one of them is none."""
+    then, now = _moment(before), _moment(after)
+    return 0.0 if then is None or now is None else max((now - then).total_seconds(), 0.0)
+
+
+def _moment(time: str) -> datetime | None:
+    """One without a zone is UTC's."""
+    try:
+        then = datetime.fromisoformat(time)
+    except ValueError:
+        return None
+    return then if then.tzinfo else then.replace(tzinfo=UTC)
 
 
 def older_slot(row: Slot, seconds: float) -> Slot:

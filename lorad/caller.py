@@ -21,6 +21,8 @@ Why = Literal["denied", "stale", "absent", "loading", "lost"]
 TIMEOUT_SECONDS = 30.0
 #: The server sends a comment every 15 s; a stream that is silent for this long is dead.
 SILENCE_SECONDS = 120.0
+#: No message of a daemon's is near it; who sends more without an end of line is none.
+MAX_LINE_BYTES = 64 << 20
 
 _WHY: dict[int, Why] = {
     errno.EACCES: "denied",
@@ -152,6 +154,8 @@ class Answer:
                 *whole, held = (held + piece).split(b"\n")
                 for line in whole:
                     yield line.decode()
+                if len(held) > MAX_LINE_BYTES:
+                    raise Unreachable(self._host, "lost")
 
     def events(self) -> Iterator[tuple[str, str]]:
         """(id, data) of every server-sent event; comments are skipped."""
@@ -170,7 +174,7 @@ class Answer:
                 event_id, kind, data = "", "", []
             elif name == "data":
                 data.append(value)
-            elif name == "id":
+            elif name == "id" and value.isascii() and value.isprintable():  # it will be a header
                 event_id = value
             elif name == "event":
                 kind = value
@@ -192,8 +196,9 @@ def _told(host: str) -> Iterator[None]:
 
     try:
         yield
-    except httpx.TransportError as error:
-        broken = isinstance(error, httpx.NetworkError | httpx.ProtocolError)
+    except (httpx.TransportError, httpx.DecodingError) as error:
+        garbled = httpx.ProtocolError | httpx.DecodingError
+        broken = isinstance(error, httpx.NetworkError | garbled)
         lost = broken and not isinstance(error, httpx.ConnectError)
         raise Unreachable(host, "lost" if lost else _why(error)) from error
 

@@ -101,10 +101,10 @@ class CacheSummary(Panel):
             ("found", prefix.found_blocks, "spark"),
             ("lost", prefix.lost_blocks, "bad"),
         )
-        top = max((*prefix.found_blocks, *prefix.lost_blocks))
+        top = max((*prefix.found_blocks, *prefix.lost_blocks), default=0)
         for word, blocks, ink in rows:
             drawn = sparkline((*blocks, *(0,) * (number - len(blocks))), number, self.glyphs,
-                              top=float(top))  # fmt: skip
+                              top=top)  # fmt: skip
             said = f"  {count(sum(blocks))} blocks"
             said += f", by how many were filed since: 0 to {farthest}" if any(blocks) else ""
             out.append(((f"{word:<6}", "faint"), (drawn, ink), (said, "faint")))
@@ -191,7 +191,7 @@ def columns(block_bytes: int) -> tuple[Column[Slot], ...]:
     """`block_bytes` of the pool: what an adapter itself takes of it."""
 
     def blocks(key: str, row: Slot, glyphs: Glyphs) -> Line:
-        return ((count(row.gpu_bytes / block_bytes) if block_bytes else UNKNOWN, "faint"),)
+        return ((count(ratio(row.gpu_bytes, block_bytes)), "faint"),)
 
     def asked(row: Slot) -> int:
         return row.query_tokens

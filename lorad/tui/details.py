@@ -9,10 +9,9 @@ from collections.abc import Callable
 import msgspec
 
 from lorad import wire
-from lorad.cli.output import moment
 from lorad.spelling import split_digest
 from lorad.tui.acts import Subject
-from lorad.tui.draw import Glyphs, age, clock, duration, percent, ratio, size
+from lorad.tui.draw import Glyphs, age, clock, duration, here, percent, ratio, size
 from lorad.tui.keys import KEYS
 from lorad.tui.office import Answer, Client, Office
 from lorad.tui.panel import Line
@@ -254,8 +253,7 @@ def event_lines(event: wire.EventItem, width: int) -> list[Line]:
 
 def clock_and_day(time: str | None) -> str:
     """`2026-03-01 16:32:07`, or "" for none."""
-    then = moment(time) if time else None
-    return "" if then is None else then.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return here(time, "%Y-%m-%d %H:%M:%S")
 
 
 def of_adapter(stage: Stage, name: str) -> AdapterDetail:

@@ -9,6 +9,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -208,7 +209,10 @@ def sparkline(
         return ""
     known = [_finite(v) for v in values]
     columns = [_highest(chunk) for chunk in _chunks(known, width)]
-    ceiling = top if top is not None else max((v for v in columns if v is not None), default=0.0)
+    given = _finite(top)
+    ceiling = (
+        given if given is not None else max((v for v in columns if v is not None), default=0.0)
+    )
     return "".join(_level(v, ceiling, glyphs) for v in columns).rjust(width)
 
 
@@ -239,7 +243,7 @@ def percent(share: float | None) -> str:
     share = _finite(share)
     if share is None:
         return UNKNOWN
-    shown = round(100 * share)
+    shown = round(100 * min(max(share, -10.0), 1e4))
     if 0 < share < 1:
         shown = min(max(shown, 1), 99)
     return f"{shown}%"
@@ -247,16 +251,19 @@ def percent(share: float | None) -> str:
 
 def ratio(part: float, whole: float) -> float | None:
     """The share that `part` is of `whole`; None when there was nothing to be a share of."""
-    return part / whole if whole > 0 else None
+    with suppress(OverflowError):
+        return part / whole if whole > 0 else None
+    return None
 
 
 def size(num_bytes: float | None) -> str:
     """`336M`, `1.2G`; four cells or five."""
-    return UNKNOWN if num_bytes is None else human_bytes(num_bytes)
+    return human_bytes(_finite(num_bytes))
 
 
 def size_of(used: float | None, total: float | None) -> str:
     """`52.1/79.6G`: both in the unit of the whole."""
+    used, total = _finite(used), _finite(total)
     if used is None or total is None:
         return UNKNOWN
     whole = human_bytes(total)
@@ -341,9 +348,20 @@ def since(time: str | None, now: str) -> float | None:
 
 def clock(time: str | None) -> str:
     """`16:32:07` in the reader's own zone; what is no time is `--`."""
+    return here(time, "%H:%M:%S") or UNKNOWN
+
+
+def here(time: str | None, form: str) -> str:
+    """A time of the wire in the reader's own zone; "" for what is none, or is before all days."""
     then = moment(time) if time else None
-    return UNKNOWN if then is None else then.astimezone().strftime("%H:%M:%S")
+    with suppress(OverflowError):
+        return "" if then is None else then.astimezone().strftime(form)
+    return ""
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    """Nothing that a daemon means has more digits than a float has room for."""
+    try:
+        return value if value is not None and math.isfinite(value) else None
+    except OverflowError:
+        return None

@@ -19,7 +19,8 @@ from lorad.wire import EventItem
 from lorad.wire_stream import Board, Delta
 
 RETRY_SECONDS = (1.0, 2.0, 4.0, 7.0, 10.0)
-#: Messages that wait for a screen that does not take them; then the link is begun anew.
+#: Messages that wait for a screen that does not take them.  Then the source waits as well: what is
+#: not read of a daemon's stream, the daemon does not keep.
 MAX_WAITING = 20_000
 
 
@@ -28,7 +29,8 @@ class Feed:
 
     def __init__(self, source: Source, wake: Callable[[], None]) -> None:
         self._source, self._wake = source, wake
-        self._waiting: deque[Message] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[Message] = deque()
+        self._room = threading.Event()
         self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lorad-top-feed", daemon=True)
@@ -39,6 +41,7 @@ class Feed:
     def stop(self) -> None:
         """At once: a thread that sits in a read is left to die with the process."""
         self._stop.set()
+        self._room.set()
 
     def take(self) -> list[Message]:
         """What came since the last call, oldest first."""
@@ -46,6 +49,7 @@ class Feed:
         taken = []
         while self._waiting:
             taken.append(self._waiting.popleft())
+        self._room.set()
         return taken
 
     def _run(self) -> None:
@@ -58,6 +62,10 @@ class Feed:
             self._put(Ended(f"{type(error).__name__}: {error}"))
 
     def _put(self, message: Message) -> None:
+        while len(self._waiting) >= MAX_WAITING and not self._stop.is_set():
+            self._room.clear()
+            if len(self._waiting) >= MAX_WAITING:  # nobody took them in between
+                self._room.wait()
         self._waiting.append(message)
         if not self._woken.is_set():
             self._woken.set()
@@ -107,7 +115,7 @@ class Live:
                         break
             except Unreachable as error:
                 why = reason(error)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
                 why = "the daemon speaks another version of the stream"
             except ApiError as error:
                 why = f"{error.code}: {error.message}"

@@ -219,9 +219,10 @@ def _life(row: Slot, glyphs: Glyphs) -> str:
 def _progress(row: Drain, glyphs: Glyphs) -> str:
     if row.held:
         return "until loractl resume"
-    if not row.begun_with:
+    left = ratio(row.running, row.begun_with)
+    if left is None:
         return UNKNOWN
-    share = 1 - row.running / row.begun_with
+    share = 1 - left
     return f"{bar(share, BAR_WIDTH, glyphs)} {percent(share)}"
 
 

@@ -168,7 +168,8 @@ class DrainPanel(BoardPanel):
             return ((f"{drain.running} in flight, held until resumed", "warn"),)
         limit = f" of {age(drain.limit_seconds)}" if drain.limit_seconds is not None else ""
         said = f"  {drain.running} left  {age(drain.seconds)}{limit}"
-        share = 1 - drain.running / drain.begun_with if drain.begun_with else None
+        left = ratio(drain.running, drain.begun_with)
+        share = None if left is None else 1 - left
         room = max(6, width - len(said) - 5)
         drawn = bar_spans(share, room, self.glyphs, "warn")
         return (*drawn, (f" {percent(share):>4}{said}", ""))
@@ -189,7 +190,7 @@ class DrainPanel(BoardPanel):
 
     def _done(self, board: Board, width: int) -> Line:
         last = board.churn.recent[0]
-        speed = pace(last.num_bytes / last.seconds) if last.seconds > 0 else ""
+        speed = pace(ratio(last.num_bytes, last.seconds))
         said = f" {last.source} {duration(last.seconds)} {speed}".rstrip()
         name = cut(last.name, max(6, width - 5 - len(said)), self.glyphs)
         return ((f"last {name}{said}", "faint"),)

@@ -14,7 +14,7 @@ LABEL = 10  # cells of a field's name, with the space behind it
 def wrapped(text: str, width: int) -> list[str]:
     """At spaces where there are some, else where the room ends; at least one line."""
     out: list[str] = []
-    line = ""
+    line, width = "", max(1, width)  # of a terminal of three columns nothing may be left
     for word in inert(text).split(" "):
         if line and width_of(line) + 1 + width_of(word) <= width:
             line = f"{line} {word}"

@@ -1,5 +1,6 @@
 """ctrl+s: what is shown, kept as two files: the board as JSON, the screen as SVG."""
 
+import io
 import os
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def save(board: Board, svg: str, folder: Path | None = None) -> Path:
     document = msgspec.json.format(msgspec.json.encode(board), indent=2)
     for ending, content in ((".json", document), (".svg", svg.encode())):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with os.fdopen(os.open(place / (name + ending), flags, 0o600), "wb") as file:
-            file.write(content)
+        path = place / (name + ending)
+        with os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+            try:
+                _write(file, content)
+            except OSError:  # half of it is of no use, and takes the room
+                path.unlink(missing_ok=True)
+                raise
     return place / f"{name}.json"
+
+
+def _write(file: io.RawIOBase, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]

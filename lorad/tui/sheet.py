@@ -101,11 +101,11 @@ class Sheet(ModalScreen[T], Generic[T]):
     def show(self) -> None:
         """Take the lines anew."""
         space = self.app.size
-        width = min(self.WIDTH, space.width - 2)
+        width = max(1, min(self.WIDTH, space.width - 2))
         panel = self.panel
         panel.content = self.content(width - 4)
         panel.styles.width = width
-        panel.styles.height = min(len(panel.content) + 2, space.height - 2)
+        panel.styles.height = max(1, min(len(panel.content) + 2, space.height - 2))
         panel.repaint(all=True)
 
     def action_close(self) -> None:

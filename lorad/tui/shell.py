@@ -220,6 +220,8 @@ class Shell(App[None]):
         self._too_small.display = small
         for part in (self._header, self._views, self._footer):
             part.display = not small
+        if not small and self._view is not None and self.screen_stack[0].focused is None:
+            self._view.shown()  # what is hidden loses its keys
         self._header.styles.height = 3 if height >= POOL_HEIGHT else 2
         self.paint()
 
