@@ -187,6 +187,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         loop.add_signal_handler(signal.SIGUSR1, self._on_dump)
 
     def _on_stop(self) -> None:

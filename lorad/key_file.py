@@ -75,13 +75,18 @@ def read(path: str, setting: str) -> Keys:
 
 def _lines(path: Path, setting: str) -> list[str]:
     try:
-        with path.open(encoding="ascii") as file:
+        with open(path, encoding="ascii", opener=_without_waiting) as file:
             _check_private(os.fstat(file.fileno()), path, setting)
             return file.read(1 << 20).splitlines()
     except OSError as error:
         raise BadConfig(f"{setting}: {path}: {error.strerror or error}") from None
     except UnicodeError:
         raise BadConfig(f"{setting}: {path}: keys are ASCII text") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe that nobody writes to would hold up the start, and every reload after this one."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check_private(found: os.stat_result, path: Path, setting: str) -> None:

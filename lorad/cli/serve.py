@@ -6,6 +6,7 @@ lorad holds the lock.  Errors are one line and the next step, never a traceback.
 """
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,6 +126,9 @@ def _serve(
         return 0
     if check:
         return _check(settings)
+    # Who says "read your configuration" before anybody listens means it: it waits, instead of
+    # ending us.  Unblocked by `Daemon._handle_signals`, ahead of every child.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from lorad import daemon  # imports the server: not needed to print or check
 
     return daemon.run(

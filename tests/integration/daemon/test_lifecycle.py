@@ -3,12 +3,14 @@
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import sqlite3
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -195,8 +197,16 @@ def test_cuda_without_a_card_is_exit_5(daemon):
     assert "cuda" in words.lower()
 
 
-def test_a_signal_while_the_base_loads_ends_it_at_once(daemon, poll):
+def test_signals_from_the_first_moment_on_and_while_the_base_loads(daemon, poll):
     daemon.start(ready=False)
+    facts = Path(f"/proc/{daemon.process.pid}/status")
+
+    def hangups_wait():
+        blocked = re.search(r"^SigBlk:\s+(\w+)$", facts.read_text(), re.MULTILINE)
+        return int(blocked[1], 16) & 1
+
+    poll(hangups_wait, "the configuration to be read")
+    daemon.process.send_signal(signal.SIGHUP)  # nobody listens yet: it would end a process
 
     def listening():
         with daemon.client() as client:
@@ -207,6 +217,7 @@ def test_a_signal_while_the_base_loads_ends_it_at_once(daemon, poll):
 
     status = poll(listening, "the admin socket")
     assert status.state == "loading_base"
+    poll(lambda: "config.reloaded" in daemon.tail(), "the signal to be heard")
     assert daemon.stop(signal.SIGINT) == 0
     assert "Traceback" not in daemon.tail()
 

@@ -74,6 +74,12 @@ def test_a_bad_line_is_named_and_its_key_is_not_told(write, text, why):
     assert KEY not in caught.value.message + caught.value.hint
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "keys", 0o600)
+    with pytest.raises(BadConfig, match="is not a file"):
+        key_file.read(str(tmp_path / "keys"), "tcp.api_keys_file")
+
+
 def test_what_cannot_be_read_says_so(tmp_path):
     with pytest.raises(BadConfig, match="No such file"):
         read(str(tmp_path / "none"))
