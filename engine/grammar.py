@@ -11,6 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from engine.conjunctions import MOST, lark_is_too_much, schema_is_too_much
 from engine.errors import GrammarInvalid, GuidesMissing
 
 if TYPE_CHECKING:
@@ -71,6 +73,9 @@ def json_schema(schema: str) -> str:
     """The grammar of a JSON schema's documents; `schema` is JSON."""
     from llguidance import LLMatcher
 
+    with suppress(ValueError, RecursionError):  # the library says what is wrong with it
+        if schema_is_too_much(json.loads(schema)):
+            raise GrammarInvalid(f"more than {MOST} patterns for one value; make it simpler")
     return _made(
         lambda: LLMatcher.grammar_from_json_schema(
             # `lenient` would leave out in silence what the library does not know.
@@ -102,6 +107,8 @@ def lark(text: str) -> str:
     """The grammar of a Lark text; one that is written as GBNF is translated."""
     from llguidance import grammar_from
 
+    if lark_is_too_much(text):
+        raise GrammarInvalid(f"more than {MOST} of & and ~; make it simpler")
     return _made(lambda: grammar_from("grammar", text))
 
 
