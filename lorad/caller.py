@@ -108,9 +108,12 @@ class Caller:
         wait: Any = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         if stream:
             wait = httpx.Timeout(TIMEOUT_SECONDS, read=SILENCE_SECONDS)
-        request = self._http.build_request(
-            method, path, content=content, headers=headers, params=query, timeout=wait
-        )
+        try:
+            request = self._http.build_request(
+                method, path, content=content, headers=headers, params=query, timeout=wait
+            )
+        except httpx.InvalidURL as error:
+            raise _unsayable(error) from None
         self._look()
         self._answered = not self._uds
         with _told(self.host):
@@ -213,9 +216,18 @@ def _why(error: BaseException) -> Why:
     return "loading"
 
 
+def _unsayable(error: Exception) -> ApiError:
+    """A name of a hundred thousand letters is nobody's; it need not be asked for."""
+    words = f"this cannot be asked for: {error}"
+    return ApiError(400, wire.ErrorBody(message=words, type="invalid", code="invalid_value"))
+
+
 def _api_error(status: int, body: bytes) -> ApiError:
     try:
-        return ApiError(status, msgspec.json.decode(body, type=wire.ErrorEnvelope).error)
+        refused = ApiError(status, msgspec.json.decode(body, type=wire.ErrorEnvelope).error)
+        # The server tells of a header; who uses this client has the variable.
+        refused.hint = refused.hint.replace("authorization: Bearer KEY", "LORAD_API_KEY=KEY")
+        return refused
     except msgspec.DecodeError:
         message = f"the server answered {status} without an explanation"
         return ApiError(

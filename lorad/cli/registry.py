@@ -118,6 +118,8 @@ def backup(
         raise Usage(f"{file} is a folder: name a file in it")
     if not file.parent.is_dir():
         raise Usage(f"{file.parent} is no folder: make it first")
+    if file.exists() and not file.is_file():
+        raise Usage(f"{file} is no file: its place would be taken")
     if file.exists():
         s.confirm(f"replace {file}")
     files = Files(s, state_dir, store)

@@ -1,6 +1,7 @@
 """registry: on a state directory without a daemon, and what a command line comes to."""
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -81,6 +82,9 @@ def test_a_backup_is_not_replaced_unasked(ctl, tmp_path):
     assert ctl("backup", str(file)).exit == 2 and file.read_text() == "mine"
     assert ctl("backup", str(file), "--yes").exit == 0
     assert ctl("backup", str(tmp_path)).exit == 2
+    os.mkfifo(tmp_path / "pipe")
+    assert ctl("backup", str(tmp_path / "pipe"), "--yes").exit == 2
+    assert (tmp_path / "pipe").is_fifo()
     nowhere = ctl("backup", str(tmp_path / "nowhere" / "b.db"))
     assert nowhere.exit == 2 and f"{tmp_path}/nowhere is no folder" in nowhere.err
 
