@@ -288,7 +288,7 @@ class Shell(App[None]):
         self._header.repaint()
         self._footer.repaint()
         for sheet in self.screen_stack[1:]:
-            if isinstance(sheet, Sheet):
+            if isinstance(sheet, Sheet) and sheet.is_mounted:  # it shows itself when it is made
                 sheet.show()
         if all:
             for painted in self.screen.query(Painted):

@@ -278,3 +278,13 @@ def test_resume_by_name_is_about_the_drain_whatever_is_selected(play, boards, da
         assert "failed: not_found: no request runs" in stage.app.said
 
     play(act, boards.small(), SIZE, daemon=daemon)
+
+
+def test_a_picture_that_is_due_while_a_sheet_is_being_made_leaves_it_alone(play, boards):
+    async def act(stage):
+        stage.app.action_detail()
+        stage.app.paint()  # news came before the drawer was there
+        await stage.pilot.pause()
+        assert isinstance(stage.app.screen, Drawer)
+
+    play(act, boards.small(), SIZE)
