@@ -333,7 +333,7 @@ def check(settings: Settings) -> Settings:
     known = any((folder / name).is_file() for name in ("config.json", "modules.json"))
     need(known, "models.base", f"no config.json in {folder}")
     need(bool(MODEL_NAME.fullmatch(model.name)), "models.name", "letters, digits, dot, dash")
-    check_tasks(model, settings.origins, need)
+    check_tasks(model, settings.lora, settings.origins, need)
     _check_tcp(settings, need)
     _check_metrics(settings.metrics, need)
     for key, mode in (("inference.mode", settings.inference.mode), ("admin.mode", admin.mode)):

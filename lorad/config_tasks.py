@@ -31,7 +31,9 @@ _POOLS = ("models.truncate", "models.pooling", "lora.adapter_pool")
 _OURS = {"max_length": "max_model_len"}
 
 
-def check_tasks(model: "Model", origins: Mapping[str, str], need: Callable[..., None]) -> None:
+def check_tasks(
+    model: "Model", lora: "Lora", origins: Mapping[str, str], need: Callable[..., None]
+) -> None:
     """`need(ok, key, rule, hint)` raises BadConfig."""
     tasks = model.tasks or (GENERATE,)
     for task in tasks:
@@ -45,7 +47,15 @@ def check_tasks(model: "Model", origins: Mapping[str, str], need: Callable[..., 
     )
     for key in _GENERATES if model.pools else _POOLS:
         kind = "generates" if model.pools else "pools"
-        need(key not in origins, key, f"only a model that {kind} has it, and this one does not")
+        idle = key not in origins or _is_default(key, model, lora)
+        need(idle, key, f"only a model that {kind} has it, and this one does not")
+
+
+def _is_default(key: str, model: "Model", lora: "Lora") -> bool:
+    """A file of all defaults says nothing, whatever the model."""
+    section = model if key.startswith("models.") else lora
+    name = key.partition(".")[2]
+    return bool(getattr(section, name) == getattr(type(section)(), name))
 
 
 def of_pooling(model: "Model", lora: "Lora", origins: Mapping[str, str]) -> PoolingConfig:

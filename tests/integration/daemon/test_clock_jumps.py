@@ -27,6 +27,10 @@ SHOWN = {
     "lorad/text/template.py",
     "lorad/cli/output.py",
     "lorad/cli/events.py",
+    "lorad/api/pool_answers.py",
+    "lorad/board/machine.py",  # how old a process is, for its share of a core
+    "lorad/tracing/spans.py",
+    "lorad/tui/record.py",
 }
 DAY = 86400.0
 ROOT = Path(__file__).parents[3]

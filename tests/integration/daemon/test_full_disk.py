@@ -97,16 +97,26 @@ def test_an_upload_is_refused_with_the_file_system_and_leaves_nothing(disk, leav
 def test_the_registry_says_so_too_and_what_it_knew_stays(disk):
     daemon = disk.daemon
     disk.fill()
-    labels = {f"k{n}": "x" * 1000 for n in range(300)}
+    known = daemon.adapter("first").labels
     with daemon.client() as client:
-        error = refused(lambda: client.patch("first", wire.AdapterPatch(labels=labels)))
+
+        def relabel(turn):
+            labels = {f"k{n}": f"{turn} ".ljust(200, "x") for n in range(64)}
+            client.patch("first", wire.AdapterPatch(labels=labels))
+            return labels
+
+        def until_it_is_full():
+            nonlocal known
+            for turn in range(400):  # the journal may have room of its own for the first ones
+                known = relabel(turn)
+
+        error = refused(until_it_is_full)
         assert f"the file system {disk.state} has " in error.message
-        assert daemon.adapter("first").labels == {}
+        assert daemon.adapter("first").labels == known
         assert daemon.text("first") == daemon.before
         disk.free()
-        client.patch("first", wire.AdapterPatch(labels=labels))
-        assert daemon.adapter("first").labels == labels
-        client.patch("first", wire.AdapterPatch(labels=dict.fromkeys(labels)))
+        assert relabel(1000) == daemon.adapter("first").labels
+        client.patch("first", wire.AdapterPatch(labels=dict.fromkeys(relabel(1001))))
 
 
 def test_a_removal_on_a_full_disk_is_kept_or_refused_and_gc_frees_it_later(disk):
