@@ -176,7 +176,7 @@ class PacedCore:
 
 
 def main() -> None:
-    process._build = lambda config, inbox, outbox: PacedCore(inbox.bell)  # type: ignore[assignment,return-value]
+    process._build = lambda config, inbox, outbox, pulse: PacedCore(inbox.bell)  # type: ignore[assignment,return-value]
     process.run()
 
 

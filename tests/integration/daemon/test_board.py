@@ -138,11 +138,12 @@ def test_a_reader_that_comes_back_gets_the_board_anew_and_the_events_it_missed(d
     assert all(id.startswith(instance) for id in back.ids)
 
 
-def test_one_board_is_what_the_stream_begins_with(daemon):
+def test_one_board_is_what_the_stream_begins_with(daemon, poll):
     daemon.ask("bible", 2)
     with daemon.client() as client:
+        poll(lambda: "bible" in client.board().slots, "it is on the board")
         board = client.board()
-    assert board.sequence == 1 and "bible" in board.slots
+    assert board.sequence == 1
     assert board.events and board.status.adapters
 
 

@@ -67,6 +67,7 @@ def jump(daemon, seconds):
     fresh.rename(daemon.offset)
 
 
+@pytest.mark.slow
 def test_streams_residents_and_the_inbox_do_not_notice_a_clock_that_jumps(daemon, poll):
     daemon.upload("clock/pinned", 1, pin=True)
     daemon.upload("clock/resident", 2, load=True)

@@ -58,6 +58,7 @@ def test_all_of_the_demo_holds_on_any_base(base, runtime):
     assert list(runtime.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_demo_that_is_terminated_takes_its_daemon_along(base, runtime):
     with demo(base, runtime) as process:
         for line in process.stdout:

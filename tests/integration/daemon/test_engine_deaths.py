@@ -190,6 +190,7 @@ def test_an_engine_that_hangs_is_announced_and_replaced(daemon, poll):
     assert "engine.stalled" in types and types.count("engine.died") == 3
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_for_a_moment_goes_on(daemon, poll):
     stream = Stream(daemon, NAMES[0], 500)
     assert stream.begun.wait(60)

@@ -45,6 +45,7 @@ def test_a_restart_brings_back_adapters_pins_priorities_and_labels(daemon):
 
 
 # httpcore leaves a socket open when the daemon dies between its listening and its accepting.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_kill_9_loses_nothing_that_was_acknowledged(daemon):
     """Three times at a random moment of registering; the stale sockets are cleared each time."""
@@ -82,6 +83,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(daemon):
     assert daemon.adapter("bible").pinned
 
 
+@pytest.mark.slow
 def test_a_damaged_registry_comes_back_and_is_not_silent_about_it(daemon):
     daemon.stop()
     daemon.start()

@@ -47,11 +47,11 @@ def reload(daemon):
 
 
 def test_limits_and_the_log_level_change_under_a_running_daemon(daemon):
-    daemon.configure('[limits]\nbody = "1KiB"\nmax_tokens = 8\n[log]\nlevel = "debug"\n')
+    daemon.configure('[limits]\nbody = "4KiB"\nmax_tokens = 8\n[log]\nlevel = "debug"\n')
     done = reload(daemon)
     assert done.changed == ("limits.body", "limits.max_tokens", "log.level")
     assert daemon.ask("bible", 9).status_code == 400
-    long = daemon.ask("bible", 4, user="x" * 2000)
+    long = daemon.ask("bible", 4, user="x" * 6000)
     assert (long.status_code, long.json()["error"]["code"]) == (413, "payload_too_large")
     with daemon.client() as client:
         told = client.config()

@@ -154,6 +154,7 @@ def test_a_request_for_what_is_not_allowed_not_there_or_away_is_told_so(daemon, 
     assert away.headers["x-should-retry"] == "true"
 
 
+@pytest.mark.slow
 def test_pull_and_op_of_loractl_against_a_real_daemon(daemon, put):
     commit = put("acme/cli", 7)
     planned = loractl(daemon, "pull", "hf:acme/cli", "--dry-run", "--json")

@@ -83,6 +83,7 @@ def test_reloads_in_a_row_leave_tenants_and_keys_alone(house, poll):
         assert house.post("rival", "acme/sql")[0] == 404
 
 
+@pytest.mark.slow
 def test_tenants_and_keys_are_there_after_kill_9_and_after_the_database_is_lost(house):
     daemon = house.daemon
     daemon.kill()

@@ -108,6 +108,7 @@ def test_a_mixed_and_padded_batch_answers_as_plain_torch(
     assert runner.graphs.num_replays == runner.forward_passes, "a step ran eagerly"
 
 
+@pytest.mark.slow
 def test_an_embeddings_adapter_is_applied_ahead_of_graphs_that_are_captured_when_it_comes_back(
     start_core, make_adapter, prompt, expected, request
 ) -> None:
@@ -136,6 +137,7 @@ def test_an_embeddings_adapter_is_applied_ahead_of_graphs_that_are_captured_when
     assert graphs.num_graphs > usual and graphs.num_replays > 0
 
 
+@pytest.mark.slow
 def test_heads_of_adapters_are_applied_behind_the_graphs_and_to_their_own_rows(
     start_core, adapters, make_adapter, prompt, expected, request
 ) -> None:
