@@ -54,6 +54,7 @@ def test_twice_as_many_adapters_as_there_is_room_for_are_held_against_just_enoug
         assert many["ttft_median_over_few"] == pytest.approx(ratio, rel=0.01)
 
 
+@pytest.mark.slow
 def test_newcomers_find_their_adapter_where_the_line_says(churn):
     lines = churn("idle,bystanders", seconds="4")
     kinds = {(line["case"], line["streams"], line["newcomers"]): line for line in lines}

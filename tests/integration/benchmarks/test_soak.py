@@ -80,6 +80,7 @@ def test_what_is_not_given_back_or_should_not_have_been_said_fails():
     assert judged(samples)["failed"] == ["blocks belong to nobody"]
 
 
+@pytest.mark.slow
 def test_a_daemon_is_soaked_and_judged(tiny, capsys, monkeypatch):
     import soak
 

@@ -143,8 +143,8 @@ def test_a_failure_in_mid_answer_keeps_what_came_and_says_why(server, loractl):
 
 def test_its_timeout_aborts_the_request_and_is_7(server, loractl):
     gate = server.api.hold_engine(at=5)
-    server.api.loop.call_soon_threadsafe(lambda: server.api.loop.call_later(0.6, gate.set))
     done = loractl("run", "bible", "Hi", "--timeout", "300ms")
+    server.api.loop.call_soon_threadsafe(gate.set)
     assert done.exit == 7
     assert done.err.startswith("error: not answered after 0.3 s; the request is aborted")
     server.api.until(lambda: not server.api.engine.running)

@@ -98,6 +98,8 @@ def test_a_damaged_registry_comes_back_and_is_not_silent_about_it(daemon):
 
 
 def test_the_first_signal_drains_and_the_second_aborts_with_an_error_event(daemon, poll):
+    if daemon.process is None or daemon.process.poll() is not None:
+        daemon.start()
     begun = threading.Event()
     lines, told = [], []
 

@@ -195,6 +195,7 @@ def test_padding_writes_into_no_block_and_a_slot_given_anew_is_seen(
         driver.call(lambda i, a=adapter: Evict(command_id=i, rev=a.rev))
 
 
+@pytest.mark.slow
 def test_chunks_of_every_size_answer_as_plain_torch_with_a_graph_and_without(
     start_core, adapters, prompt, expected, request
 ) -> None:
@@ -265,6 +266,7 @@ def test_a_prompts_log_probabilities_come_from_padded_steps_too(
         assert one.logprob == pytest.approx(other.logprob, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_a_plan_that_no_graph_holds_gets_one_when_it_comes_back(
     start_core, make_adapter, prompt, request
 ) -> None:
@@ -343,6 +345,7 @@ def test_deterministic_requests_get_the_same_bits_in_any_company_on_a_cards_way(
     assert [driver.stories[f"{n} alone"].cached for n in range(3)] == [16, 0, 16]
 
 
+@pytest.mark.slow
 def test_guided_rows_follow_their_grammar_beside_free_ones(
     start_core, worded_dir, adapters, prompt, request
 ) -> None:

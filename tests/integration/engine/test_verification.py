@@ -537,6 +537,7 @@ def test_the_kernels_are_held_against_the_file_by_way_of_the_slots_row(
     assert not verified(core, other).findings
 
 
+@pytest.mark.slow
 def test_steps_and_their_plans_are_left_alone(store, core_of, card_path) -> None:
     """Deterministic steps are not padded: all but their LoRA is plain torch."""
     sizes = {"max_num_seqs": 3, "max_rank": 16, "max_batch_tokens": 40, "deterministic": True}
