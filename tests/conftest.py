@@ -1,6 +1,7 @@
 """How all tests run: torch on one thread, and workers that share the reading of the test files."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,6 +31,29 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     return Backwards.from_parent(parent, path=path) if _is_odd(parent.config) else None
 
 
+#: Files whose cases say one thing of many numbers, and take a minute: `make test` takes every n-th
+#: case of each of their tests, `make test-slow` the others.
+THINNED = {
+    "kernels/lora/test_lora_kernels.py": 4,
+    "kernels/test_sample_kernels.py": 3,
+    "kernels/test_paged_kernels.py": 3,
+    "kernels/test_fused_kernels.py": 2,
+    "kernels/test_gemm.py": 2,
+    "parity/families/test_families.py": 2,
+    "parity/test_varieties.py": 2,
+    "tui/test_hostile_daemon.py": 3,
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The workers have to agree on an order."""
     items.sort(key=lambda item: item.path.parts)
+    seen: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        file = item.path.relative_to(Path(__file__).parent).as_posix()
+        every = THINNED.get(file, 1)
+        if every > 1 and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            if seen[file, item.originalname] % every:
+                item.add_marker(pytest.mark.slow)
+            seen[file, item.originalname] += 1

@@ -78,6 +78,7 @@ def test_debug_logs_events_and_dumps_hold_no_prompt_and_no_key(daemon, poll):
     assert all({"time", "level", "logger", "message"} <= set(line) for line in told)
 
 
+@pytest.mark.slow
 def test_a_pull_tells_neither_its_token_nor_its_password(daemon):
     with daemon.client() as client:
         with pytest.raises(ApiError):

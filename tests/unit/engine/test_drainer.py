@@ -426,6 +426,7 @@ def test_every_cold_adapter_starts_within_its_bound_whoever_runs(
     lookahead=st.booleans(),
     seed=st.integers(0, 1 << 20),
 )
+@pytest.mark.slow
 def test_one_cold_adapter_among_busy_ones_starts_within_two_starve_after_and_its_load(
     make, slots, starve_after, lookahead, seed
 ):
