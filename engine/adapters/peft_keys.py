@@ -185,7 +185,7 @@ def _kind_without_factor(name: str, segments: list[str]) -> str | None:
         return next((code for code, marks in _MARKS if not there.isdisjoint(marks)), None)
     if name.startswith(("lora_unet_", "lora_te")) or last == "alpha":
         return "E_KOHYA"
-    if "hada_" in name or "lokr_" in name:
+    if any(segment.startswith(("hada_", "lokr_")) for segment in segments):
         return "E_LYCORIS"
     if "base_layer" in segments:
         return "E_BIAS" if last == "bias" else "E_BASE_COPY"

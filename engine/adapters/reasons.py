@@ -107,6 +107,8 @@ def refuse(code: str, message: str, hint: str) -> AdapterInvalid:
 
 def shown(value: object, limit: int = 120) -> str:
     """`value` as one printable line: control and bidi characters escaped, cut after `limit`."""
+    if isinstance(value, list):
+        value = value[: limit + 1]  # as much as can be seen: each item takes a character or more
     try:
         text = (value if isinstance(value, str) else repr(value))[: limit + 1]
     except RecursionError:  # JSON can be just shallow enough to be parsed

@@ -110,9 +110,9 @@ def _tensor(name: str, entry: Any, data_start: int) -> TensorRef:
             f"{shown(name)} has dtype {shown(dtype)}",
             "save the adapter as float32, bfloat16 or float16",
         )
-    if not _are_sizes(shape) or len(shape) > MAX_DIMS:
+    if not _are_sizes(shape, MAX_DIMS):
         raise _bad_entry(name, f"has the shape {shown(shape)}")
-    if not _are_sizes(offsets) or len(offsets) != 2:
+    if not _are_sizes(offsets, 2) or len(offsets) != 2:
         raise _bad_entry(name, f"has the data_offsets {shown(offsets)}")
     span = ITEMSIZES[dtype]
     for dim in shape:
@@ -128,9 +128,12 @@ def _tensor(name: str, entry: Any, data_start: int) -> TensorRef:
     return TensorRef(name, dtype, tuple(shape), data_start + begin, data_start + end)
 
 
-def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        type(number) is int and 0 <= number <= _MAX_DIM for number in value
+def _are_sizes(value: Any, most: int) -> bool:
+    """Their number first: a hostile shape has hundreds of thousands."""
+    return (
+        isinstance(value, list)
+        and len(value) <= most
+        and all(type(number) is int and 0 <= number <= _MAX_DIM for number in value)
     )
 
 

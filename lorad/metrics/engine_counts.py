@@ -95,12 +95,19 @@ class EngineCounts:
     def _add(self, snapshot: EngineSnapshot, name_of: NameOf) -> None:
         self._add_one(snapshot.base, BASE)
         for status in snapshot.revisions:
-            if status.prefix_query_tokens and (name := name_of(status.rev)) is not None:
+            # Most have not been asked since: their names are not looked for.
+            if not status.prefix_query_tokens or self._seen.get(status.rev) == _told(status):
+                continue
+            if (name := name_of(status.rev)) is not None:
                 self._add_one(status, name)
 
     def _add_one(self, status: RevisionStatus, name: str) -> None:
         asked, hit = self._seen.get(status.rev, (0, 0))
-        now = status.prefix_query_tokens, status.prefix_hit_tokens
+        now = _told(status)
         self._seen[status.rev] = now
         self.asked[name,] += now[0] - asked
         self.hit[name,] += now[1] - hit
+
+
+def _told(status: RevisionStatus) -> tuple[int, int]:
+    return status.prefix_query_tokens, status.prefix_hit_tokens

@@ -167,8 +167,8 @@ print(peak_kib() - before)
 """
 
 
-def test_no_header_takes_a_quarter_of_a_second_or_50_mib(new_draft: Callable[[], Any]) -> None:
-    """Processor time, as the machine may be busy; the best of three: 0.06 to 0.12 at the most."""
+def test_no_header_takes_a_tenth_of_a_second_or_50_mib(new_draft: Callable[[], Any]) -> None:
+    """Processor time, as the machine may be busy; the best of three."""
     names = list(LIES)
     folders = []
     for name in names:
@@ -184,9 +184,7 @@ def test_no_header_takes_a_quarter_of_a_second_or_50_mib(new_draft: Callable[[],
     )
     *times, extra_kib = done.stdout.splitlines()
     slow = [
-        (name, seconds)
-        for name, seconds in zip(names, times, strict=True)
-        if float(seconds) >= 0.25
+        (name, seconds) for name, seconds in zip(names, times, strict=True) if float(seconds) >= 0.1
     ]
     assert slow == []
     assert int(extra_kib) * KIB < 50 * MIB

@@ -77,7 +77,7 @@ def test_with_all_slots_pinned_a_request_for_another_adapter_is_no_room_at_once(
         client.patch("busy", wire.AdapterPatch(pinned=True))
         began = time.monotonic()
         answer = daemon.ask("acme/cold", 2)
-        assert time.monotonic() - began < 20  # it waits no minute
+        assert time.monotonic() - began < 5
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (503, "no_room")
         assert "pinned" in error["message"]

@@ -32,7 +32,7 @@ def test_a_daemon_that_does_not_answer_costs_no_more_than_the_patience(silent, c
     complete.any_name(Context(silent), "")  # imports are not counted
     started = time.monotonic()
     assert complete.any_name(Context(silent), "") == []
-    assert time.monotonic() - started < complete.PATIENCE + 4.0
+    assert time.monotonic() - started < complete.PATIENCE + 1.0
     assert capsys.readouterr() == ("", "")
 
 
@@ -44,7 +44,7 @@ def test_a_daemon_that_drips_costs_no_more_either(silent, monkeypatch):
     monkeypatch.setattr(LoradClient, "adapters", lambda self, **options: over.wait(30))
     started = time.monotonic()
     assert complete.any_name(Context(silent), "") == []
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 5
     over.set()
 
 

@@ -203,7 +203,7 @@ def test_a_registry_that_cannot_be_read_costs_no_more_than_its_own_numbers(world
     assert world.value("registry_bytes") is None
 
 
-def test_ten_thousand_adapters_are_scraped_in_a_fraction_of_a_second(world, told):
+def test_ten_thousand_adapters_are_scraped_in_a_tenth_of_a_second(world, told):
     names = [f"tenant-{i % 50}/adapter-{i}" for i in range(10_000)]
     world.add(*names)
     for i, name in enumerate(names):
@@ -214,12 +214,12 @@ def test_ten_thousand_adapters_are_scraped_in_a_fraction_of_a_second(world, told
     world.take(told.snapshot(*held, *known, slots_used=1024))
     world.text()  # the first one sees everything for the first time
     seconds = float("inf")
-    for _ in range(3):  # the best of them: others may be in the caches
+    for _ in range(10):  # the best of them: others may be on the core and in its caches
         began = time.thread_time()
         world.metrics._expose("", world.metrics._churn.drains())
         seconds = min(seconds, time.thread_time() - began)
     text = world.text()
-    assert seconds < 0.3, f"{seconds:.3f} s of processor time"
+    assert seconds < 0.1, f"{seconds:.3f} s of processor time"
     assert len(text) < 1 << 20
     assert len(world.adapters("adapter_info")) == 200
 
@@ -240,7 +240,7 @@ def test_a_scrape_keeps_nobody_else_from_the_loop(world, told):
             longest = max(longest, time.thread_time() - began)
         return longest
 
-    assert min(asyncio.run(longest_pause()) for _ in range(3)) < 0.05
+    assert min(asyncio.run(longest_pause()) for _ in range(3)) < 0.02
 
 
 def test_pulls_are_counted_by_how_they_end(world):
