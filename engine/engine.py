@@ -8,28 +8,19 @@ Knows nothing of text, names or sockets.
     [one, two] = engine.generate([ids, ids], SamplingParams(temperature=0.0), revs=[None, rev])
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-from engine.adapters.pack import pack_into
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import error_of
+from engine.library import Library
 from engine.messages import (
-    AddRevision,
-    Answer,
-    Command,
     EngineInfo,
     EngineSnapshot,
-    Evict,
     FinishReason,
     GetSnapshot,
-    Load,
-    PackedManifest,
-    RemoveRevision,
     SamplingParams,
     SequenceDelta,
     Submit,
@@ -48,7 +39,7 @@ class Generation:
     prompt_logprobs: tuple[TokenLogprobs | None, ...]
 
 
-class Engine:
+class Engine(Library[EngineCore]):
     """An engine in this process.  Use it from one thread; `close` it, or use `with`.
 
     `lookahead` None: on a card, unless deterministic.
@@ -61,13 +52,15 @@ class Engine:
         progress: Callable[[str, float], None] = lambda *_: None,
         lookahead: bool | None = None,
     ) -> None:
-        self._core = EngineCore(config, progress=progress, lookahead=lookahead)
-        self._ids = itertools.count(1)
-
-    @property
-    def core(self) -> EngineCore:
-        """The step loop, for who takes its steps himself; not while `generate` runs."""
-        return self._core
+        core = EngineCore(config, progress=progress, lookahead=lookahead)
+        now = core.config  # nothing is `auto` any more
+        super().__init__(
+            core,
+            folder=Path(now.model),
+            block_size=now.block_size,
+            dtype=core.info.dtype,
+            max_rank=now.max_rank,
+        )
 
     @property
     def info(self) -> EngineInfo:
@@ -102,78 +95,12 @@ class Engine:
                 self._core.wait()
         return [_gather(told[name]) for name in names]
 
-    def add_adapter(
-        self, manifest: PackedManifest, *, pinned: bool = False, priority: int = 50
-    ) -> None:
-        """Make a packed revision known; it is loaded when a prompt needs it, or by `load`."""
-        self._call(
-            AddRevision(
-                command_id=next(self._ids), manifest=manifest, pinned=pinned, priority=priority
-            )
-        )
-
-    def add_folder(
-        self, folder: str | Path, store: str | Path, *, pinned: bool = False, priority: int = 50
-    ) -> str:
-        """Pack a PEFT adapter's folder into the folder `store`, and make it known: its revision.
-
-        Raises AdapterInvalid, naming what is wrong; OSError if the packed file cannot be written.
-        """
-        config = self._core.config
-        manifest = pack_into(
-            Path(folder),
-            Path(config.model),
-            Path(store),
-            block_size=config.block_size,
-            dtype=self.info.dtype,
-            max_rank=config.max_rank,
-        )
-        self.add_adapter(manifest, pinned=pinned, priority=priority)
-        return manifest.rev
-
-    def load(self, rev: str) -> None:
-        """Bring a revision to the device and wait for it.  Raises NoRoom, LoadFailed."""
-        self._call(Load(command_id=next(self._ids), rev=rev))
-
-    def evict(self, rev: str) -> None:
-        """Take a revision off the device.  Raises UnknownRevision."""
-        self._call(Evict(command_id=next(self._ids), rev=rev))
-
-    def remove_adapter(self, rev: str) -> None:
-        """Forget a revision, its copies and its cached keys and values."""
-        self._call(RemoveRevision(next(self._ids), rev))
-
     def snapshot(self) -> EngineSnapshot:
         """One consistent picture of everything."""
-        snapshot = self._call(GetSnapshot(next(self._ids))).snapshot
+        self._core.take(GetSnapshot(next(self._ids)))
+        snapshot = self._answer().snapshot
         assert snapshot is not None
         return snapshot
-
-    def close(self) -> None:
-        """End the engine's threads and free its memory."""
-        self._core.close()
-
-    def __enter__(self) -> "Engine":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _call(self, command: Command) -> Answer:
-        assert not isinstance(command, Submit)
-        self._core.take(command)
-        while True:
-            for answer in self._core.step().answers:
-                if answer.code:
-                    raise error_of(answer.code, answer.message)
-                return answer
-            if self._core.idle:
-                self._core.wait()
 
 
 def _gather(deltas: Sequence[SequenceDelta]) -> Generation:

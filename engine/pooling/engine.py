@@ -8,22 +8,17 @@ sockets.
     [one, two] = engine.embed([ids, ids], revs=[None, rev])
 """
 
-import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from engine.adapters.orders import AdapterCommand
-from engine.adapters.pack import pack_into
 from engine.errors import error_of
-from engine.messages import AddRevision, Answer, Evict, Load, PackedManifest, RemoveRevision
+from engine.library import Library
 from engine.pooling.config import PoolingConfig, PoolingInfo
 from engine.pooling.core import PoolingCore
 from engine.pooling.requests import Floats, PoolingTask, PoolRequest, PoolResult
 
 
-class PoolingEngine:
+class PoolingEngine(Library[PoolingCore]):
     """A pooling engine in this process.  Use it from one thread; `close` it, or use `with`."""
 
     def __init__(
@@ -32,13 +27,14 @@ class PoolingEngine:
         *,
         progress: Callable[[str, float], None] = lambda *_: None,
     ) -> None:
-        self._core = PoolingCore(config, progress=progress)
-        self._ids = itertools.count(1)
-
-    @property
-    def core(self) -> PoolingCore:
-        """The step loop, for who takes its steps himself; not while a method here runs."""
-        return self._core
+        core = PoolingCore(config, progress=progress)
+        super().__init__(
+            core,
+            folder=core.machine.folder,
+            block_size=0,
+            dtype=core.info.dtype,
+            max_rank=core.config.max_rank,
+        )
 
     @property
     def info(self) -> PoolingInfo:
@@ -113,71 +109,6 @@ class PoolingEngine:
             if found[name].code:
                 raise error_of(found[name].code, found[name].message)
         return [found[name] for name in names]
-
-    def add_adapter(
-        self, manifest: PackedManifest, *, pinned: bool = False, priority: int = 50
-    ) -> None:
-        """Make a packed revision known; it is loaded when an input needs it, or by `load`."""
-        self._call(
-            AddRevision(
-                command_id=next(self._ids), manifest=manifest, pinned=pinned, priority=priority
-            )
-        )
-
-    def add_folder(
-        self, folder: str | Path, store: str | Path, *, pinned: bool = False, priority: int = 50
-    ) -> str:
-        """Pack a PEFT adapter's folder into the folder `store`, and make it known: its revision.
-
-        Raises AdapterInvalid, naming what is wrong; OSError if the packed file cannot be written.
-        """
-        manifest = pack_into(
-            Path(folder),
-            self._core.machine.folder,
-            Path(store),
-            block_size=0,
-            dtype=self.info.dtype,
-            max_rank=self._core.config.max_rank,
-        )
-        self.add_adapter(manifest, pinned=pinned, priority=priority)
-        return manifest.rev
-
-    def load(self, rev: str) -> None:
-        """Bring a revision to the device and wait for it.  Raises NoRoom, LoadFailed."""
-        self._call(Load(command_id=next(self._ids), rev=rev))
-
-    def evict(self, rev: str) -> None:
-        """Take a revision off the device.  Raises UnknownRevision."""
-        self._call(Evict(command_id=next(self._ids), rev=rev))
-
-    def remove_adapter(self, rev: str) -> None:
-        """Forget a revision and its copies."""
-        self._call(RemoveRevision(next(self._ids), rev))
-
-    def close(self) -> None:
-        """End the engine's threads."""
-        self._core.close()
-
-    def __enter__(self) -> "PoolingEngine":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _call(self, command: AdapterCommand) -> Answer:
-        self._core.take(command)
-        while True:
-            for answer in self._core.step().answers:
-                if answer.code:
-                    raise error_of(answer.code, answer.message)
-                return answer
-            if self._core.idle:
-                self._core.wait()
 
 
 def _values(result: PoolResult) -> Floats:
