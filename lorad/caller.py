@@ -8,8 +8,10 @@ imported when the first Caller is made.
 import errno
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import msgspec
@@ -102,12 +104,17 @@ class Caller:
         timeout: float | None = None,
         stream: bool = False,
     ) -> Iterator["Answer"]:
-        """The answer to one call, closed at the end of `with`."""
+        """The answer to one call, closed at the end of `with`.
+
+        `timeout`, in seconds: how long it may be silent; of a stream, how long it may take in all.
+        Unreachable after that.
+        """
         import httpx
 
         wait: Any = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         if stream:
-            wait = httpx.Timeout(TIMEOUT_SECONDS, read=SILENCE_SECONDS)
+            silence = SILENCE_SECONDS if timeout is None else min(timeout, SILENCE_SECONDS)
+            wait = httpx.Timeout(TIMEOUT_SECONDS, read=silence)
         try:
             request = self._http.build_request(
                 method, path, content=content, headers=headers, params=query, timeout=wait
@@ -116,6 +123,7 @@ class Caller:
             raise _unsayable(error) from None
         self._look()
         self._answered = not self._uds
+        began = time.monotonic()
         with _told(self.host):
             response = self._http.send(request, stream=True)
         try:
@@ -123,7 +131,11 @@ class Caller:
             answer = Answer(self.host, response)
             if response.is_error:
                 raise _api_error(response.status_code, answer.read())
-            yield answer
+            if stream and timeout is not None:
+                with _cut(response, timeout - (time.monotonic() - began)):
+                    yield answer
+            else:
+                yield answer
         finally:
             response.close()
 
@@ -190,6 +202,30 @@ def address(host: str | os.PathLike[str]) -> tuple[str, str, str]:
         return text, text, ""
     path = text.removeprefix("unix://")
     return f"unix://{path}", "http://lorad", path
+
+
+@contextmanager
+def _cut(response: Any, seconds: float) -> Iterator[None]:
+    """After so long the connection is shut, which wakes who reads from it: a server that sends
+    nothing but its comments is not silent."""
+    connection: socket.socket | None = response.extensions["network_stream"].get_extra_info(
+        "socket"
+    )
+    if connection is None:
+        yield
+        return
+    timer = threading.Timer(max(seconds, 0.0), _shut, (connection,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended meanwhile
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

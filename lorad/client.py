@@ -306,12 +306,17 @@ class LoradClient:
         return msgspec.json.decode(answer, type=Operation)
 
     # ----------------------------------------------------------------- inference.sock
-    def stream(self, path: str, body: object) -> Iterator[dict[str, Any]]:
-        """The chunks of a streamed OpenAI answer; an error event raises ApiError."""
+    def stream(
+        self, path: str, body: object, *, timeout: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The chunks of a streamed OpenAI answer; an error event raises ApiError.
+
+        `timeout`, in seconds, is for all of it: Unreachable after that.
+        """
         content = msgspec.json.encode(body)
         headers = {"content-type": "application/json"}
         with self._caller.open(
-            "POST", path, content=content, headers=headers, stream=True
+            "POST", path, content=content, headers=headers, timeout=timeout, stream=True
         ) as response:
             for _, data in response.events():
                 if data == "[DONE]":

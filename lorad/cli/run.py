@@ -4,6 +4,7 @@ Goes in: a name and a prompt (argument or stdin).  Comes out: text on stdout as 
 Uses the inference socket as any application would.
 """
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lorad import wire
-from lorad.caller import ApiError
+from lorad.caller import ApiError, Unreachable
 from lorad.cli.complete import model_name
 from lorad.cli.output import note, print_document, print_line, print_text
 from lorad.cli.session import Failed, Interrupted, Session, Usage, session
@@ -116,24 +117,26 @@ def _chunks(
     s: Session, client: "LoradClient", path: str, body: dict[str, object], streamed: bool
 ) -> Iterator[dict[str, Any]]:
     """The answer's chunks; one that is not streamed is a single chunk.  Ends at `--timeout`."""
-    if not streamed:
-        yield client.post(path, body, dict[str, Any], timeout=s.timeout(WHOLE_SECONDS))
-        return
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     limit = s.options.timeout
-    deadline = None if limit is None else time.monotonic() + limit
-    for chunk in client.stream(path, asked):
-        yield chunk
-        if deadline is not None and time.monotonic() > deadline:
-            raise Failed(
-                wire.ItemResult(
-                    name=str(body["model"]),
-                    ok=False,
-                    code="deadline_exceeded",
-                    message=f"not answered after {limit:g} s; the request is aborted",
-                    hint="a longer --timeout, or fewer --max-tokens",
-                )
+    deadline = math.inf if limit is None else time.monotonic() + limit
+    try:
+        if streamed:
+            asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+            yield from client.stream(path, asked, timeout=limit)
+        else:
+            yield client.post(path, body, dict[str, Any], timeout=s.timeout(WHOLE_SECONDS))
+    except Unreachable:
+        if time.monotonic() < deadline:
+            raise
+        raise Failed(
+            wire.ItemResult(
+                name=str(body["model"]),
+                ok=False,
+                code="deadline_exceeded",
+                message=f"not answered after {limit:g} s; the request is aborted",
+                hint="a longer --timeout, or fewer --max-tokens",
             )
+        ) from None
 
 
 @dataclass(slots=True)

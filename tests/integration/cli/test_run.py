@@ -141,10 +141,11 @@ def test_a_failure_in_mid_answer_keeps_what_came_and_says_why(server, loractl):
     assert done.err.startswith("error: the engine was restarted")
 
 
-def test_its_timeout_aborts_the_request_and_is_7(server, loractl):
-    gate = server.api.hold_engine(at=5)
-    done = loractl("run", "bible", "Hi", "--timeout", "300ms")
-    server.api.loop.call_soon_threadsafe(gate.set)
+@pytest.mark.parametrize("flags", [(), ("--no-stream",)])
+@pytest.mark.parametrize("at", [0, 5])
+def test_its_timeout_aborts_the_request_and_is_7_though_nothing_comes(server, loractl, at, flags):
+    server.api.hold_engine(at=at)
+    done = loractl("run", "bible", "Hi", "--timeout", "300ms", *flags)
     assert done.exit == 7
     assert done.err.startswith("error: not answered after 0.3 s; the request is aborted")
     server.api.until(lambda: not server.api.engine.running)
