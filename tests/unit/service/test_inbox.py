@@ -273,7 +273,8 @@ def test_one_whose_removal_fails_is_packed_after_all(world, monkeypatch):
         await taking
         with pytest.raises(LoradError, match="the disk is full"):
             await removing
-        await until(lambda: w.catalog.get("a1").rev == w.rev(1))
+        await until(lambda: w.catalog.get("a1").candidate is None)
+        assert w.catalog.get("a1").rev == w.rev(1)
         assert w.packed == [w.rev(1)]
 
     world(scenario)
