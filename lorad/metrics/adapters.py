@@ -11,17 +11,18 @@ from dataclasses import dataclass
 
 from engine.adapters.states import RESIDENT, State
 from engine.messages import EngineSnapshot, RevisionStatus
+from lorad.metrics import requests
 from lorad.metrics.churn import Churn
 from lorad.metrics.engine_counts import EngineCounts
 from lorad.metrics.labels import Key, Labelled, Series, summed
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
 from lorad.metrics.table import GATEWAY
-from lorad.service.meter import BASE, Meter
+from lorad.service.meter import BASE, NameCounts
 
 #: Counters with an adapter label.
 SERIES = (
-    *("requests_total", "prompt_tokens_total", "generation_tokens_total"),
+    *requests.series({}),
     *("adapter_loads_total", "adapter_evictions_total", "adapter_thrash_total"),
     *("prefix_cache_query_tokens_total", "prefix_cache_hit_tokens_total"),
 )
@@ -35,10 +36,7 @@ class Named:
     pinned: frozenset[str]
     status: Mapping[str, RevisionStatus]  # name -> status, of those that the engine knows
     known: frozenset[str]
-
-    @property
-    def resident(self) -> frozenset[str]:
-        return frozenset(name for name, s in self.status.items() if s.state in RESIDENT)
+    resident: frozenset[str]
 
 
 def named(sources: Sources) -> Named:
@@ -46,11 +44,13 @@ def named(sources: Sources) -> Named:
     entries = list(sources.catalog)
     by_rev = sources.picture.by_rev
     revs = {e.name: e.rev for e in entries if e.rev is not None}
+    status = {name: by_rev[rev] for name, rev in revs.items() if rev in by_rev}
     return Named(
         revs=revs,
         pinned=frozenset(e.name for e in entries if e.pinned and e.rev is not None),
-        status={name: by_rev[rev] for name, rev in revs.items() if rev in by_rev},
+        status=status,
         known=frozenset(e.name for e in entries),
+        resident=frozenset(name for name, s in status.items() if s.state in RESIDENT),
     )
 
 
@@ -59,18 +59,18 @@ class AdapterMetrics:
 
     def __init__(self, limit: int) -> None:
         self._labelled = Labelled(limit)
+        self._moved = requests.Moved()
         self._series = {name: Series() for name in SERIES}
 
     def write(
         self, sheet: Sheet, sources: Sources, now: Named, churn: Churn, engine: EngineCounts
     ) -> None:
         """All that has an adapter label."""
-        counts = dict(sources.meter.names)
-        uses = {name: float(c.sequences) for name, c in counts.items()}
+        moved = self._moved.since(dict(sources.meter.names))
         labelled = self._labelled.choose(
-            now.known, now.pinned, now.resident, uses, time.monotonic()
+            now.known, now.pinned, now.resident, requests.uses(moved), time.monotonic()
         )
-        self._counters(sheet, labelled | {BASE}, now, sources.meter, churn, engine)
+        self._counters(sheet, labelled | {BASE}, now, moved, churn, engine)
         self._gauges(sheet, labelled, now)
         self._traffic(sheet, labelled | {BASE}, now, sources.picture.snapshot)
 
@@ -79,7 +79,7 @@ class AdapterMetrics:
         sheet: Sheet,
         labelled: frozenset[str],
         now: Named,
-        meter: Meter,
+        moved: Mapping[str, NameCounts],
         churn: Churn,
         engine: EngineCounts,
     ) -> None:
@@ -90,7 +90,7 @@ class AdapterMetrics:
             "adapter_thrash_total": dict(churn.thrashes),
             "prefix_cache_query_tokens_total": engine.asked,
             "prefix_cache_hit_tokens_total": engine.hit,
-            **_by_request(meter),
+            **requests.series(moved),
         }
         for name, series in self._series.items():
             series.fold(raw[name], labelled, known)
@@ -116,8 +116,9 @@ class AdapterMetrics:
         snapshot: EngineSnapshot | None,
     ) -> None:
         """A revision that has lost its name still runs: it counts with the others."""
+        working = {name: s for name, s in now.status.items() if s.running or s.waiting}
         for gauge in ("running", "waiting"):
-            busy = {name: n for name, s in now.status.items() if (n := getattr(s, gauge))}
+            busy = {name: n for name, s in working.items() if (n := getattr(s, gauge))}
             values = _shared_out(busy, now)
             if snapshot is not None:
                 values[BASE] = getattr(snapshot.base, gauge)
@@ -135,19 +136,6 @@ def gateway(sheet: Sheet, now: Named, slots: int) -> None:
         for names in (resident, waiting)
     )
     sheet.put(GATEWAY, time.time(), *joined, str(slots))
-
-
-def _by_request(meter: Meter) -> dict[str, Mapping[Key, float]]:
-    counts = dict(meter.names)
-    return {
-        "requests_total": {
-            (name, reason): number
-            for name, c in counts.items()
-            for reason, number in dict(c.finished).items()
-        },
-        "prompt_tokens_total": {(name,): c.prompt_tokens for name, c in counts.items()},
-        "generation_tokens_total": {(name,): c.generated_tokens for name, c in counts.items()},
-    }
 
 
 def _shared_out(values: Mapping[str, float], now: Named) -> dict[str, float]:

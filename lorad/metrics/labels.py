@@ -7,12 +7,14 @@ removed takes its series along.  Knows no metric.
 """
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 
 from lorad.metrics.table import OTHER
 
 #: A use counts half after so many seconds.
 HALF_LIFE_SECONDS = 3600.0
+#: From time to time all is counted anew, so that no number grows without end.
+_REBASE_SECONDS = 100 * HALF_LIFE_SECONDS
 #: Who has a label keeps it until another is used so much more: series should not come and go.
 STICKINESS = 2.0
 
@@ -25,20 +27,23 @@ class Labelled:
     def __init__(self, limit: int) -> None:
         self.names: frozenset[str] = frozenset()
         self._limit = limit
-        self._uses: dict[str, float] = {}  # as of `_looked`
-        self._seen: Mapping[str, float] = {}
-        self._looked = 0.0
+        self._uses: dict[str, float] = {}  # times `_worth` of when they were seen
+        self._seen: dict[str, float] = {}
+        self._since = 0.0
 
     def choose(
         self,
-        known: Collection[str],
+        known: Set[str],
         pinned: Set[str],
         resident: Set[str],
         uses: Mapping[str, float],
         now: float,
     ) -> frozenset[str]:
-        """At most `limit` of `known`; `uses` since the start, by name; `now` in seconds."""
-        self._age(known, uses, now)
+        """At most `limit` of `known`; `now` in seconds.
+
+        `uses` since the start, by name; those that are as they were may be left out.
+        """
+        self._add(known, uses, now)
         kept, aged = self.names, self._uses
 
         def rank(name: str) -> tuple[bool, bool, float, bool, str]:
@@ -46,20 +51,30 @@ class Labelled:
             has = name in kept
             return name in pinned, name in resident, use * STICKINESS if has else use, has, name
 
-        candidates = {*pinned, *resident, *aged, *kept}
-        candidates.intersection_update(known)
+        candidates = (pinned | resident) & known
+        if len(candidates) < self._limit:  # else no other has a chance
+            candidates = {*candidates, *aged, *(kept & known)}
         self.names = frozenset(heapq.nlargest(self._limit, candidates, key=rank))
         return self.names
 
-    def _age(self, known: Collection[str], uses: Mapping[str, float], now: float) -> None:
-        keep = 0.5 ** (max(now - self._looked, 0.0) / HALF_LIFE_SECONDS)
-        before, old = self._seen, self._uses
-        self._uses = {
-            name: old.get(name, 0.0) * keep + max(count - before.get(name, 0.0), 0.0)
-            for name, count in uses.items()
-            if name in known
-        }
-        self._seen, self._looked = dict(uses), now
+    def _add(self, known: Set[str], uses: Mapping[str, float], now: float) -> None:
+        """New uses are worth more, instead of old ones less: only what has moved is touched."""
+        seen, aged = self._seen, self._uses
+        for name in seen.keys() - known:
+            del seen[name], aged[name]
+        if now - self._since > _REBASE_SECONDS:
+            self._rebase(now)
+        worth = 2.0 ** ((now - self._since) / HALF_LIFE_SECONDS)
+        for name, count in uses.items():
+            if name in known:
+                grown = max(count - seen.get(name, 0.0), 0.0)
+                aged[name] = aged.get(name, 0.0) + grown * worth
+                seen[name] = count
+
+    def _rebase(self, now: float) -> None:
+        less = 0.5 ** ((now - self._since) / HALF_LIFE_SECONDS)
+        self._uses = {name: use * less for name, use in self._uses.items()}
+        self._since = now
 
 
 class Series:
@@ -67,28 +82,30 @@ class Series:
 
     def __init__(self) -> None:
         self._seen: dict[Key, float] = {}
+        self._names: set[str] = set()  # of those
         self._shown: dict[Key, float] = {}
 
-    def fold(self, raw: Mapping[Key, float], labelled: Set[str], known: Collection[str]) -> None:
-        """Add what `raw` has grown by since the last time.
+    def fold(self, raw: Mapping[Key, float], labelled: Set[str], known: Set[str]) -> None:
+        """Add what `raw` has grown by since the last time; what is as it was may be left out.
 
         `known`: every name that exists; those beyond are forgotten.  What shrank was forgotten by
         its owner and began again.
         """
-        seen, shown, present = self._seen, self._shown, 0
+        if gone := self._names - known:
+            self._seen = {key: value for key, value in self._seen.items() if key[0] not in gone}
+            self._names -= gone
+        seen, shown = self._seen, self._shown
         for key, value in raw.items():
             name = key[0]
             if name not in known:
                 continue
-            present += 1
             before = seen.get(key)
             if value != before:
                 grown = value if before is None or value < before else value - before
                 target = key if name in labelled else (OTHER, *key[1:])
                 shown[target] = shown.get(target, 0.0) + grown
                 seen[key] = value
-        if len(seen) > present:  # some are gone
-            self._seen = {k: v for k, v in seen.items() if k in raw and k[0] in known}
+                self._names.add(name)
         lasting = {OTHER, *labelled}
         self._shown = {key: value for key, value in shown.items() if key[0] in lasting}
 

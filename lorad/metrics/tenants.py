@@ -6,13 +6,13 @@ what is not its own.  Kept apart, so that there are as many series as tenants, a
 """
 
 import time
-from collections.abc import Mapping
 
-from lorad.metrics.labels import Key, Labelled, Series
+from lorad.metrics import requests
+from lorad.metrics.labels import Labelled, Series
 from lorad.metrics.sheet import Sheet
 from lorad.service.meter import Meter
 
-SERIES = ("tenant_requests_total", "tenant_prompt_tokens_total", "tenant_generation_tokens_total")
+PREFIX = "tenant_"
 
 
 class TenantMetrics:
@@ -20,21 +20,16 @@ class TenantMetrics:
 
     def __init__(self, limit: int) -> None:
         self._labelled = Labelled(limit)
-        self._series = {name: Series() for name in SERIES}
+        self._moved = requests.Moved()
+        self._series = {name: Series() for name in requests.series({}, PREFIX)}
 
     def write(self, sheet: Sheet, meter: Meter) -> None:
         counts = dict(meter.tenants)
-        uses = {name: float(c.sequences) for name, c in counts.items()}
-        labelled = self._labelled.choose(counts, set(), set(), uses, time.monotonic())
-        raw: dict[str, Mapping[Key, float]] = {
-            "tenant_requests_total": {
-                (name, reason): number
-                for name, c in counts.items()
-                for reason, number in dict(c.finished).items()
-            },
-            "tenant_prompt_tokens_total": {(n,): c.prompt_tokens for n, c in counts.items()},
-            "tenant_generation_tokens_total": {(n,): c.generated_tokens for n, c in counts.items()},
-        }
+        moved = self._moved.since(counts)
+        labelled = self._labelled.choose(
+            counts.keys(), set(), set(), requests.uses(moved), time.monotonic()
+        )
+        raw = requests.series(moved, PREFIX)
         for name, series in self._series.items():
-            series.fold(raw[name], labelled, counts)
+            series.fold(raw[name], labelled, counts.keys())
             sheet.puts(name, series)

@@ -26,13 +26,24 @@ ENDPOINTS = ("chat_completions", "completions")
 class NameCounts:
     """One adapter's, by the name that was asked for."""
 
-    __slots__ = ("finished", "generated_tokens", "prompt_tokens", "sequences")
+    __slots__ = ("ended", "finished", "generated_tokens", "prompt_tokens", "sequences")
 
     def __init__(self) -> None:
         self.sequences = 0  # that were given to the engine
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.ended = 0  # sequences, for whatever reason
         self.finished: Counter[str] = Counter()  # finish reason -> sequences
+
+    @property
+    def activity(self) -> int:
+        """Grows whenever any of these does."""
+        return self.sequences + self.prompt_tokens + self.generated_tokens + self.ended
+
+    def end(self, reason: str, sequences: int = 1) -> None:
+        """So many have ended."""
+        self.finished[reason] += sequences
+        self.ended += sequences
 
 
 class KindCounts:
@@ -101,7 +112,7 @@ class Meter:
         for counts in whose:
             counts.sequences += num_inputs
             counts.prompt_tokens += num_tokens
-            counts.finished["stop"] += num_inputs
+            counts.end("stop", num_inputs)
 
     def keep_tenants(self, names: Iterable[str]) -> None:
         """Forget every tenant that is not among `names`."""
@@ -180,7 +191,7 @@ class Span:
     def _end(self, delta: SequenceDelta, now: float) -> None:
         """A stop string ends an answer for its client before the engine hears of it."""
         reason = self._choice.finish or delta.finish_reason or "error"
-        self._counts.finished[reason] += 1
+        self._counts.end(reason)
         self._duration.observe(now - self._received)
         if self._tenant:
             self._charge(reason)
@@ -199,6 +210,6 @@ class Span:
         """To its tenant, at its end: what belongs to one adapter is counted as it comes."""
         account = self._meter.tenants.setdefault(self._tenant, NameCounts())
         account.sequences += 1
-        account.finished[reason] += 1
+        account.end(reason)
         account.generated_tokens += self.tokens
         account.prompt_tokens += self._num_prompt if self.begun is not None else 0

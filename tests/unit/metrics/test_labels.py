@@ -34,6 +34,9 @@ def test_what_was_used_long_ago_counts_less():
     assert choose(labelled, {"a": 1000.0, "b": 0.0}) == {"a"}
     later = 10 * HALF_LIFE_SECONDS
     assert choose(labelled, {"a": 1000.0, "b": 5.0}, now=later) == {"b"}
+    much_later = 250 * HALF_LIFE_SECONDS
+    assert choose(labelled, {"a": 1000.0, "b": 7.0}, now=much_later) == {"b"}
+    assert choose(labelled, {"a": 1005.0, "b": 7.0}, now=much_later) == {"a"}
 
 
 def test_a_removed_adapter_has_no_label():
