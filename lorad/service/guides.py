@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,12 +22,13 @@ from engine.messages import EngineInfo
 from lorad.errors import LoradError
 from lorad.service.ask import Format
 from lorad.service.grammar_checker import GrammarChecker, TooMuchWork
+from lorad.service.threads import Rooms
 
 #: Grammars that are kept; each is about as long as its schema.
 CACHED = 256
 #: Who waits longer, behind those of others, is asked to come again.
 WAIT_SECONDS = 10.0
-#: One that takes long must not keep all others waiting.
+#: One that takes long must not keep all others waiting; a tenant with many of them has one at work.
 THREADS = 2
 
 
@@ -38,18 +40,20 @@ class Guides:
         self._path = folder / "tokenizer.json"
         self._wait_seconds = wait_seconds
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="lorad-guides")
+        self._rooms = Rooms(each=1, total=THREADS)
         self._lock = threading.Lock()
         self._checker: GrammarChecker | None = None
         #: Grammars, and what was said of those that were given up: they are not tried again.
         self._known: OrderedDict[bytes, str | TooMuchWork] = OrderedDict()
 
-    async def grammar(self, asked: Format, info: EngineInfo) -> str:
-        """Raises LoradError: unsupported_parameter, invalid_value, queue_full."""
+    async def grammar(self, asked: Format, info: EngineInfo, tenant: str = "") -> str:
+        """For a request on the account of `tenant`, if there are any.  Raises LoradError:
+        unsupported_parameter, invalid_value, queue_full."""
         key = sha256(f"{asked.kind}\0{asked.text}".encode("utf-8", "surrogatepass")).digest()
         if key in self._known:
             self._known.move_to_end(key)
         else:
-            self._known[key] = await self._made(asked, info)
+            self._known[key] = await self._made(asked, info, tenant)
             while len(self._known) > CACHED:
                 self._known.popitem(last=False)
         known = self._known[key]
@@ -57,10 +61,13 @@ class Guides:
             raise _refused(asked, known)
         return known
 
-    async def _made(self, asked: Format, info: EngineInfo) -> str | TooMuchWork:
+    async def _made(self, asked: Format, info: EngineInfo, tenant: str) -> str | TooMuchWork:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._wait_seconds):
+            async with (
+                asyncio.timeout(self._wait_seconds),
+                self._rooms.at(tenant) if tenant else nullcontext(),
+            ):
                 return await loop.run_in_executor(self._pool, self._compile, asked, info)
         except TimeoutError:
             message = f"{asked.param} waits behind others that take long to compile"

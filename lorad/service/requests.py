@@ -126,7 +126,7 @@ class RequestService:
         try:
             text, prompts = await self._in_pool(partial(self._prepare, ask, guest.rev))
             ends = _ends(ask, text, info)
-            ask = await self._guided(ask, info)
+            ask = await self._guided(ask, info, account.tenant.name)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
             closed = partial(self._closed, guest, trace)
             generation = self._generation(ask, guest, closed, text, prompts, ends, deadline)
@@ -226,14 +226,14 @@ class RequestService:
         """Tokenising takes milliseconds that belong to nobody else's stream."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def _guided(self, ask: Ask, info: EngineInfo) -> Ask:
+    async def _guided(self, ask: Ask, info: EngineInfo, tenant: str) -> Ask:
         """With the grammar of the format that it asks for."""
         if ask.format is None:
             return ask
         if self._guide is None:
             message = f"{ask.format.param} is not served here"
             raise LoradError("unsupported_parameter", message, param=ask.format.param)
-        grammar = await self._guide.grammar(ask.format, info)
+        grammar = await self._guide.grammar(ask.format, info, tenant)
         return replace(ask, sampling=msgspec.structs.replace(ask.sampling, grammar=grammar))
 
     def _prepare(self, ask: Ask, rev: str | None) -> tuple[Text, list[tuple[int, ...]]]:

@@ -98,7 +98,7 @@ class Text(Protocol):
 class Guide(Protocol):
     """Of Guides: the grammar of a format; raises why there is none."""
 
-    async def grammar(self, asked: Format, info: EngineInfo) -> str: ...
+    async def grammar(self, asked: Format, info: EngineInfo, tenant: str = "") -> str: ...
 
 
 class Limits(Protocol):
