@@ -336,6 +336,8 @@ def check(settings: Settings) -> Settings:
     check_tasks(model, settings.lora, settings.origins, need)
     _check_tcp(settings, need)
     _check_metrics(settings.metrics, need)
+    uids = all(0 <= uid < 1 << 32 for uid in admin.allow_uids)
+    need(uids, "admin.allow_uids", "user ids: `id -u NAME` prints one")
     for key, mode in (("inference.mode", settings.inference.mode), ("admin.mode", admin.mode)):
         need(bool(re.fullmatch(r"0?[0-7]{3}", mode)), key, 'an octal mode such as "0660"')
         need(not int(mode, 8) & 0o002, key, "a socket that everybody may write to is refused")

@@ -23,6 +23,7 @@ from lorad.errors import BadConfig
 from lorad.paths import Paths, find
 
 ENV_PREFIX = "LORAD_"
+MAX_FILE_BYTES = 4 * MIB
 _MODEL_HINTS = hints(Model)
 
 
@@ -157,7 +158,11 @@ def _files(config: Path | None, env: Mapping[str, str], paths: Paths) -> list[La
 
 def _file(path: Path) -> Layer:
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors begin with a mark
+        with path.open("rb") as file:  # a pipe will do, but not one without an end
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise BadConfig(f"{path}: over {MAX_FILE_BYTES // MIB} MiB, wanted TOML")
+        text = data.decode("utf-8-sig")  # some editors begin with a mark
         return Layer(str(path), tomllib.loads(text), text)
     except tomllib.TOMLDecodeError as error:
         raise BadConfig(f"{path}: {error}") from error

@@ -1,5 +1,7 @@
 """What the configuration accepts, where each value came from, and how it refuses."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,7 @@ def test_lists_in_the_environment_are_split_at_commas(write, env):
         ("[log]\nlevel = 'loud'\n", "expected one of debug, info, warning, error", ""),
         ("[admin]\nmode = '0666'\n", "admin.mode: a socket that everybody", ""),
         ("[admin]\nmode = 'rw'\n", "admin.mode: an octal mode", ""),
+        ("[admin]\nallow_uids = [0, -1]\n", "admin.allow_uids: user ids", ""),
         ("[[models]]\nbase = '/x'\n", "models: one model a daemon", "another daemon"),
         ("not toml", "lorad.toml", ""),
         ("[limits]\nbody = 0\n", "limits.body: 4KiB or more", ""),
@@ -169,6 +172,20 @@ def test_variables_without_a_section_are_not_settings(write, env):
     write("")
     with_them = load(None, env | {"LORAD_HOST": "unix:///x", "LORAD_CACHE": "/y"})
     assert with_them == load(None, env)
+
+
+def test_a_file_without_an_end_is_read_no_further_than_any_configuration_goes(env):
+    with pytest.raises(BadConfig, match="/dev/zero: over 4 MiB"):
+        load(Path("/dev/zero"), env)
+
+
+def test_a_configuration_may_come_through_a_pipe(write, env, tmp_path):
+    whole, pipe = write("[lora]\nslots = 3\n").read_bytes(), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(whole.replace(b"\n", b"\r\n"),))
+    writer.start()
+    assert load(pipe, env)[0].lora.slots == 3
+    writer.join()
 
 
 def test_a_named_file_must_exist(write, env):
