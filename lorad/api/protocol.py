@@ -3,7 +3,8 @@
 Goes in: bytes of a connection.  Comes out: ASGI calls whose scope holds `lorad_peer` (who, from
 SO_PEERCRED) and `lorad_connection` (to cut it off).  A head that is not whole within
 `receipt_seconds` ends in 408, a malformed or oversized one in 400 or 431, all in our envelope.
-A full house sheds the connection that is idle longest, and refuses only when all are at work.
+A full house sheds the connection that is idle longest, and refuses only when all are at work; so
+does what one user may hold, which is not the whole house.
 """
 
 import asyncio
@@ -44,6 +45,11 @@ class ConnectionLimits:
     connections: int
     #: Hears of every connection that was refused before it was a request.
     on_refused: Callable[[LoradError], None] = lambda error: None
+
+    @property
+    def of_one_user(self) -> int:
+        """Who fills the house with work leaves the last eighth to others."""
+        return self.connections - self.connections // 8
 
 
 def peer_of(connection: socket.socket | None) -> Peer | None:
@@ -108,9 +114,8 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.peer = peer_of(transport.get_extra_info("socket"))
-        if len(self.connections) > self.limits.connections and not self._shed_another():
-            message = f"all {self.limits.connections} connections are at work"
-            self.refuse(LoradError("queue_full", message, hint="limits.connections"))
+        if why := self._no_room():
+            self.refuse(LoradError("queue_full", why, hint="limits.connections"))
             return
         self._expect_head()
 
@@ -210,21 +215,34 @@ class GuardedProtocol(H11Protocol):
         else:  # nothing was asked, so nothing is answered
             self.transport.close()
 
-    def _shed_another(self) -> bool:
+    def _no_room(self) -> str:
+        """Why it cannot stay although idle ones make way; "" if it can."""
+        every = cast("set[GuardedProtocol]", self.connections)
+        limits, uid = self.limits, self._uid
+        if len(every) > limits.connections and not self._shed_one(every):
+            return f"all {limits.connections} connections are at work"
+        if uid is None or len(every) <= limits.of_one_user:
+            return ""
+        own = {other for other in every if other._uid == uid}
+        if len(own) <= limits.of_one_user or self._shed_one(own):
+            return ""
+        return f"user {uid} has {limits.of_one_user} connections at work; the last are for others"
+
+    def _shed_one(self, among: "set[GuardedProtocol]") -> bool:
         """Close an idle connection, of the user who holds the most; False if none is idle."""
-        others = cast("set[GuardedProtocol]", self.connections)
-        held = Counter(other.peer.uid if other.peer else -1 for other in others)
-        idle = [other for other in others if other is not self and not other.at_work]
+        held = Counter(other._uid for other in among)
+        idle = [other for other in among if other is not self and not other.at_work]
         if not idle:
             return False
-
-        def rank(other: "GuardedProtocol") -> tuple[int, float]:
-            return -held[other.peer.uid if other.peer else -1], other.quiet_since
-
-        victim = min(idle, key=rank)
+        victim = min(idle, key=lambda other: (-held[other._uid], other.quiet_since))
         self.connections.discard(victim)
         victim.abort()
         return True
+
+    @property
+    def _uid(self) -> int | None:
+        """Whose it is; None over TCP, where nobody can tell."""
+        return None if self.peer is None else self.peer.uid
 
     async def _with_peer(self, scope: Any, receive: Any, send: Any) -> None:
         scope["lorad_peer"] = self.peer

@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+from lorad.api import protocol
+
 CHAT = "/v1/chat/completions"
 HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: lorad\r\n".encode()
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -125,14 +127,24 @@ def test_idle_connections_make_way_and_health_answers_throughout(tight, connect,
     assert len(crowd) == 40
 
 
-def test_a_house_full_of_work_refuses_the_next(tight, connect, call):
+def test_a_house_full_of_work_refuses_the_next(tight, connect, call, monkeypatch):
+    users = [1001, 1002]  # who connects next
+    monkeypatch.setattr(protocol, "peer_of", lambda connection: protocol.Peer(1, users[0], 1))
     gate = tight.hold_engine()
     body = json.dumps(ASK).encode()
     length = f"content-length: {len(body)}\r\n\r\n".encode()
-    busy = [connect(tight.inference).send(HEAD + length + body) for _ in range(12)]
+    busy = [connect(tight.inference).send(HEAD + length + body) for _ in range(11)]
+    tight.until(lambda: len(tight.engine.submits) == 11)
+    answer = call(tight.inference, "GET", "/livez")
+    assert (answer.status, answer.code) == (429, "queue_full")
+    assert "user 1001 has 11 connections at work" in answer.body.decode()
+    users.reverse()
+    assert call(tight.inference, "GET", "/livez").status == 200
+    busy.append(connect(tight.inference).send(HEAD + length + body))
     tight.until(lambda: len(tight.engine.submits) == 12)
     answer = call(tight.inference, "GET", "/livez")
     assert (answer.status, answer.code) == (429, "queue_full")
+    assert "all 12 connections are at work" in answer.body.decode()
     assert int(answer.headers["retry-after"]) >= 1
     tight.run(gate.set)
     for raw in busy:
