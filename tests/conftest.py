@@ -1,8 +1,9 @@
 """How all tests run: torch on one thread, and workers that share the reading of the test files."""
 
+import gc
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 # Before torch is imported, and for all processes that tests start: each of the workers is busy on a
@@ -10,6 +11,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+
+from tests.fakes import quick_interpreter
 
 
 class Backwards(pytest.Dir):
@@ -29,6 +32,19 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     """Every worker needs all test files with their assertions rewritten, which takes 15 s and is
     kept on the disk.  So one begins at one end, the other at the other, and they meet half-way."""
     return Backwards.from_parent(parent, path=path) if _is_odd(parent.config) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing that collecting makes is garbage: to look through all of it time and again takes a
+    third of collecting, and a part of every test that comes after."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        quick_interpreter.quicken()  # where a test file has imported it
+        gc.freeze()
+        gc.enable()
 
 
 #: Files whose cases say one thing of many numbers, and take a minute: `make test` takes every n-th

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from lorad.cli import listing
+from lorad.cli import complete, listing
 from lorad.cli.app import invoke
 
 HEAVY = (
@@ -218,36 +218,52 @@ def test_a_poor_environment_is_enough(server, outcome, make_row):
     assert failed.err.startswith("error: no adapter named 'n\\xf6pe'")
 
 
-def test_the_shell_completes_names_and_nothing_else(server, outcome, make_row):
+def test_the_shell_completes_names_and_nothing_else(server, loractl, make_row, monkeypatch):
     server.rows["bible"] = make_row("bible", slot=1)
-    env = {
-        **os.environ,
+    monkeypatch.setattr(complete, "PATIENCE", 10)
+    monkeypatch.setenv("_LORACTL_COMPLETE", "complete_bash")
+
+    def completed(words):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - (words[-1] != " ")))
+        done = loractl()
+        assert done.err == ""
+        return done.out.split()
+
+    assert completed("loractl show ") == ["acme/sql", "bible"]
+    assert completed("loractl show b") == ["bible"]
+    assert completed("loractl run ") == ["tiny", "acme/sql", "bible"]
+    assert completed("loractl load ") == ["acme/sql"]
+    assert completed("loractl evict ") == ["bible"]
+    assert completed("loractl ls --tenant ") == ["acme"]
+    assert completed("loractl ls --state r") == ["ram", "registered", "remote"]
+    assert completed("loractl ls --sort p") == ["prio", "pin"]
+
+
+def test_who_talks_to_a_daemon_imports_nothing_to_paint_with(server):
+    """rich and pygments, which httpx has for a command line of its own."""
+    code = (
+        "import atexit, sys\n"
+        "from lorad.cli import app, complete\n"
+        "heavy = lambda: [m for m in ('rich', 'pygments') if m in sys.modules]\n"
+        "atexit.register(lambda: print(heavy(), file=sys.stderr))\n"
+        "complete.PATIENCE = 10\n"
+        "app.main()\n"
+    )
+    asked = {
         "LORAD_HOST": f"unix://{server.admin}",
         "_LORACTL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "loractl show b",
         "COMP_CWORD": "2",
     }
-
-    def complete(words):
-        code = "from lorad.cli import complete, app; complete.PATIENCE = 10; app.main()"
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**env, "COMP_WORDS": words},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.stderr == ""
-        return done.stdout.split()
-
-    assert complete("loractl show ") == ["acme/sql", "bible"]
-    assert complete("loractl show b") == ["bible"]
-    assert complete("loractl run ") == ["tiny", "acme/sql", "bible"]
-    assert complete("loractl load ") == ["acme/sql"]
-    assert complete("loractl evict ") == ["bible"]
-    env["COMP_CWORD"] = "3"
-    assert complete("loractl ls --tenant ") == ["acme"]
-    assert complete("loractl ls --state r") == ["ram", "registered", "remote"]
-    assert complete("loractl ls --sort p") == ["prio", "pin"]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout.split(), done.stderr) == (["bible"], "[]\n")
 
 
 def test_ctrl_c_is_130(process, listener):
