@@ -200,7 +200,7 @@ class Answer:
 
 
 def _import_httpx() -> None:
-    """Without its own command line, which imports rich and pygments: half of the time that it takes."""
+    """Without its own command line, which imports rich and pygments: half of its time."""
     if "httpx" in sys.modules:
         return
     sys.modules["httpx._main"] = None  # type: ignore[assignment]

@@ -106,7 +106,7 @@ def _asked(context: typer.Context, question: "Callable[[LoradClient], list[T]]")
     found: list[T] = []
 
     def ask() -> None:
-        with suppress(Exception):
+        with suppress(Exception), client:
             found.extend(question(client))
 
     with suppress(ValueError):
