@@ -138,20 +138,24 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise AssertionError unless every block is in exactly one place."""
-        free = set(self._free)
+        free, kept = set(self._free), self._kept
         assert len(free) == len(self._free), "a block is twice in the free list"
-        for block in range(self.num_blocks):
-            owner, refs, kept = self._owner[block], self._refs[block], block in self._kept
-            assert (owner is None) == (block in free), f"block {block}: {owner} and free list"
-            assert refs >= 0, f"block {block}: {refs} references"
-            if owner is None:
-                assert refs == 0 and not kept, f"free block {block}: {refs} references"
-            elif owner is Owner.ADAPTER:
-                assert refs == 1 and not kept, f"adapter block {block}: {refs} references"
+        used = [block for block, owner in enumerate(self._owner) if owner is not None]
+        assert len(used) + len(free) == self.num_blocks, "owners and free list differ"
+        assert free.isdisjoint(used), f"blocks {free.intersection(used)}: owned and free"
+        assert min(self._refs) >= 0, f"{min(self._refs)} references"
+        cached = adapter = 0
+        for block in used:
+            refs = self._refs[block]
+            if self._owner[block] is Owner.ADAPTER:
+                adapter += 1
+                assert refs == 1 and block not in kept, f"adapter block {block}: {refs} references"
             else:
-                assert refs > 0 or kept, f"KV block {block} is lost"
-        cached = sum(map(self.is_cached, range(self.num_blocks)))
-        adapter = sum(owner is Owner.ADAPTER for owner in self._owner)
+                cached += refs == 0
+                assert refs > 0 or block in kept, f"KV block {block} is lost"
+        assert free.isdisjoint(kept), f"free blocks {free & kept} are kept"
+        owned = sum(self._refs[block] for block in used)
+        assert owned == sum(self._refs), "references to free blocks"
         assert (cached, adapter) == (self._num_cached, self._num_adapter), "counts drifted"
 
     def _put_back(self, block: int) -> None:

@@ -240,13 +240,17 @@ class PrefixIndex:
 
     def check(self) -> None:
         """Raise AssertionError unless index and pool agree."""
+        children = continued = 0
         for key, entry in self._entries.items():
             assert entry.key == key and self._by_block[entry.block] is entry
             assert self._pool.owner(entry.block) is not None, f"filed block {entry.block} is free"
+            children += len(entry.children)
             parent = entry.parent
-            assert parent is None or self._entries.get(parent.key) is parent, "orphan"
-            assert parent is None or parent.children[key] is entry, "unknown to its parent"
-            assert all(map(self.holds, entry.children.values())), "continued by what is gone"
+            if parent is not None:
+                continued += 1
+                assert self._entries.get(parent.key) is parent, "orphan"
+                assert parent.children[key] is entry, "unknown to its parent"
+        assert children == continued, "continued by what is gone"  # a known child is one of them
         assert len(self._by_block) == len(self._entries)
         assert sum(map(len, self._by_identity.values())) == len(self._entries)
         filed = sum(self._pool.is_cached(block) for block in self._by_block)

@@ -96,3 +96,33 @@ def test_check_finds_a_lost_block():
     pool._refs[0] = 0
     with pytest.raises(AssertionError, match="lost"):
         pool.check()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (lambda pool: pool._free.append(pool._free[0]), "twice in the free list"),
+        (lambda pool: pool._free.append(0), "differ"),
+        (lambda pool: pool._free.pop(), "differ"),
+        (lambda pool: pool._owner.__setitem__(3, Owner.KV), "differ"),
+        (lambda pool: pool._owner.__setitem__(slice(2, 4), [None, Owner.KV]), "owned and free"),
+        (lambda pool: pool._refs.__setitem__(3, 1), "references to free blocks"),
+        (lambda pool: pool._refs.__setitem__(0, -1), "-1 references"),
+        (lambda pool: pool._refs.__setitem__(1, 2), "adapter block 1: 2 references"),
+        (lambda pool: pool._kept.add(1), "adapter block 1"),
+        (lambda pool: pool._kept.add(3), "are kept"),
+        (lambda pool: setattr(pool, "_num_cached", 0), "counts drifted"),
+        (lambda pool: setattr(pool, "_num_adapter", 2), "counts drifted"),
+    ],
+)
+def test_check_finds_what_does_not_fit_together(spoil, found):
+    pool = BlockPool(6)
+    pool.allocate(1, Owner.KV)
+    pool.allocate(1, Owner.ADAPTER)
+    (cached,) = pool.allocate(1, Owner.KV)
+    pool.keep(cached)
+    pool.release([cached])
+    pool.check()
+    spoil(pool)
+    with pytest.raises(AssertionError, match=found):
+        pool.check()
