@@ -45,7 +45,7 @@ from engine.models.bases import BaseSpec, read_base
 from engine.models.encoder_spec import EncoderSpec
 from engine.models.spec import ModelSpec, read_spec
 from engine.pooling.config import PoolingConfig
-from engine.pooling.fit import read_encoder, usual_tasks
+from engine.pooling.fit import read_model, scores_by_words, usual_tasks
 from engine.pooling_messages import AbortPool, PoolRequest
 
 __all__ = [
@@ -58,8 +58,9 @@ __all__ = [
     "pack",
     "packed_layout",
     "read_base",
-    "read_encoder",
+    "read_model",
     "read_spec",
+    "scores_by_words",
     "usual_tasks",
     "verify",
 ]

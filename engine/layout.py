@@ -36,7 +36,7 @@ MODULES: tuple[str, ...] = tuple(m for group in GROUPS.values() for m in group)
 #: Modules at the model's ends, in the layer behind the last one.  With `.rows`, rows that replace
 #: the base's: A alone, of which each row is a token's.
 PAIRED_ENDS: tuple[str, ...] = ("embed_tokens", "lm_head")
-#: Of an encoder's classification head: a pair, and what replaces the base's.
+#: Of a classification head: an encoder's pair, and what replaces the base's.
 HEAD_DENSE = "head.dense"
 HEAD_ENDS: tuple[str, ...] = (
     HEAD_DENSE,
@@ -51,6 +51,10 @@ MODULE_ID: dict[str, int] = {name: i for i, name in enumerate((*MODULES, *ENDS))
 ROW_ALIGN = 256
 #: Raise it when the meaning of the stream changes: packed files of another version are repacked.
 VERSION = 3
+
+#: A block of adapters alone: rows are whole in one, and a small adapter should not fill much more.
+_LEAST_BLOCK_BYTES = 64 << 10
+_ROWS_A_BLOCK = 4
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -145,6 +149,12 @@ def kv_block_bytes(
 ) -> int:
     """Bytes of one pool block: K and V of `block_size` tokens in all layers."""
     return block_size * num_layers * 2 * num_kv_heads * head_dim * ITEMSIZE[dtype]
+
+
+def adapter_block_bytes(shapes: Shapes, dtype: str) -> int:
+    """Bytes of a block that no KV shares: a power of two that holds some of the widest rows."""
+    widest = max(width for dims in shapes.dims for width in dims) * ITEMSIZE[dtype]
+    return max(_LEAST_BLOCK_BYTES, 1 << (_ROWS_A_BLOCK * widest - 1).bit_length())
 
 
 def stream_id(layout: str, base: str, modules: Iterable[PackedModule]) -> str:

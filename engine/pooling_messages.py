@@ -72,4 +72,6 @@ class PoolingInfo(Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...]
     weight_bytes: int
     adapter_bytes: int
-    kv_bytes: int = 0  # nothing is kept between steps
+    kv_bytes: int = 0  # of a decoder's step: nothing is kept between steps
+    #: Of a base that scores by words: the one that speaks for a text, and the one against it.
+    score_tokens: tuple[int, ...] = ()

@@ -6,6 +6,7 @@ the headers alone, so that a wrong base is told in a second and not after minute
 """
 
 import hashlib
+import json
 from pathlib import Path
 
 from engine.client import (
@@ -13,10 +14,11 @@ from engine.client import (
     EncoderSpec,
     check_weight_files,
     read_base,
-    read_encoder,
+    read_model,
     usual_tasks,
 )
 from engine.errors import ConfigError, EngineError
+from engine.pooling.fit import GENERATE
 from lorad.config import Settings
 from lorad.errors import BadConfig
 from lorad.service.text import TextService
@@ -37,21 +39,33 @@ def _read(settings: Settings) -> tuple[Path, BaseSpec]:
     folder = Path(settings.model.base)
     try:
         if settings.model.pools:
-            return read_encoder(settings.pooling_config())[:2]
+            root, spec, pooling = read_model(settings.pooling_config())
+            if pooling.score_tokens:
+                raise BadConfig(
+                    "models.base: it scores by words of its output head, which is not served yet",
+                    hint="engine.pooling.engine.PoolingEngine scores token ids with it",
+                )
+            return root, spec
         spec = read_base(folder)
     except ConfigError as error:
         raise settings.refused(error) from error
     except EngineError as error:
-        raise BadConfig(f"models.base: {error.message}", hint=error.hint) from error
+        usual = usual_tasks(folder)
+        fits = settings.model.pools or settings.model.tasks == usual
+        hint = error.hint if fits or GENERATE in usual else _tasks(usual)
+        raise BadConfig(f"models.base: {error.message}", hint=hint) from error
     except OSError as error:
         raise BadConfig(f"models.base: {error}") from error
     if isinstance(spec, EncoderSpec):
-        usual = ", ".join(f'"{task}"' for task in usual_tasks(folder))
         raise BadConfig(
             "models.tasks: the base is an encoder, which generates nothing",
-            hint=f"tasks = [{usual}]",
+            hint=_tasks(usual_tasks(folder)),
         )
     return folder, spec
+
+
+def _tasks(tasks: tuple[str, ...]) -> str:
+    return f"tasks = [{', '.join(map(json.dumps, tasks))}]"
 
 
 def check_base(settings: Settings) -> None:

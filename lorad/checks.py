@@ -37,7 +37,7 @@ def check_start(settings: Settings) -> None:
 def _check_fit(settings: Settings) -> None:
     """Of a pooling model, `spec_of` has asked."""
     spec = spec_of(settings)
-    if isinstance(spec, EncoderSpec):
+    if settings.model.pools or isinstance(spec, EncoderSpec):
         return
     try:
         check_fit(settings.engine_config(), spec)

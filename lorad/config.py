@@ -34,7 +34,7 @@ from engine.config import (
     VerifyOnLoad,
 )
 from engine.errors import ConfigError
-from engine.pooling.config import PoolingConfig
+from engine.pooling.config import PoolingConfig, Switch
 from engine.pooling.fit import GENERATE, usual_tasks
 from engine.pooling.spec import PoolingKind
 from lorad.config_tasks import check_tasks, of_pooling, ours
@@ -74,6 +74,8 @@ class Model(_Section, frozen=True, kw_only=True):
     # Of a pooling model:
     truncate: bool = False  # longer inputs are cut, unless a request says otherwise
     pooling: Literal["auto", PoolingKind] = "auto"  # in place of what its files say
+    prefix_cache: Switch = "auto"  # on is refused where it is not served, with the reason
+    chunked_prefill: Switch = "auto"
 
     @property
     def pools(self) -> bool:

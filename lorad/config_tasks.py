@@ -6,7 +6,7 @@ would do nothing.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.pooling.config import PoolingConfig
 from engine.pooling.fit import CLASSIFY, EMBED, GENERATE, RERANK
@@ -26,7 +26,13 @@ _GENERATES = (
     "lora.kv_floor",
     "lora.adapter_floor",
 )
-_POOLS = ("models.truncate", "models.pooling", "lora.adapter_pool")
+_POOLS = (
+    "models.truncate",
+    "models.pooling",
+    "models.prefix_cache",
+    "models.chunked_prefill",
+    "lora.adapter_pool",
+)
 #: The engine's word for a setting, where ours is another.
 _OURS = {"max_length": "max_model_len"}
 
@@ -60,7 +66,9 @@ def _is_default(key: str, model: "Model", lora: "Lora") -> bool:
 
 def of_pooling(model: "Model", lora: "Lora", origins: Mapping[str, str]) -> PoolingConfig:
     """Raises ConfigError.  Where nobody said how many inputs a step has, the engine does."""
-    told = {"max_num_seqs": model.max_num_seqs} if "models.max_num_seqs" in origins else {}
+    told: dict[str, Any] = {}
+    if "models.max_num_seqs" in origins:
+        told["max_num_seqs"] = model.max_num_seqs
     return PoolingConfig(
         model=model.base,
         device=model.device,
@@ -68,6 +76,8 @@ def of_pooling(model: "Model", lora: "Lora", origins: Mapping[str, str]) -> Pool
         max_length=model.max_model_len,
         truncate=model.truncate,
         pooling="" if model.pooling == "auto" else model.pooling,
+        prefix_cache=model.prefix_cache,
+        chunked_prefill=model.chunked_prefill,
         max_batch_tokens=model.max_batch_tokens,
         deterministic=model.deterministic,
         threads=model.threads,

@@ -29,8 +29,15 @@ def read_invocation(config: dict[str, Any]) -> tuple[int, ...]:
     return tuple(value)
 
 
-def check_invocation(tokens: tuple[int, ...], vocab_size: int) -> None:
-    """No prompt could hold an id that the base lacks.  Raises AdapterInvalid."""
+def check_invocation(tokens: tuple[int, ...], vocab_size: int, *, pools: bool) -> None:
+    """No prompt could hold an id that the base lacks, and no turn begins in an input that is
+    pooled.  Raises AdapterInvalid."""
+    if tokens and pools:
+        raise refuse(
+            "E_ALORA",
+            "it acts from its invocation on, and this base makes vectors and scores",
+            "serve it on the base as one that generates",
+        )
     beyond = [token for token in tokens if token >= vocab_size]
     if beyond:
         said = f"{FIELD} holds {shown_list(beyond)}, and the base has {vocab_size} token ids"

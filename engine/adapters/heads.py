@@ -12,12 +12,11 @@ from engine.adapters.manifest import FLOAT_DTYPES, PairTensors, TensorRef
 from engine.adapters.peft_config import LoraSettings
 from engine.adapters.reasons import refuse, shown
 from engine.messages import PackedModule
-from engine.models.bases import BaseSpec
-from engine.models.encoder_spec import EncoderSpec
+from engine.models.bases import BaseSpec, namer
+from engine.models.head_spec import HeadSpec
 
 #: What PEFT lists for every classifier, whichever of them the model has.
 USUAL = frozenset(("classifier", "score"))
-_SCORE = ("score.weight", "score.bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,15 @@ def take_head(
     refs: tuple[TensorRef, ...], settings: LoraSettings, spec: BaseSpec
 ) -> tuple[OwnHead, tuple[TensorRef, ...]]:
     """An adapter's head, and the other tensors.  Raises AdapterInvalid."""
-    if not isinstance(spec, EncoderSpec):
+    if spec.head is None:
         return OwnHead({}, frozenset()), refs
+    rename = namer(spec)
     parts: dict[str, TensorRef] = {}
     rest, saved = [], set[str]()
     for ref in refs:
         name = _published(ref.name)
         listed = [s for s in settings.modules_to_save if f".{s}." in f".{name}"]
-        part = spec.engine_name(name)
+        part = rename(name)
         if not listed or part not in spec.head.parts:
             rest.append(ref)
             continue
@@ -51,14 +51,14 @@ def take_head(
             )
         parts[part] = ref
         saved.update(s.rpartition(".")[2] for s in listed)
-    _check(parts, spec)
+    _check(parts, spec.head, spec.hidden_size)
     return OwnHead(parts, frozenset(saved | USUAL if parts else saved)), tuple(rest)
 
 
 def head_modules(head: OwnHead, spec: BaseSpec) -> tuple[tuple[PackedModule, PairTensors], ...]:
     """In stream order, behind every pair.  A vector is as many rows of the hidden size as hold it,
     the last one filled up with zeros."""
-    if not isinstance(spec, EncoderSpec):
+    if spec.head is None:
         return ()
     made = []
     for part in spec.head.parts:
@@ -77,18 +77,17 @@ def _published(name: str) -> str:
     return ".".join(s for s in segments if s != "modules_to_save")
 
 
-def _check(parts: dict[str, TensorRef], spec: EncoderSpec) -> None:
-    absent = [part for part in _SCORE if part not in parts]
-    if len(absent) == 1:
+def _check(parts: dict[str, TensorRef], spec: HeadSpec, hidden: int) -> None:
+    absent = [part for part in spec.scores if part not in parts]
+    if absent and len(absent) < len(spec.scores):
         raise refuse(
             "E_HALF_PAIR",
             f"the file has a head of its own without {absent[0]}",
             "the file is incomplete: save the adapter again",
         )
     labels = parts["score.weight"].shape[0] if "score.weight" in parts else 0
-    hidden = spec.hidden_size
     for part, ref in parts.items():
-        rows = labels if part in _SCORE else hidden
+        rows = labels if part in spec.scores else hidden
         square = part in ("head.dense.weight", "score.weight")
         wanted = (rows, hidden) if square else (rows,)
         if ref.dtype not in FLOAT_DTYPES:

@@ -170,7 +170,7 @@ def options_of(program: str, description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--folder", type=Path, required=True, help="the adapter's folder")
     parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
-    parser.add_argument("--block-size", type=int, required=True, help="tokens a block")
+    parser.add_argument("--block-size", type=int, required=True, help="tokens a block, 0 = no KV")
     parser.add_argument("--dtype", choices=sorted(ITEMSIZE), required=True, help="the arena's")
     parser.add_argument("--out", type=Path, required=True, help="where the packed file goes")
     parser.add_argument("--max-rank", type=int, default=Limits().max_rank)
@@ -194,9 +194,10 @@ def pack_for_base(
 ) -> tuple[PackedManifest, BlockLayout]:
     """Pack a PEFT adapter's `folder` for the base in `model`, into `out`.
 
-    `block_size` in tokens, `dtype` the arena's.  Raises as `pack_folder` and `inspect` do.
+    `block_size` in tokens, 0 = the engine pools and has no KV; `dtype` the arena's.  Raises as
+    `pack_folder` and `inspect` do.
     """
-    spec = read_base(model)
+    spec = read_base(model, pools=not block_size)
     # Whoever filed the folder has bounded its size already.
     limits = Limits(max_rank=max_rank, max_bytes=sys.maxsize)
     layout = spec.block_layout(block_size=block_size, dtype=dtype)

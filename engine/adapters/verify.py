@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verify(options: argparse.Namespace) -> Verified:
-    spec = read_base(options.model)
+    spec = read_base(options.model, pools=not options.block_size)
     limits = Limits(max_rank=options.max_rank, max_bytes=sys.maxsize)
     layout = spec.block_layout(block_size=options.block_size, dtype=options.dtype)
     manifest = inspect(options.folder, spec, limits, served_dtype=options.dtype, base=options.model)

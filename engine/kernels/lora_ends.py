@@ -36,6 +36,23 @@ def add_head(y: Tensor, x: Tensor, pair: LoraRows, *, deterministic: bool) -> No
         y *= more[-2:].sum(0)
 
 
+def add_head_at(
+    y: Tensor, x: Tensor, pair: LoraRows, tokens: Tensor, vocab: int, *, deterministic: bool
+) -> None:
+    """The same for the columns of `tokens` (n,) alone: y (N, n) fp32."""
+    columns = _columns(pair.b, tokens, vocab).float()  # (n, rows of the run)
+    a, b = unfolded(pair.a, x.shape[1]).float().t(), columns[:, : pair.rank].t()
+
+    def product(rows: Tensor) -> Tensor:
+        return (rows @ a).mul_(pair.scaling) @ b
+
+    y += by_tiles(x.float(), product) if deterministic else product(x.float())
+    if pair.bias:
+        y += pair.scaling * columns[:, pair.rank]
+    if pair.gain:
+        y *= columns[:, -2:].sum(1)
+
+
 def add_embedding(
     x: Tensor, tokens: Tensor, pair: LoraRows, vocab: int, scale: float, *, deterministic: bool
 ) -> None:
@@ -51,6 +68,14 @@ def add_embedding(
 
 def replace_embedding(x: Tensor, tokens: Tensor, rows: LoraRows, scale: float) -> None:
     """x (T, hidden) = scale * the adapter's own row, for the tokens that it has one of."""
+    own, mine = rows_at(rows, tokens, x.shape[1])
+    if scale != 1.0:
+        own = own * scale
+    x.copy_(own if mine is None else torch.where(mine[:, None], own, x))
+
+
+def rows_at(rows: LoraRows, tokens: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
+    """The adapter's own rows (T, width) of `tokens` (T,), and which it has (T,); None = all."""
     assert rows.places is not None
     if rows.ids is None:
         at, mine = tokens, None
@@ -58,12 +83,9 @@ def replace_embedding(x: Tensor, tokens: Tensor, rows: LoraRows, scale: float) -
         same = tokens[:, None] == rows.ids
         at, mine = same.int().argmax(1), same.any(1)
     piece = rows.a[0]
-    numbers = rows.places[at][:, None] + torch.arange(x.shape[1], device=x.device)
+    numbers = rows.places[at][:, None] + torch.arange(width, device=tokens.device)
     flat = piece.as_strided((piece.untyped_storage().nbytes() // piece.element_size(),), (1,), 0)
-    own = flat[numbers]
-    if scale != 1.0:
-        own = own * scale
-    x.copy_(own if mine is None else torch.where(mine[:, None], own, x))
+    return flat[numbers], mine
 
 
 def replace_head(y: Tensor, x: Tensor, rows: LoraRows, *, deterministic: bool) -> None:

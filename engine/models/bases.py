@@ -15,10 +15,11 @@ from engine.models.spec import ModelSpec, read_spec
 BaseSpec = ModelSpec | EncoderSpec
 
 
-def read_base(folder: Path) -> BaseSpec:
-    """What is in `folder`.  Raises as `read_spec` and `read_encoder_spec` do."""
+def read_base(folder: Path, *, pools: bool = False) -> BaseSpec:
+    """What is in `folder`; `pools`: it is to make vectors or scores, which encoders always are.
+    Raises as `read_spec` and `read_encoder_spec` do."""
     encodes = is_encoder(read_json(folder / "config.json", required=True))
-    return read_encoder_spec(folder) if encodes else read_spec(folder)
+    return read_encoder_spec(folder) if encodes else read_spec(folder, pools=pools)
 
 
 def namer(spec: BaseSpec) -> Callable[[str], str]:

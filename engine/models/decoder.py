@@ -104,7 +104,11 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm and head.  Weights are empty until `load_model` fills them."""
+    """Embedding, layers, final norm and head.  Weights are empty until `load_model` fills them.
+
+    One that pools generates nothing, and its output head is never held whole: see
+    `pooling/token_scores.py`.
+    """
 
     def __init__(self, spec: ModelSpec, build: Build) -> None:
         super().__init__()
@@ -121,8 +125,16 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(spec, i, build) for i in range(spec.num_layers))
         self.norm = RMSNorm(spec.hidden_size, spec, build)
         self.head = self.embedding
-        if not spec.tied:
+        if self._has_own_head:
             self.head = build.empty(spec.vocab_size, spec.hidden_size)
+        #: Of a classifier, by the engine's names: `engine/pooling/head.py` reads it.
+        self.classifier: dict[str, Tensor] = {}
+        if spec.num_labels:
+            self.classifier["score.weight"] = build.empty(spec.num_labels, spec.hidden_size).data
+
+    @property
+    def _has_own_head(self) -> bool:
+        return not self.spec.tied and self.spec.head is None
 
     @torch.no_grad()
     def forward(
@@ -222,20 +234,21 @@ class Decoder(nn.Module):
     def places(self) -> dict[str, Tensor]:
         """Published name, without what leads to the text model -> tensor to fill."""
         found = {"embed_tokens.weight": self.embedding.data, "norm.weight": self.norm.weight.data}
-        if not self.spec.tied:
+        if self._has_own_head:
             found["lm_head.weight"] = self.head.data
+        found |= self.classifier
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             found |= {f"layers.{i}.{name}": place for name, place in layer.places().items()}
         return found
 
     def ignores(self, name: str) -> bool:
-        """Buffers of older checkpoints, a tied head that was saved all the same, and towers beside
-        the text model."""
+        """Buffers of older checkpoints, a head that was saved though it is tied or generates
+        nothing, and towers beside the text model."""
         if name.startswith(self.spec.other_towers):
             return True
         buffer = name.endswith(("rotary_emb.inv_freq", ".position_ids"))
-        return buffer or (self.spec.tied and name == "lm_head.weight")
+        return buffer or (name == "lm_head.weight" and not self._has_own_head)
 
 
 def load_model(
@@ -245,16 +258,18 @@ def load_model(
     dtype: torch.dtype,
     deterministic: bool,
     max_len: int = 0,
+    pools: bool = False,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Decoder:
     """The model in a Hugging Face folder, in `dtype` on `device`; `progress` gets 0..1.
 
-    `max_len` is of the longest sequence that it will see, 0 = its `default_length`.
+    `max_len` is of the longest sequence that it will see, 0 = its `default_length`.  `pools`: it is
+    to make vectors or scores.
 
     Raises ConfigError for files that are missing or broken, ModelUnsupported for what the engine
     would not compute exactly.
     """
     build = Build(torch.device(device), dtype, deterministic, max_len)
-    decoder = Decoder(read_spec(folder), build)
+    decoder = Decoder(read_spec(folder, pools=pools), build)
     weights.load(decoder.places(), folder, ignored=decoder.ignores, progress=progress)
     return decoder.eval()

@@ -15,32 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.errors import ModelUnsupported
+from engine.models.head_spec import CLASSIFIER, HeadSpec
 from engine.models.hf_config import Fields, short
 
 SUPPORTED = (
     "supported encoders: BERT and MiniLM (bert), RoBERTa, XLM-RoBERTa, ModernBERT, NomicBERT"
 )
 #: What classes of a family are served, by the end of their names; what else they hold is ignored.
-CLASSES = ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
-CLASSIFIER = "ForSequenceClassification"
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSpec:
-    """From hidden states to class logits: pool, dense, activation, norm, score."""
-
-    pools: Literal["cls", "mean"]
-    activation: Literal["tanh", "gelu"]
-    dense_bias: bool = True
-    norm: bool = False
-    norm_bias: bool = False
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """What a whole head has, by the engine's names."""
-        dense = ("head.dense.weight", *(("head.dense.bias",) if self.dense_bias else ()))
-        norm = ("head.norm.weight", *(("head.norm.bias",) if self.norm_bias else ()))
-        return (*dense, *(norm if self.norm else ()), "score.weight", "score.bias")
+CLASSES = ("Model", "ForMaskedLM", "ForPreTraining", CLASSIFIER)
 
 
 @dataclass(frozen=True, slots=True)

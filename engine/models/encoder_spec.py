@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Literal
 
 from engine.errors import ModelUnsupported
-from engine.layout import FUSED_NAMES, HEAD_DENSE, MODULE_ID, BlockLayout, Shapes
-from engine.models.encoder_families import (
-    FAMILIES,
-    EncoderFamily,
-    HeadSpec,
-    engine_name,
-    identify,
+from engine.layout import (
+    FUSED_NAMES,
+    HEAD_DENSE,
+    MODULE_ID,
+    BlockLayout,
+    Shapes,
+    adapter_block_bytes,
 )
+from engine.models.encoder_families import FAMILIES, EncoderFamily, engine_name, identify
 from engine.models.families import Family
+from engine.models.head_spec import HeadSpec, read_labels
 from engine.models.hf_config import Fields, read_json
 from engine.models.rope import RopeReader, RopeSpec
 from engine.models.spec import MAX_LAYERS, checkpoint_dtype
@@ -65,9 +67,6 @@ _HARMLESS = (
     "sparse_prediction",
     "tie_word_embeddings",
 )
-#: An adapter's block: rows are whole in one, and a small adapter should not fill much more.
-_LEAST_BLOCK_BYTES = 64 << 10
-_ROWS_A_BLOCK = 4
 _PLACE = re.compile(r"layers\.(0|[1-9][0-9]{0,5})\.(\w+_proj)\.weight")
 
 
@@ -133,11 +132,8 @@ class EncoderSpec:
 
     def block_layout(self, *, block_size: int = 0, dtype: str) -> BlockLayout:
         """The layout of packed adapters.  There is no KV that shares the blocks, so `block_size`,
-        in tokens, says nothing: a block is a power of two that holds some of the widest rows."""
-        layout = BlockLayout(self.shapes, dtype, _LEAST_BLOCK_BYTES)
-        widest = max(width for dims in self.shapes.dims for width in dims) * layout.itemsize
-        size = max(_LEAST_BLOCK_BYTES, 1 << (_ROWS_A_BLOCK * widest - 1).bit_length())
-        return BlockLayout(self.shapes, dtype, size)
+        in tokens, says nothing."""
+        return BlockLayout(self.shapes, dtype, adapter_block_bytes(self.shapes, dtype))
 
     def position_ids(self, tokens: Sequence[int]) -> list[int]:
         """Which row of the position table, or which angle, each token of a sequence has."""
@@ -188,7 +184,7 @@ def read_encoder_spec(folder: Path) -> EncoderSpec:
     padding = config.take("pad_token_id", None) if family.counts_padding else None
     if family.counts_padding and (type(padding) is not int or not 0 <= padding < positions - 1):
         raise config.refusal("pad_token_id", "expected an id that leaves positions behind it")
-    labels = _labels(config) if classifies else ()
+    labels = read_labels(config) if classifies else ()
     windows = _windows(config, layers) if family.rope == "by_kind" else (0,) * layers
     spec = EncoderSpec(
         model_type=name,
@@ -305,13 +301,3 @@ def _head(config: Fields, family: EncoderFamily) -> HeadSpec:
         norm=True,
         norm_bias=config.flag("norm_bias"),
     )
-
-
-def _labels(config: Fields) -> tuple[str, ...]:
-    """Class names in order.  Often id2label alone says how many there are."""
-    named = config.take("id2label", None)
-    if isinstance(named, dict) and named:
-        if set(named) != {str(number) for number in range(len(named))}:
-            raise config.refusal("id2label", "expected names for 0 and on")
-        return tuple(str(named[str(number)]) for number in range(len(named)))
-    return tuple(f"LABEL_{number}" for number in range(config.integer("num_labels", 2)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.errors import ModelUnsupported
+from engine.models.head_spec import CLASSIFIER
 from engine.models.hf_config import Fields, short
 
 #: Which layers have a sliding window, where `layer_types` does not say it.
@@ -79,7 +80,12 @@ FAMILIES = {
     ),
     "smollm3": Family(
         "SmolLM3ForCausalLM",
-        defaults={"rope_theta": 2e6, "tie_word_embeddings": True, "sliding_window": None},
+        defaults={
+            "rope_theta": 2e6,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+            "pad_token_id": 128004,
+        },
         bias_flags=("attention_bias", "mlp_bias"),
         window="unrotated",
         skips_rotation=True,
@@ -94,6 +100,7 @@ FAMILIES = {
             "sliding_window_pattern": 2,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
+            "pad_token_id": 0,
         },
         bias_flags=("attention_bias",),
         window="pattern",
@@ -118,6 +125,7 @@ FAMILIES = {
             "sliding_window_pattern": 6,
             "rope_theta": 1e6,
             "rope_local_base_freq": 1e4,
+            "pad_token_id": 0,
         },
         bias_flags=("attention_bias",),
         qk_norm=True,
@@ -133,6 +141,7 @@ FAMILIES = {
             "rms_norm_eps": 1e-5,
             "sliding_window": None,
             "original_max_position_embeddings": 4096,
+            "pad_token_id": 32000,
         },
         window="all",
         rotates_in_part=True,
@@ -160,9 +169,12 @@ WRAPPERS = {
 }
 
 
-def identify(values: Mapping[str, Any]) -> tuple[str, Fields, tuple[str, ...]]:
+def identify(
+    values: Mapping[str, Any], *, pools: bool = False
+) -> tuple[str, Fields, tuple[str, ...]]:
     """The text model's model_type, once it and the architecture are known to be one of ours, its
-    fields, and how the names of other towers' tensors begin."""
+    fields, and how the names of other towers' tensors begin.  One that pools may have no head that
+    generates, or a classifier in its place."""
     name, towers, where = _word(values, "model_type"), tuple[str, ...](), "config.json"
     _refuse_foreign(Fields(values, where))
     if name in WRAPPERS:
@@ -177,7 +189,9 @@ def identify(values: Mapping[str, Any]) -> tuple[str, Fields, tuple[str, ...]]:
         named = _architecture(values) or name
         raise ModelUnsupported(f"architecture {named} (model_type {name})", hint=SUPPORTED)
     family = FAMILIES[name]
-    _check_architecture(name, values, family.architecture)
+    named = _architecture(values)
+    if not pools or named not in _without_head(family):
+        _check_architecture(name, values, family.architecture)
     fields = Fields({**family.defaults, **values}, where)
     fields.take("auto_map", None)
     return name, fields, towers
@@ -194,6 +208,13 @@ def _architecture(values: Mapping[str, Any]) -> str:
     if isinstance(named, list) and len(named) == 1:
         return short(str(named[0]))
     return short(str(named)) if named else ""
+
+
+def _without_head(family: Family) -> set[str]:
+    """The family's other classes in transformers that are served for vectors or scores; a text
+    model that is a part of a larger one has a word of its own there."""
+    word = family.architecture.removesuffix("ForCausalLM")
+    return {f"{word}{text}{end}" for text in ("", "Text") for end in ("Model", CLASSIFIER)}
 
 
 def _is_first_code(own_code: Any, name: str) -> bool:

@@ -4,13 +4,15 @@ Goes in: a folder.  Comes out: a frozen ModelSpec, or ModelUnsupported naming th
 engine would have to guess at.  Knows nothing of weights.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from engine.errors import ModelUnsupported
-from engine.layout import BlockLayout, Shapes, kv_block_bytes
+from engine.layout import BlockLayout, Shapes, adapter_block_bytes, kv_block_bytes
 from engine.models.families import FAMILIES, Family, identify
+from engine.models.head_spec import CLASSIFIER, DECODER_HEAD, HeadSpec, read_labels
 from engine.models.hf_config import Fields, read_json, short, weights_dtype
 from engine.models.layer_kinds import read_rotated, read_windows
 from engine.models.rope import RopeReader, RopeSpec
@@ -62,6 +64,17 @@ class ModelSpec:
     sliding_windows: tuple[int, ...] = ()  # one a layer, () = none anywhere
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    #: Of a decoder that pools: what classifies.  None: it generates.
+    head: HeadSpec | None = None
+    num_labels: int = 0  # 0 = the base brings no classifier
+    labels: tuple[str, ...] = ()  # of the classes, in order
+    #: A classifier's last row is that of the last token which is not this one.
+    pad_token_id: int | None = None
+
+    @property
+    def num_types(self) -> int:
+        """Token types: a decoder has none."""
+        return 0
 
     @property
     def default_length(self) -> int:
@@ -92,7 +105,10 @@ class ModelSpec:
         return Shapes(self.num_layers, dims, self.vocab_size)
 
     def block_layout(self, *, block_size: int, dtype: str) -> BlockLayout:
-        """The layout of packed adapters: an arena of `dtype`, blocks of `block_size` tokens."""
+        """The layout of packed adapters: an arena of `dtype`, blocks of `block_size` tokens, or of
+        adapters alone where that is 0."""
+        if not block_size:
+            return BlockLayout(self.shapes, dtype, adapter_block_bytes(self.shapes, dtype))
         size = kv_block_bytes(
             block_size=block_size,
             num_layers=self.num_layers,
@@ -103,14 +119,16 @@ class ModelSpec:
         return BlockLayout(self.shapes, dtype, size)
 
 
-def read_spec(folder: Path) -> ModelSpec:
-    """Read config.json (and generation_config.json) of a Hugging Face folder.
+def read_spec(folder: Path, *, pools: bool = False) -> ModelSpec:
+    """Read config.json (and generation_config.json) of a Hugging Face folder; `pools`: of a model
+    that is to make vectors or scores, with or without a head that generates.
 
     Raises ConfigError for a folder that cannot be read, ModelUnsupported for a model that the
     engine would not compute exactly: another architecture, a quantized base, a field that it does
     not know and that is not at its neutral value.
     """
-    name, config, towers = identify(read_json(folder / "config.json", required=True))
+    values = read_json(folder / "config.json", required=True)
+    name, config, towers = identify(values, pools=pools)
     generation = read_json(folder / "generation_config.json", required=False)
     family = FAMILIES[name]
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
@@ -125,6 +143,9 @@ def read_spec(folder: Path) -> ModelSpec:
     windows = tuple(size if size < reach else 0 for size in windows)  # Phi-3.5's hides nothing
     caps = {field: config.optional_number(field) or 0.0 for field in family.softcaps}
     biased = {flag: config.flag(flag) for flag in family.bias_flags}
+    if config.take("is_causal", True) is False:
+        raise config.refusal("is_causal", "the engine's decoders see no token behind their own")
+    labels = read_labels(config) if pools and _classifies(values) else ()
     spec = ModelSpec(
         model_type=name,
         vocab_size=config.integer("vocab_size"),
@@ -158,9 +179,18 @@ def read_spec(folder: Path) -> ModelSpec:
         bos_token_id=_first(
             _token_ids(generation.get("bos_token_id"), config.values.get("bos_token_id"))
         ),
+        head=DECODER_HEAD if pools else None,
+        num_labels=len(labels),
+        labels=labels,
+        pad_token_id=_first(_token_ids(config.values.get("pad_token_id"))),
     )
     config.refuse_rest()
     return spec
+
+
+def _classifies(values: Mapping[str, Any]) -> bool:
+    named = values.get("architectures") or [""]
+    return str(named[0] if isinstance(named, list) else named).endswith(CLASSIFIER)
 
 
 def _ropes(

@@ -6,7 +6,7 @@ the error that says why not.  Knows nothing of queues and of where adapters are.
 
 from engine.errors import RequestInvalid, UnknownRevision
 from engine.messages import PackedManifest
-from engine.models.encoder_spec import EncoderSpec
+from engine.models.bases import BaseSpec
 from engine.pooling.config import PoolingConfig
 from engine.pooling.head import Head
 from engine.pooling.pooler import Pooler
@@ -19,12 +19,20 @@ class Admission:
     """Checks requests against one model."""
 
     def __init__(
-        self, config: PoolingConfig, spec: EncoderSpec, pooler: Pooler, head: Head
+        self,
+        config: PoolingConfig,
+        spec: BaseSpec,
+        pooler: Pooler,
+        head: Head,
+        *,
+        scores_words: bool = False,
     ) -> None:
+        """`scores_words`: there are scores without a classifier."""
         self._config = config
         self._spec = spec
         self._pooler = pooler
         self._head = head
+        self._scores_words = scores_words
 
     def admit(
         self, request: PoolRequest, manifest: PackedManifest | None, order: int, now: float
@@ -89,6 +97,8 @@ class Admission:
     def _check_head(self, request: PoolRequest, manifest: PackedManifest | None) -> None:
         if request.dimensions is not None or request.normalize is not None:
             raise RequestInvalid("scores are neither cut nor normalised")
+        if self._scores_words:
+            return
         modules = manifest.modules if manifest is not None else ()
         own = [m.module.removesuffix(".rows") for m in modules if m.replaces]
         if missing := self._head.missing(own):

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from engine.adapters.plan import StepPlanner
 from engine.kernels.lora_meta import LoraMeta, LoraRows
-from engine.kernels.ragged_attention import Ragged
 from engine.layout import HEAD_DENSE
-from engine.models.encoder import Encoder
+from engine.models.spec import ModelSpec
+from engine.pooling.backbone import Backbone
 from engine.pooling.head import Head, scores
 from engine.pooling.pooler import Pooler, unit_length
 from engine.pooling.queue import Item
 from engine.pooling.requests import Floats, PoolResult
+from engine.pooling.token_scores import TokenScores
 
 K = TypeVar("K")
 #: Of a head's parts, those that are no vectors.
@@ -39,9 +40,10 @@ class Placed:
 class StepRunner:
     """Runs steps.  Used from one thread."""
 
-    encoder: Encoder
+    backbone: Backbone
     pooler: Pooler
     head: Head
+    words: TokenScores | None
     planner: StepPlanner
 
     @torch.no_grad()
@@ -49,7 +51,7 @@ class StepRunner:
         """One forward; there is at least one input."""
         batch = sorted(placed, key=lambda p: (p.slot, p.item.length, p.item.order))
         lora = self.planner.of_runs((p.item.length, p.slot) for p in batch)
-        hidden = self._forward([p.item for p in batch], lora)
+        hidden = self._forward(batch, lora)
         told: dict[int, Tensor] = {}
         logits: dict[int, Tensor] = {}
         by_task = _groups(range(len(batch)), lambda i: batch[i].item.request.task)
@@ -71,19 +73,12 @@ class StepRunner:
             for i, p in enumerate(batch)
         ]
 
-    def _forward(self, items: Sequence[Item], lora: LoraMeta | None) -> list[Tensor]:
+    def _forward(self, batch: Sequence[Placed], lora: LoraMeta | None) -> list[Tensor]:
         """Hidden states of each, (length, hidden)."""
-        spec, device = self.encoder.spec, self.encoder.word.device
-        ragged = Ragged(tuple(item.length for item in items), device)
-        rows = [token for item in items for token in item.tokens]
-        positions = [p for item in items for p in spec.position_ids(item.tokens)]
-        words = [rows, positions]
-        if any(item.types is not None for item in items):
-            words.append([t for item in items for t in item.types or [0] * item.length])
-        there = torch.tensor(words).to(device)  # one upload
-        types = there[2] if len(words) > 2 else None
-        hidden: Tensor = self.encoder(there[0], there[1], types, ragged, lora)
-        return list(torch.split(hidden, list(ragged.lengths)))
+        owners = [(p.item.length, p.slot) for p in batch]
+        embedding = self.planner.ends(owners, "embed_tokens")
+        hidden = self.backbone.run([p.item for p in batch], lora, embedding)
+        return list(torch.split(hidden, [p.item.length for p in batch]))
 
     def _embed(
         self,
@@ -109,7 +104,7 @@ class StepRunner:
         hidden: Sequence[Tensor],
         told: dict[int, Tensor],
     ) -> None:
-        """As they leave the encoder: what stands behind pooling is for one vector."""
+        """As they leave the model: what stands behind pooling is for one vector."""
         for i in members:
             asked = batch[i].item.request
             rows = hidden[i].float()[:, : asked.dimensions]
@@ -124,24 +119,46 @@ class StepRunner:
         logits: dict[int, Tensor],
     ) -> None:
         for slot, some in _groups(members, lambda i: batch[i].slot).items():
-            own, pair = self._head_of(slot)
-            found = self.head.logits([hidden[i] for i in some], own, pair)
+            found = self._logits(slot, [batch[i].item for i in some], [hidden[i] for i in some])
             rule = self.pooler.spec.score_rule(found.shape[1])
             for i, raw, score in zip(some, found, scores(found, rule), strict=True):
                 logits[i], told[i] = raw, score
 
+    def _logits(self, slot: int, items: Sequence[Item], rows: Sequence[Tensor]) -> Tensor:
+        """By the adapter's own head, else by the base's, else by words of its output head."""
+        own, pair = self._head_of(slot)
+        if self.words is not None and "score.weight" not in own:
+            return self.words.logits(rows, self.planner.ends_of(slot))
+        padding = self._padding
+        cut = [x[: _seen(item.tokens, padding)] for item, x in zip(items, rows, strict=True)]
+        return self.head.logits(cut, own, pair)
+
+    @property
+    def _padding(self) -> int | None:
+        """The token that a decoder's classifier passes by at the end, as transformers has it."""
+        spec = self.backbone.spec
+        return spec.pad_token_id if isinstance(spec, ModelSpec) else None
+
     def _head_of(self, slot: int) -> tuple[dict[str, Tensor], LoraRows | None]:
         """What the adapter in `slot` has of a head: parts, and a pair on its dense layer."""
-        spec, pairs = self.encoder.spec, self.planner.ends_of(slot)
+        end, pairs = self.backbone.spec.num_layers, self.planner.ends_of(slot)
         own: dict[str, Tensor] = {}
-        for part in spec.head.parts:
-            rows = pairs.get((spec.num_layers, f"{part}.rows"))
+        for part in self.head.spec.parts:
+            rows = pairs.get((end, f"{part}.rows"))
             if rows is not None:
                 whole = torch.cat(rows.a)
                 own[part] = whole if part in MATRICES else whole.flatten()
         if "score.bias" in own:  # the last row may be filled up
             own["score.bias"] = own["score.bias"][: len(own["score.weight"])]
-        return own, pairs.get((spec.num_layers, HEAD_DENSE))
+        return own, pairs.get((end, HEAD_DENSE))
+
+
+def _seen(tokens: Sequence[int], padding: int | None) -> int:
+    """Tokens up to the last that is not `padding`; the first alone if all are."""
+    count = len(tokens)
+    while padding is not None and count > 1 and tokens[count - 1] == padding:
+        count -= 1
+    return count
 
 
 def _groups(members: Iterable[int], key: Callable[[int], K]) -> dict[K, list[int]]:

@@ -9,7 +9,9 @@ from engine.errors import ConfigError
 from engine.pooling.spec import PoolingKind
 from engine.pooling_messages import PoolingInfo
 
-__all__ = ["PoolingConfig", "PoolingInfo"]
+__all__ = ["PoolingConfig", "PoolingInfo", "Switch"]
+
+Switch = Literal["auto", "on", "off"]
 
 
 class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,6 +23,10 @@ class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_length: int = 0  # tokens of an input; 0 = as the model's files say
     truncate: bool = False  # longer inputs are cut, unless a request says otherwise
     pooling: Literal["", PoolingKind] = ""  # in place of what the model's files say
+    #: Ids of the words that a decoder scores by, in place of what its files say.
+    score_tokens: tuple[int, ...] = ()
+    prefix_cache: Switch = "auto"  # "on" is refused where it is not served, with the reason
+    chunked_prefill: Switch = "auto"
     max_batch_tokens: int = 0  # rows a step, but for a longer input alone; 0 = by the device
     max_num_seqs: int = 256  # inputs a step
     adapter_pool: int = 256 * MIB  # bytes of adapters on the device
@@ -42,6 +48,8 @@ class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
         need(bool(self.model), "model", "a folder")
         need(self.max_length >= 0, "max_length", "0 (the model's) or more")
+        ids = all(token >= 0 for token in self.score_tokens) and len(self.score_tokens) <= 2
+        need(ids, "score_tokens", "a token id, or two: for a text and against it")
         need(self.max_batch_tokens >= 0, "max_batch_tokens", "0 (auto) or more")
         need(self.max_num_seqs >= 1, "max_num_seqs", "1 or more")
         need(self.adapter_pool >= MIB, "adapter_pool", "1 MiB or more")

@@ -1,7 +1,7 @@
 """PoolingCore: the step loop's body of an engine that pools.  `step` is the whole as one sentence.
 
 Goes in: requests and commands, through `take`.  Comes out: a PoolingFrame from every `step`.  Each
-input is computed whole in one step, and nothing of it stays: there is no KV, no decode loop, and
+input is computed whole in one step, and nothing of it stays: there is no cache, no decode loop, and
 between two steps nobody holds a slot.  Adapters live as they do beside a decoder: the same packed
 files, tiers, commands and events (`adapters/residency.py`).
 
@@ -28,7 +28,7 @@ from engine.messages import AdapterEvent, Answer
 from engine.pooling.admission import Admission
 from engine.pooling.batch import Placed, StepRunner
 from engine.pooling.config import PoolingConfig
-from engine.pooling.machine import build
+from engine.pooling.machine import build, largest_step
 from engine.pooling.queue import Item, Queue
 from engine.pooling.requests import AbortPool, PoolRequest, PoolResult
 from engine.stats import Stats
@@ -80,16 +80,23 @@ class PoolingCore:
             base=machine.info.base,
             max_rank=self.config.max_rank,
         )
-        # An input that is longer than the budget has a step for itself.
-        largest = max(self.config.max_batch_tokens, self.config.max_length)
+        largest = largest_step(self.config)
         self.planner = planner = make_planner(
             replace(self.config, max_batch_tokens=largest),
             machine.arena,
             slots.rows,
             lambda rev: self.residency.manifest(rev),
         )
-        self._runner = StepRunner(machine.encoder, machine.pooler, machine.head, planner)
-        self._admission = Admission(self.config, machine.spec, machine.pooler, machine.head)
+        self._runner = StepRunner(
+            machine.backbone, machine.pooler, machine.head, machine.words, planner
+        )
+        self._admission = Admission(
+            self.config,
+            machine.spec,
+            machine.pooler,
+            machine.head,
+            scores_words=machine.words is not None,
+        )
         self._queue = Queue(self.config.max_batch_tokens, self.config.max_num_seqs)
         self._orders = itertools.count()
         self._commands: list[PoolRequest | AbortPool | AdapterCommand] = []

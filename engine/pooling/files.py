@@ -2,7 +2,8 @@
 
 Goes in: a model's folder.  Comes out: how its vectors are made, in either schema of those files;
 or ModelUnsupported with the name of what is not computed.  A folder without them is a plain encoder
-and gets the mean, which is what sentence-transformers gives it.
+and gets the mean, which is what sentence-transformers gives it, or a plain decoder and gets the
+last row, which alone has seen all of an input.
 """
 
 import json
@@ -11,11 +12,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from engine.errors import ConfigError, ModelUnsupported
+from engine.models.encoder_families import is_encoder
 from engine.models.hf_config import Fields, read_json, short
 from engine.pooling.spec import DenseSpec, PoolingKind, PoolingSpec, ScoreRule
 
 MODULES_FILE = "modules.json"
-SERVED = "served are Transformer, Pooling, Dense and Normalize"
+SERVED = "served are Transformer, Pooling, Dense, Normalize and LogitScore"
 #: The old schema's fields, in the order in which several are put side by side.
 _OLD: dict[str, PoolingKind] = {
     "pooling_mode_cls_token": "cls",
@@ -36,6 +38,8 @@ _NEW: dict[str, PoolingKind] = {
 #: The vector's name in the files of a Dense or a Normalize.
 _VECTOR = "sentence_embedding"
 _TASKS = (None, "feature-extraction", "sequence-classification")
+#: Of a decoder that scores by words of its output head; and where their logits are put.
+_WORDS_TASK, _WORDS_INPUT = "text-generation", "causal_logits"
 _DENSE_ACTIVATIONS = {
     "Tanh": "tanh",
     "Identity": "identity",
@@ -52,13 +56,16 @@ def read_pooling(folder: Path) -> PoolingSpec:
     Raises ConfigError for files that cannot be read, ModelUnsupported for what is not computed.
     """
     modules = _modules(folder)
-    found: dict[str, Any] = {"origin": f"no {MODULES_FILE}: mean"}
+    found: dict[str, Any] = {}
+    lacks = f"{MODULES_FILE} has no Pooling" if modules else f"no {MODULES_FILE}"
     steps: list[DenseSpec | Literal["normalize"]] = []
     for place, (kind, path) in enumerate(modules):
         if kind == "Transformer" and place == 0:
-            found |= {"folder": path, "origin": f"{MODULES_FILE} has no Pooling: mean"}
+            found["folder"] = path
         elif kind == "Pooling" and place == 1:
             found |= _pooling(folder / path, path)
+        elif kind == "LogitScore" and place == 1 and len(modules) == 2:
+            found["score_tokens"] = _score_tokens(folder / path, path)
         elif kind == "Dense" and place > 1:
             steps.append(_dense(folder / path, path))
         elif kind == "Normalize" and place > 0:
@@ -69,10 +76,13 @@ def read_pooling(folder: Path) -> PoolingSpec:
                 f"{MODULES_FILE} has {short(kind)} as its module {place}", hint=SERVED
             )
     model = read_json(folder / found.get("folder", "") / "config.json", required=True)
+    if "kinds" not in found:
+        usual: PoolingKind = "mean" if is_encoder(model) else "last"
+        found |= {"kinds": (usual,), "origin": f"{lacks}: {usual}"}
     ours = read_json(folder / "config_sentence_transformers.json", required=False)
     return PoolingSpec(
         **found,
-        **_transformer(folder / found.get("folder", "")),
+        **_transformer(folder / found.get("folder", ""), words="score_tokens" in found),
         **_prompts(ours),
         steps=tuple(steps),
         similarity=str(ours.get("similarity_fn_name") or "cosine"),
@@ -97,10 +107,16 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _transformer(folder: Path) -> dict[str, Any]:
+def module_kinds(folder: Path) -> tuple[str, ...]:
+    """What modules.json lists, () without one.  Raises as `read_pooling` does."""
+    return tuple(kind for kind, _ in _modules(folder))
+
+
+def _transformer(folder: Path, *, words: bool) -> dict[str, Any]:
     told = Fields(read_json(folder / "sentence_bert_config.json", required=False), str(folder))
     length = told.take("max_seq_length", None)
-    if told.take("transformer_task", None) not in _TASKS:
+    task = told.take("transformer_task", None)
+    if task not in _TASKS and not (words and task == _WORDS_TASK):
         raise told.refusal("transformer_task", "served are feature extraction and classification")
     return {
         "max_length": None if length is None else told.integer("max_seq_length"),
@@ -134,6 +150,19 @@ def _kind(word: str, told: Fields) -> PoolingKind:
     if word not in _NEW:
         raise told.refusal("pooling_mode", f"served are {', '.join(_NEW)}")
     return _NEW[word]
+
+
+def _score_tokens(folder: Path, path: str) -> tuple[int, ...]:
+    told = Fields(read_json(folder / "config.json", required=True), f"{path}/config.json")
+    ids = [told.take("true_token_id"), told.take("false_token_id", None)]
+    for name, value in zip(("true_token_id", "false_token_id"), ids, strict=True):
+        absent = value is None and name == "false_token_id"
+        if not absent and (type(value) is not int or value < 0):
+            raise told.refusal(name, "expected a token id")
+    if told.take("module_input_name", _WORDS_INPUT) != _WORDS_INPUT:
+        raise told.refusal("module_input_name", f"only {_WORDS_INPUT} is read")
+    told.refuse_rest()
+    return tuple(value for value in ids if value is not None)
 
 
 def _dense(folder: Path, path: str) -> DenseSpec:

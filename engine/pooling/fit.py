@@ -1,19 +1,23 @@
 """What a model's files say it is for, and whether what was asked for fits it.  Torch-free.
 
-Goes in: a folder, a PoolingConfig.  Comes out: tasks by name; the folder, the encoder and the
-pooling that a start would have, or the error that it would end with.
+Goes in: a folder, a PoolingConfig.  Comes out: tasks by name; the folder, the spec and the pooling
+that a start would have, or the error that it would end with.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from engine.errors import ConfigError, EngineError, ModelUnsupported
-from engine.models.bases import read_base
-from engine.models.encoder_families import CLASSIFIER, is_encoder
-from engine.models.encoder_spec import EncoderSpec, read_encoder_spec
+from engine.models.bases import BaseSpec, read_base
+from engine.models.encoder_families import is_encoder
+from engine.models.encoder_spec import EncoderSpec
+from engine.models.families import FAMILIES
+from engine.models.head_spec import CLASSIFIER
 from engine.models.hf_config import read_json
 from engine.pooling.config import PoolingConfig
-from engine.pooling.files import MODULES_FILE, read_pooling
+from engine.pooling.files import MODULES_FILE, module_kinds, read_pooling
 from engine.pooling.spec import PoolingSpec
 
 GENERATE, EMBED, CLASSIFY, RERANK = "generate", "embed", "classify", "rerank"
@@ -24,48 +28,87 @@ def usual_tasks(folder: Path) -> tuple[str, ...]:
 
     A classifier of one label scores pairs of texts, for there is nothing to choose from.
     """
-    if (folder / MODULES_FILE).is_file():
-        return (EMBED,)
+    listed = (folder / MODULES_FILE).is_file()
     try:
-        config = read_json(folder / "config.json", required=True)
-        if not is_encoder(config):
-            return (GENERATE,)
+        kinds = module_kinds(folder)
+        if "LogitScore" in kinds:
+            return (RERANK,)
+        config = read_json(folder / "config.json", required=not listed)
+        known = is_encoder(config) or config.get("model_type") in FAMILIES
     except EngineError:
-        return (GENERATE,)
-    named = config.get("architectures") or [""]
-    if not str(named[0]).endswith(CLASSIFIER):
-        return (EMBED,)
-    labels = config.get("id2label") or range(config.get("num_labels") or 2)
-    return (RERANK, CLASSIFY) if len(labels) == 1 else (CLASSIFY,)
+        return (EMBED,) if listed else (GENERATE,)
+    if known and "Pooling" not in kinds and _class_of(config).endswith(CLASSIFIER):
+        labels = config.get("id2label") or range(config.get("num_labels") or 2)
+        return (RERANK, CLASSIFY) if len(labels) == 1 else (CLASSIFY,)
+    bare = known and _class_of(config).endswith("Model")
+    return (EMBED,) if listed or bare or is_encoder(config) else (GENERATE,)
 
 
-def read_encoder(config: PoolingConfig) -> tuple[Path, EncoderSpec, PoolingSpec]:
+def scores_by_words(config: PoolingConfig) -> bool:
+    """Whether a pair of texts is scored by words that somebody has to name: the base is a decoder,
+    and its files have neither a classifier nor the words.  Raises as `read_model` does."""
+    _, spec, pooling = read_model(config)
+    return not isinstance(spec, EncoderSpec) and not spec.num_labels and not pooling.score_tokens
+
+
+def read_model(config: PoolingConfig) -> tuple[Path, BaseSpec, PoolingSpec]:
     """The folder of config.json, weights and tokenizer, and what it says.
 
-    Raises ConfigError for files that cannot be read and for a length beyond the model's,
-    ModelUnsupported for what is not computed.
+    Raises ConfigError for files that cannot be read, for a length beyond the model's and for what
+    is not served so; ModelUnsupported for what is not computed.
     """
     root = Path(config.model)
     pooling = read_pooling(root)
     if config.pooling:
         pooling = dataclasses.replace(pooling, kinds=(config.pooling,), origin="the configuration")
+    if config.score_tokens:
+        pooling = dataclasses.replace(pooling, score_tokens=config.score_tokens)
     folder = root / pooling.folder
-    values = read_json(folder / "config.json", required=True)
-    if not is_encoder(values):
-        read_base(folder)  # what is not known at all is told first
-        raise ModelUnsupported(
-            f"model_type {values.get('model_type')!r} is a decoder, which makes no vectors so far",
-            hint='tasks = ["generate"], or an encoder',
-        )
-    spec = read_encoder_spec(folder)
+    spec = read_base(folder, pools=True)
     width = pooling.width(spec.hidden_size)
     if any(size > width for size in pooling.dimensions):
         raise ModelUnsupported(
             f"matryoshka_dimensions has {max(pooling.dimensions)}, a vector has {width} numbers"
         )
-    if config.max_length > spec.max_length:
+    if config.max_length > spec.default_length:
         raise ConfigError(
-            f"max_length = {config.max_length} is above the model's {spec.max_length} tokens",
-            hint=f"set it to {spec.max_length} or less",
+            f"max_length = {config.max_length} is above the model's {spec.default_length} tokens",
+            hint=f"set it to {spec.default_length} or less",
         )
+    _check_words(spec, pooling)
+    for name in ("prefix_cache", "chunked_prefill"):
+        if getattr(config, name) == "on":
+            raise _no_reuse(name, spec, pooling)
     return folder, spec, pooling
+
+
+def _class_of(config: Mapping[str, Any]) -> str:
+    named = config.get("architectures") or [""]
+    return str(named[0] if isinstance(named, list) else named)
+
+
+def _check_words(spec: BaseSpec, pooling: PoolingSpec) -> None:
+    """Raises ConfigError for words that could not score."""
+    tokens = pooling.score_tokens
+    if not tokens:
+        return
+    if isinstance(spec, EncoderSpec) or spec.num_labels:
+        what = "an encoder" if isinstance(spec, EncoderSpec) else "a classifier"
+        raise ConfigError(f"score_tokens = {list(tokens)}: the base is {what}, which scores itself")
+    if max(tokens) >= spec.vocab_size:
+        raise ConfigError(
+            f"score_tokens = {list(tokens)}: the base has {spec.vocab_size} token ids"
+        )
+
+
+def _no_reuse(name: str, spec: BaseSpec, pooling: PoolingSpec) -> ConfigError:
+    """Why an input is always computed whole, in one step."""
+    told = f"{name} = 'on': "
+    if isinstance(spec, EncoderSpec):
+        why = "an encoder's rows see both sides, so a prefix alone has no state"
+    elif pooling.kinds != ("last",):
+        pools = " and ".join(pooling.kinds)
+        why = f"pooling by {pools} reads rows that neither a cache nor an earlier chunk would leave"
+    else:
+        why = "it is not built yet for models that pool; an input is computed whole in one step"
+    return ConfigError(told + why, hint=f'leave {name} at "auto"')

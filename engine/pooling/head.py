@@ -13,7 +13,7 @@ from engine.kernels.elementwise import activate, layer_norm
 from engine.kernels.gemm import linear
 from engine.kernels.lora_ends import add_head
 from engine.kernels.lora_meta import LoraRows
-from engine.models.encoder_families import HeadSpec
+from engine.models.head_spec import HeadSpec
 from engine.pooling.spec import ScoreRule
 
 NONE: Mapping[str, Tensor] = {}
@@ -49,12 +49,14 @@ class Head:
         """
         parts, fixed = {**self._base, **own}, self._deterministic
         x = torch.stack([self._pool(rows) for rows in sequences])
-        x = self._dense(x, parts, dense)
-        x = activate(x, self.spec.activation, deterministic=fixed)
+        if self.spec.dense:
+            x = self._dense(x, parts, dense)
+            x = activate(x, self.spec.activation, deterministic=fixed)
         if self.spec.norm:
             bias = parts["head.norm.bias"] if self.spec.norm_bias else None
             x = layer_norm(x, parts["head.norm.weight"], bias, self._eps)
-        return linear(x, parts["score.weight"], parts["score.bias"], deterministic=fixed).float()
+        bias = parts["score.bias"] if self.spec.score_bias else None
+        return linear(x, parts["score.weight"], bias, deterministic=fixed).float()
 
     def _dense(self, x: Tensor, parts: Mapping[str, Tensor], pair: LoraRows | None) -> Tensor:
         weight, fixed = parts["head.dense.weight"], self._deterministic
@@ -66,7 +68,9 @@ class Head:
         return (y if bias is None else y + bias).to(x.dtype)
 
     def _pool(self, rows: Tensor) -> Tensor:
-        return rows[0] if self.spec.pools == "cls" else rows.float().mean(0).to(rows.dtype)
+        if self.spec.pools == "mean":
+            return rows.float().mean(0).to(rows.dtype)
+        return rows[0] if self.spec.pools == "cls" else rows[-1]
 
 
 def scores(logits: Tensor, rule: ScoreRule) -> Tensor:

@@ -1,7 +1,7 @@
 """From a PoolingConfig to a machine that can run steps: device, weights, adapters' memory.
 
 Goes in: a configuration with its `auto` values.  Comes out: a PoolingMachine whose config has none
-left.  There is no KV: the arena holds adapters alone.  Knows nothing of requests.
+left.  No KV is kept: the arena holds adapters alone.  Knows nothing of requests.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,15 @@ from engine.layout import BlockLayout
 from engine.memory.arena import DTYPES, Arena
 from engine.memory.pool import BlockPool
 from engine.models.base_files import base_id
-from engine.models.encoder import Encoder, load_encoder
+from engine.models.bases import BaseSpec, namer
 from engine.models.encoder_spec import EncoderSpec
+from engine.pooling.backbone import Backbone, PackedDecoder, load_backbone
 from engine.pooling.config import PoolingConfig, PoolingInfo
-from engine.pooling.fit import read_encoder
+from engine.pooling.fit import read_model
 from engine.pooling.head import Head
 from engine.pooling.pooler import Pooler
 from engine.pooling.spec import PoolingSpec
+from engine.pooling.token_scores import TokenScores, head_rows
 
 CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS = 4096, 16384
 #: On a CPU a step is no longer than about a second of one core, whatever the model: nobody is taken
@@ -35,16 +37,17 @@ CPU_STEP_FLOP, CPU_LEAST_TOKENS = 90e9, 256
 
 @dataclass(frozen=True, slots=True)
 class PoolingMachine:
-    """What a start ends with.  `folder` is the one that holds the encoder's config.json."""
+    """What a start ends with.  `folder` is the one that holds the model's config.json."""
 
     config: PoolingConfig
     folder: Path
-    spec: EncoderSpec
+    spec: BaseSpec
     layout: BlockLayout
     device: torch.device
-    encoder: Encoder
+    backbone: Backbone
     pooler: Pooler
     head: Head
+    words: TokenScores | None  # where scores are of words, and not of classes
     arena: Arena
     pool: BlockPool
     host: HostCache
@@ -62,17 +65,20 @@ def build(
 
     `wake` is called from other threads when a read or a copy has ended.
     """
-    folder, spec, pooling = read_encoder(config)
+    folder, spec, pooling = read_model(config)
     config = resolve(config, spec, pooling)
     device = torch.device(config.device)
     if config.threads:
         torch.set_num_threads(config.threads)
     progress("weights", 0.1)
-    encoder = load_encoder(
+    backbone = load_backbone(
         folder,
+        spec,
         device=device,
         dtype=DTYPES[config.dtype],
         deterministic=config.deterministic,
+        max_rows=largest_step(config),
+        max_seqs=config.max_num_seqs,
         progress=lambda fraction: progress("weights", 0.1 + 0.7 * fraction),
     )
     pooler = Pooler(
@@ -82,8 +88,9 @@ def build(
         device=device,
         deterministic=config.deterministic,
     )
+    head, words = _heads(config, folder, backbone, pooling)
     progress("memory", 0.8)
-    layout = spec.block_layout(dtype=config.dtype)
+    layout = spec.block_layout(block_size=0, dtype=config.dtype)
     blocks = _blocks(config, layout)
     arena = Arena(spec, layout, block_size=0, num_blocks=blocks, device=device)
     cuda = device.type == "cuda"
@@ -103,18 +110,38 @@ def build(
         spec=spec,
         layout=layout,
         device=device,
-        encoder=encoder,
+        backbone=backbone,
         pooler=pooler,
-        head=Head(spec.head, encoder.head, eps=spec.norm_eps, deterministic=config.deterministic),
+        head=head,
+        words=words,
         arena=arena,
         pool=pool,
         host=host,
         copier=copier,
-        info=_describe(config, folder, layout, encoder, pooler, arena),
+        info=_describe(config, folder, layout, backbone, pooler, words, arena),
     )
 
 
-def resolve(config: PoolingConfig, spec: EncoderSpec, pooling: PoolingSpec) -> PoolingConfig:
+def largest_step(config: PoolingConfig) -> int:
+    """Rows: an input that is longer than the budget has a step for itself."""
+    return max(config.max_batch_tokens, config.max_length)
+
+
+def _heads(
+    config: PoolingConfig, folder: Path, backbone: Backbone, pooling: PoolingSpec
+) -> tuple[Head, TokenScores | None]:
+    """What classifies, and what scores in its absence."""
+    spec, fixed = backbone.spec, config.deterministic
+    assert spec.head is not None
+    eps = spec.norm_eps if isinstance(spec, EncoderSpec) else 0.0  # a decoder's has no norm
+    head = Head(spec.head, backbone.head, eps=eps, deterministic=fixed)
+    if not pooling.score_tokens or not isinstance(backbone, PackedDecoder):
+        return head, None
+    rows = head_rows(folder, backbone.spec, backbone.embedding, pooling.score_tokens)
+    return head, TokenScores(backbone.spec, pooling.score_tokens, rows, deterministic=fixed)
+
+
+def resolve(config: PoolingConfig, spec: BaseSpec, pooling: PoolingSpec) -> PoolingConfig:
     """Every `auto` becomes a value.  Raises NoDevice."""
     device, dtype = config.device, config.dtype
     if device == "cuda" and not torch.cuda.is_available():
@@ -125,7 +152,7 @@ def resolve(config: PoolingConfig, spec: EncoderSpec, pooling: PoolingSpec) -> P
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else spec.dtype  # type: ignore[assignment]
-    told = min(pooling.max_length or spec.max_length, spec.max_length)
+    told = min(pooling.max_length or spec.default_length, spec.default_length)
     rows = _cpu_rows(spec) if device == "cpu" else CUDA_BATCH_TOKENS
     return replace(
         config,
@@ -136,7 +163,7 @@ def resolve(config: PoolingConfig, spec: EncoderSpec, pooling: PoolingSpec) -> P
     )
 
 
-def _cpu_rows(spec: EncoderSpec) -> int:
+def _cpu_rows(spec: BaseSpec) -> int:
     weights = sum(d_in * d_out for d_in, d_out in spec.shapes.dims) * spec.num_layers
     return min(CPU_BATCH_TOKENS, max(CPU_LEAST_TOKENS, int(CPU_STEP_FLOP / (2 * weights))))
 
@@ -158,17 +185,17 @@ def _describe(
     config: PoolingConfig,
     folder: Path,
     layout: BlockLayout,
-    encoder: Encoder,
+    backbone: Backbone,
     pooler: Pooler,
+    words: TokenScores | None,
     arena: Arena,
 ) -> PoolingInfo:
-    spec, pooling = encoder.spec, pooler.spec
-    weights = [*encoder.parameters(), *encoder.head.values()]
+    spec, pooling = backbone.spec, pooler.spec
     return PoolingInfo(
         device=config.device,
         dtype=config.dtype,
         layout=layout.id,
-        base=base_id(folder, spec.engine_name),
+        base=base_id(folder, namer(spec)),
         block_bytes=layout.block_bytes,
         max_length=config.max_length,
         max_batch_tokens=config.max_batch_tokens,
@@ -176,8 +203,10 @@ def _describe(
         kinds=pooling.kinds,
         pooling_origin=pooling.origin,
         normalizes=pooling.normalizes,
-        num_labels=spec.num_labels,
-        labels=spec.labels,
-        weight_bytes=sum(w.numel() * w.element_size() for w in weights),
+        num_labels=spec.num_labels if words is None else 1,
+        labels=spec.labels if words is None else ("LABEL_0",),
+        score_tokens=() if words is None else words.tokens,
+        weight_bytes=backbone.weight_bytes,
         adapter_bytes=arena.bytes.numel(),
+        kv_bytes=backbone.kv_bytes,
     )

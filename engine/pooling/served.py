@@ -58,7 +58,7 @@ class ServedPooling:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.core = core = PoolingCore(config, progress=progress, bell=bell)
-        for layer in core.machine.encoder.layers:
+        for layer in core.machine.backbone.layers:
             layer.register_forward_pre_hook(lambda *_: alive())
         self.info = _info(core)
         machine = core.machine
@@ -179,7 +179,7 @@ class ServedPooling:
         info, layout = self.core.info, self.core.machine.layout
         rows = [
             ("weights", info.weight_bytes, ""),
-            ("kv", info.kv_bytes, "an encoder keeps none"),
+            ("kv", info.kv_bytes, "of one layer and one step" if info.kv_bytes else "none is kept"),
             (
                 "adapters",
                 info.adapter_bytes,

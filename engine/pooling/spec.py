@@ -38,6 +38,8 @@ class PoolingSpec:
     similarity: str = "cosine"
     dimensions: tuple[int, ...] = ()  # those that it was trained to be cut to; () = not said
     score: ScoreRule | None = None  # of a classifier, where it is said
+    #: Of a base that scores by the logits of words: the one for a text, and if any the one against.
+    score_tokens: tuple[int, ...] = ()
 
     @property
     def normalizes(self) -> bool:

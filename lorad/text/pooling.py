@@ -61,7 +61,11 @@ class PoolingText:
     def __init__(self, tokenizer: Tokenizer, spec: PoolingSpec, *, num_types: int = 0) -> None:
         self.spec = spec
         self._tokenizer, self._num_types = tokenizer, num_types
-        self._ending = _ending(tokenizer)
+        own = _ending(tokenizer)
+        #: Of a tokenizer whose file adds less than its config says: its end mark.
+        end = tokenizer.end_id
+        self._added = [] if end is None or end in own else [end]
+        self._ending = [*own, *self._added]
 
     @property
     def vocab_size(self) -> int:
@@ -98,11 +102,11 @@ class PoolingText:
     def one(self, text: str, fit: Fit, prompt: str = "") -> Encoded:
         """One text behind its prompt.  Raises TooLong, TextError."""
         encoding = self._tokenizer.joined(self._tokenizer.pieces(self._as_read(prompt + text)))
-        ids, keeps = list(encoding.ids), len(self._ending)
+        ids, keeps = [*encoding.ids, *self._added], len(self._ending)
         left_out = 0
         if prompt and not self.spec.include_prompt:
             ahead = self._tokenizer.joined(self._tokenizer.pieces(self._as_read(prompt)))
-            left_out = len(ahead.ids) - keeps
+            left_out = len(ahead.ids) + len(self._added) - keeps
             if left_out + keeps > fit.length:
                 why = f"a prompt of {left_out} tokens alone"
                 raise TooLong(f"{why}: the model takes {fit.length}")
@@ -120,7 +124,7 @@ class PoolingText:
         before = len(one.ids) + len(two.ids)
         if fit.second is not None:
             two.truncate(fit.second)
-        added = tokenizer.num_added(pair=True)
+        added = tokenizer.num_added(pair=True) + len(self._added)
         kept = len(one.ids), len(two.ids)
         if added > fit.length:
             raise TooLong(f"{added} tokens of a pair's own: {fit.length} are taken")
@@ -134,8 +138,9 @@ class PoolingText:
         one.truncate(kept[0])
         two.truncate(kept[1])
         encoding = tokenizer.joined(one, two)
-        types = list(encoding.type_ids) if self._num_types > 1 else None
-        return Encoded(list(encoding.ids), types, len(self._ending), 0, before - sum(kept))
+        ids = [*encoding.ids, *self._added]
+        types = [*encoding.type_ids, *(1 for _ in self._added)] if self._num_types > 1 else None
+        return Encoded(ids, types, len(self._ending), 0, before - sum(kept))
 
     def _fitted(self, ids: list[int], fit: Fit, keeps: int, left_out: int) -> Encoded:
         if len(ids) > fit.length and not fit.cuts:
@@ -152,7 +157,7 @@ def _too_long(count: int, length: int) -> TooLong:
 
 
 def _ending(tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that the tokenizer puts behind a text."""
+    """The special tokens that the tokenizer's own file puts behind a text."""
     encoding = tokenizer.joined(tokenizer.pieces("a"))
     mask = list(encoding.special_tokens_mask)
     count = mask[::-1].index(0) if 0 in mask else 0

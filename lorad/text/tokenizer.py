@@ -46,6 +46,7 @@ class Tokenizer:
         *,
         specials: Mapping[str, str],
         eos_ids: frozenset[int] = frozenset(),
+        adds_end: bool = False,
     ) -> None:
         # A tokenizer.json may carry the truncation of its training run; a server must not cut.
         inner.no_truncation()
@@ -58,6 +59,8 @@ class Tokenizer:
         self.bos_id = self._id_of("bos_token")
         own_end = self._id_of("eos_token")
         self.eos_ids = eos_ids | ({own_end} if own_end is not None else frozenset())
+        #: What belongs behind a text, whether `joined` puts it there or not; None: nothing is said.
+        self.end_id = own_end if adds_end else None
         ends = (inner.token_to_id(text) for text in TURN_ENDS)
         self.chat_stop_ids = self.eos_ids | {i for i in ends if i in self.special_ids}
         self.spelling = _spelling(json.loads(inner.to_str())["decoder"])
@@ -84,6 +87,7 @@ class Tokenizer:
             inner,
             specials=read_specials(folder),
             eos_ids=_end_ids(folder),
+            adds_end=config.get("add_eos_token") is True,
         )
 
     def encode(self, text: str, add_special: bool) -> list[int]:

@@ -25,7 +25,7 @@ from engine.messages import (
     VerifyRevision,
 )
 from engine.pooling.config import PoolingConfig
-from engine.pooling.fit import read_encoder
+from engine.pooling.fit import read_model
 from engine.pooling.machine import resolve
 from engine.pooling.requests import AbortPool, PoolRequest, unpacked
 from engine.pooling.served import ServedPooling
@@ -229,7 +229,7 @@ def test_each_layer_of_a_step_is_a_sign_of_life(model: Path) -> None:
 def test_steps_on_a_cpu_are_as_short_as_the_model_is_large(
     model: Path, hidden: int, layers: int, rows: int
 ) -> None:
-    _, spec, pooling = read_encoder(PoolingConfig(model=str(model)))
+    _, spec, pooling = read_model(PoolingConfig(model=str(model)))
     sizes = {"hidden_size": hidden, "ffn_size": 4 * hidden, "head_dim": hidden // spec.num_heads}
     large = dataclasses.replace(spec, num_layers=layers, **sizes)
     config = PoolingConfig(model=str(model), device="cpu")

@@ -124,22 +124,66 @@ def test_the_hint_for_an_encoder_that_should_generate_says_what_it_can(configure
     assert caught.value.hint == 'tasks = ["rerank", "classify"]'
 
 
-def test_a_decoder_makes_no_vectors_yet(configure, llama):
-    tiny = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 50,
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "rms_norm_eps": 1e-6,
-        "torch_dtype": "float32",
-        "max_position_embeddings": 64,
-    }
-    (llama / "config.json").write_text(json.dumps(tiny))
-    with pytest.raises(BadConfig, match="'llama' is a decoder, which makes no vectors so far"):
-        base.spec_of(configure(llama, 'tasks = ["embed"]'))
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 50,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "float32",
+    "max_position_embeddings": 64,
+}
+
+
+def write(folder, **changes):
+    (folder / "config.json").write_text(json.dumps(TINY | changes))
+
+
+def test_a_decoder_pools_where_it_is_said(configure, llama):
+    write(llama)
+    for tasks in ('["embed"]', '["classify"]', '["embed", "classify"]'):
+        spec = base.spec_of(configure(llama, f"tasks = {tasks}"))
+        assert spec.head.pools == "last" and not spec.num_labels
+    assert base.spec_of(configure(llama)).head is None
+
+
+@pytest.mark.parametrize(
+    "changes, tasks",
+    [
+        ({"architectures": ["LlamaModel"]}, ("embed",)),
+        ({"architectures": ["LlamaForSequenceClassification"]}, ("classify",)),
+        (
+            {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "fits"}},
+            ("rerank", "classify"),
+        ),
+    ],
+)
+def test_a_decoder_without_a_head_that_generates_pools_by_itself(configure, llama, changes, tasks):
+    write(llama, **changes)
+    settings = configure(llama)
+    assert settings.model.tasks == tasks
+    assert base.spec_of(settings).num_labels == (0 if tasks == ("embed",) else 3 - len(tasks))
+    with pytest.raises(BadConfig, match="architecture Llama") as caught:
+        base.spec_of(configure(llama, 'tasks = ["generate"]'))
+    assert caught.value.hint == f"tasks = {json.dumps(tasks)}"
+
+
+@pytest.mark.parametrize("setting", ["prefix_cache", "chunked_prefill"])
+def test_what_a_pooled_decoder_is_not_served_with_is_refused_by_its_key(configure, llama, setting):
+    write(llama)
+    forced = f'tasks = ["embed"]\n{setting} = "on"\npooling = '
+    why = f"models.{setting} = 'on': pooling by mean reads"
+    with pytest.raises(BadConfig, match=why) as caught:
+        base.spec_of(configure(llama, forced + '"mean"'))
+    assert "lorad.toml" in caught.value.message
+    with pytest.raises(BadConfig, match=f"models.{setting} = 'on': it is not built yet"):
+        base.spec_of(configure(llama, forced + '"last"'))
+    base.spec_of(configure(llama, f'tasks = ["embed"]\n{setting} = "off"'))
+    with pytest.raises(BadConfig, match=f"models.{setting}: only a model that pools has it"):
+        configure(llama, f'{setting} = "on"')
 
 
 def test_model_files_may_lie_below_the_base(configure, tmp_path):

@@ -113,10 +113,64 @@ def test_another_kind_is_refused_by_name(
 def test_a_folder_without_the_files_is_a_plain_encoder_and_says_what_was_chosen(
     folder: Folder,
 ) -> None:
-    spec = read_pooling(folder({}))
+    bert = {"config.json": {"model_type": "bert"}}
+    spec = read_pooling(folder(bert))
     assert spec.kinds == ("mean",) and not spec.normalizes and "mean" in spec.origin
-    bare = read_pooling(folder({"modules.json": modules("Transformer")}))
+    bare = read_pooling(folder(bert | {"modules.json": modules("Transformer")}))
     assert bare.kinds == ("mean",) and bare.origin == "modules.json has no Pooling: mean"
+
+
+def test_a_plain_decoder_gets_its_last_row(folder: Folder) -> None:
+    spec = read_pooling(folder({"config.json": {"model_type": "qwen3"}}))
+    assert (spec.kinds, spec.origin) == (("last",), "no modules.json: last")
+
+
+WORDS = {"true_token_id": 9, "false_token_id": 4}
+
+
+@pytest.mark.parametrize(
+    ("told", "tokens"),
+    [
+        (WORDS, (9, 4)),
+        (WORDS | {"false_token_id": None}, (9,)),
+        ({"true_token_id": 0, "module_input_name": "causal_logits"}, (0,)),
+    ],
+)
+def test_words_of_an_output_head_score_where_the_files_name_them(
+    folder: Folder, told: dict[str, Any], tokens: tuple[int, ...]
+) -> None:
+    where = folder(
+        {
+            "modules.json": modules("Transformer", "LogitScore"),
+            "1_LogitScore/config.json": told,
+            "sentence_bert_config.json": {"transformer_task": "text-generation"},
+        }
+    )
+    assert read_pooling(where).score_tokens == tokens
+    assert read_pooling(where).score_rule(1) == "sigmoid"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"true_token_id": "yes"},
+        {"true_token_id": -1},
+        WORDS | {"false_token_id": True},
+        WORDS | {"module_input_name": "scores"},
+        WORDS | {"scale": 2},
+    ],
+)
+def test_other_words_are_refused(folder: Folder, told: dict[str, Any]) -> None:
+    listed = modules("Transformer", "LogitScore")
+    with pytest.raises(ModelUnsupported, match="LogitScore"):
+        read_pooling(folder({"modules.json": listed, "1_LogitScore/config.json": told}))
+
+
+def test_a_model_that_generates_is_no_embedder_by_its_files(folder: Folder) -> None:
+    files = {"sentence_bert_config.json": {"transformer_task": "text-generation"}}
+    with pytest.raises(ModelUnsupported, match="transformer_task"):
+        read_pooling(folder(files | {"modules.json": modules("Transformer", "Normalize")}))
 
 
 def test_dense_and_normalize_follow_in_order(folder: Folder) -> None:

@@ -12,7 +12,7 @@ WORDS = ["[UNK]", "[CLS]", "[SEP]", "<s>", "</s>", *"abcdefgh", "q:", "A"]
 ID = {word: i for i, word in enumerate(WORDS)}
 
 
-def text(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", types=2, **spec):
+def text(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", types=2, end="", **spec):
     inner = tokenizers.Tokenizer(models.WordLevel(vocab=ID, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.add_special_tokens([AddedToken(w, special=True) for w in WORDS[1:5]])
@@ -20,7 +20,8 @@ def text(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", types=2, *
         inner.post_processor = processors.TemplateProcessing(
             single=single, pair=pair, special_tokens=[(w, ID[w]) for w in WORDS[1:5]]
         )
-    return PoolingText(Tokenizer(inner, specials={}), PoolingSpec(**spec), num_types=types)
+    tokenizer = Tokenizer(inner, specials={"eos_token": end}, adds_end=bool(end))
+    return PoolingText(tokenizer, PoolingSpec(**spec), num_types=types)
 
 
 def spelled(encoded):
@@ -51,6 +52,20 @@ def test_a_tokenizer_that_adds_nothing_is_taken_at_its_word():
     bare = text(single="")
     assert spelled(bare.one("a b", WIDE)) == "a b" and bare.one("a", WIDE).keeps == 0
     assert spelled(bare.pair("a", "b", WIDE)) == "a b"
+
+
+def test_an_end_mark_that_only_the_config_speaks_of_is_put_behind_and_never_cut():
+    made = text("<s> $A", "<s> $A $B", end="</s>")
+    assert spelled(made.one("a b", WIDE)) == "<s> a b </s>"
+    cut = made.one("a b c", Fit(4, cuts=True))
+    assert (spelled(cut), cut.keeps, cut.num_cut) == ("<s> a b </s>", 1, 1)
+    assert spelled(made.pair("a", "b", WIDE)) == "<s> a b </s>"
+    left_out = text("<s> $A", end="</s>", include_prompt=False).one("a", WIDE, "q: ")
+    assert (spelled(left_out), left_out.prompt_tokens) == ("<s> q: a </s>", 2)
+
+
+def test_an_end_mark_that_the_tokenizer_puts_there_itself_is_not_put_twice():
+    assert spelled(text("<s> $A </s>", end="</s>").one("a", WIDE)) == "<s> a </s>"
 
 
 def test_exactly_as_long_as_allowed_is_whole_and_one_more_is_cut_or_refused():

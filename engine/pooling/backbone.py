@@ -1,0 +1,165 @@
+"""The model that a pooling engine runs: an encoder, or a decoder without the cache of one.
+
+Goes in: inputs, whole and side by side, and what adapters have for their rows.  Comes out: hidden
+states.  Knows nothing of queues, of pooling and of heads.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.kernels.attention_meta import AttentionMeta
+from engine.kernels.lora_meta import LoraMeta
+from engine.kernels.ragged_attention import Ragged
+from engine.models.bases import BaseSpec
+from engine.models.decoder import Decoder, load_model
+from engine.models.encoder import Encoder, load_encoder
+from engine.models.encoder_spec import EncoderSpec
+from engine.pooling.queue import Item
+
+#: Rows of a block of a decoder's step; its attention reads whole ones.
+BLOCK_ROWS = 16
+
+
+class Backbone(Protocol):
+    """A loaded model.  `head` has what its files hold of a classifier, by the engine's names."""
+
+    @property
+    def spec(self) -> BaseSpec: ...
+    @property
+    def head(self) -> Mapping[str, Tensor]: ...
+    @property
+    def layers(self) -> nn.ModuleList: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def kv_bytes(self) -> int: ...
+    def run(
+        self, items: Sequence[Item], lora: LoraMeta | None, embedding: LoraMeta | None
+    ) -> Tensor:
+        """Hidden states (rows of all, hidden).  `lora` is the plan of the layers, `embedding` that
+        of the rows whose adapters have a part ahead of them; None = nobody has any."""
+        ...
+
+
+class PackedEncoder:
+    """Sees both sides, and keeps nothing."""
+
+    kv_bytes = 0
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.spec, self.head, self.layers = encoder.spec, encoder.head, encoder.layers
+        self.weight_bytes = _bytes([*encoder.parameters(), *encoder.head.values()])
+
+    def run(
+        self, items: Sequence[Item], lora: LoraMeta | None, embedding: LoraMeta | None
+    ) -> Tensor:
+        """See Backbone; no adapter has anything ahead of an encoder's layers."""
+        device = self._encoder.word.device
+        ragged = Ragged(tuple(item.length for item in items), device)
+        rows = [token for item in items for token in item.tokens]
+        positions = [p for item in items for p in self.spec.position_ids(item.tokens)]
+        words = [rows, positions]
+        if any(item.types is not None for item in items):
+            words.append([t for item in items for t in item.types or [0] * item.length])
+        there = torch.tensor(words).to(device)  # one upload
+        types = there[2] if len(words) > 2 else None
+        hidden: Tensor = self._encoder(there[0], there[1], types, ragged, lora)
+        return hidden
+
+
+class PackedDecoder:
+    """The decoder's own layers and kernels, over keys and values that live as long as a layer: all
+    layers write theirs to the same place.  So there is room for those of one layer and of the
+    largest step, of `max_rows` rows and `max_seqs` inputs, and none for what could be reused."""
+
+    def __init__(self, decoder: Decoder, *, max_rows: int, max_seqs: int) -> None:
+        self._decoder = decoder
+        self.spec, self.head, self.layers = decoder.spec, decoder.classifier, decoder.layers
+        self.weight_bytes = _bytes([*decoder.parameters(), *decoder.classifier.values()])
+        weight, spec = decoder.embedding, decoder.spec
+        self._device = weight.device
+        blocks = max_rows // BLOCK_ROWS + max_seqs  # an input may end within a block
+        self._frame = torch.zeros(
+            (blocks, 2, BLOCK_ROWS, spec.num_kv_heads, spec.head_dim),
+            dtype=weight.dtype,
+            device=self._device,
+        )
+        self.kv_bytes = _bytes([self._frame])
+
+    @property
+    def embedding(self) -> Tensor:
+        """(vocab, hidden), which is the head too where the two are tied."""
+        return self._decoder.embedding.data
+
+    def run(
+        self, items: Sequence[Item], lora: LoraMeta | None, embedding: LoraMeta | None
+    ) -> Tensor:
+        """See Backbone."""
+        lengths = [item.length for item in items]
+        tokens = [token for item in items for token in item.tokens]
+        places, tables, slots = _lay_out(lengths)
+        there = torch.from_numpy(np.stack([tokens, places, slots])).to(self._device)  # one upload
+        meta = AttentionMeta(
+            query_starts=tuple(accumulate(lengths, initial=0)),
+            seq_lens=tuple(lengths),
+            slot_mapping=there[2],
+            block_tables=torch.from_numpy(tables).to(self._device),
+            block_size=BLOCK_ROWS,
+        )
+        decoder = self._decoder
+        embedded = None if embedding is None else decoder.embed(there[0], embedding)
+        frames = [self._frame] * decoder.spec.num_layers
+        hidden: Tensor = decoder(there[0], there[1], frames, meta, lora, embedded=embedded)
+        return hidden
+
+
+def load_backbone(
+    folder: Path,
+    spec: BaseSpec,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    deterministic: bool,
+    max_rows: int,
+    max_seqs: int,
+    progress: Callable[[float], None],
+) -> PackedEncoder | PackedDecoder:
+    """The model in `folder`, whose spec is known.  Raises as `load_encoder` and `load_model` do."""
+    if isinstance(spec, EncoderSpec):
+        encoder = load_encoder(
+            folder, device=device, dtype=dtype, deterministic=deterministic, progress=progress
+        )
+        return PackedEncoder(encoder)
+    decoder = load_model(
+        folder,
+        device=device,
+        dtype=dtype,
+        deterministic=deterministic,
+        pools=True,
+        progress=progress,
+    )
+    return PackedDecoder(decoder, max_rows=max_rows, max_seqs=max_seqs)
+
+
+def _lay_out(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs behind each other, each from a block of its own on: every row's position (T,), the
+    blocks of each input (inputs, most blocks), and every row's slot in them (T,)."""
+    blocks = [-(-length // BLOCK_ROWS) for length in lengths]
+    firsts = [0, *accumulate(blocks)][:-1]
+    tables = np.zeros((len(lengths), max(blocks)), np.int32)
+    for table, first, count in zip(tables, firsts, blocks, strict=True):
+        table[:count] = np.arange(first, first + count)
+    places = np.concatenate([np.arange(length) for length in lengths])
+    slots = places + BLOCK_ROWS * np.repeat(firsts, lengths)
+    return places, tables, slots
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
