@@ -34,6 +34,7 @@ class SchedulerLimits:
     max_model_len: int
     eos_token_ids: frozenset[int] = frozenset()
     starve_after: float = 2.0  # seconds
+    speculation_tokens: int = 0  # drafts a sequence; 0 = none
 
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold the KV of `num_tokens`."""
@@ -44,8 +45,8 @@ class SchedulerLimits:
         return min(len(submit.prompt) + submit.sampling.max_tokens, self.max_model_len)
 
     def rows(self, decoding: int, backlog: int = 0) -> int:
-        """Rows of a step in which `decoding` sequences make a token and `backlog` rows of prompts
-        could be computed.
+        """Rows of a step with `decoding` rows of sequences that make tokens, where `backlog` rows
+        of prompts could be computed.
 
         A token costs everybody the whole step, so prompts then get what `mixed_tokens` leaves; but
         never less than a quarter of it, or a full house would keep every prompt out.  A crowd gets
@@ -140,7 +141,8 @@ def never_fits(
 
 
 class StepBuilder:
-    """Rows chosen so far; `left` is what nobody has.  Decode rows first, then `open` it to prompts.
+    """Rows chosen so far; `left` is what nobody has.  Decode rows first, then drafts, then `open`
+    it to prompts.
 
     Prompts share their room so that a long one neither starves nor holds short ones up: the first
     by rank has a right to half of it, and the rest goes to whoever has the fewest rows to go.
@@ -151,6 +153,7 @@ class StepBuilder:
         self.preempted = False  # somebody gave way in this very pass
         self._limits = limits
         self._rows: dict[Sequence, int] = {}
+        self._drafts: dict[Sequence, tuple[int, ...]] = {}
         self._fences: list[object] = []
         self._first: Sequence | None = None
         self._kept = 0  # rows that are the first prompt's, whoever else comes
@@ -160,6 +163,17 @@ class StepBuilder:
         """The next token of `seq` is computed in this step."""
         self._rows[seq] = 1
         self.left -= 1
+
+    @property
+    def decoding(self) -> list[Sequence]:
+        """Those with a row so far; before the step is opened to prompts."""
+        return list(self._rows)
+
+    def draft(self, seq: Sequence, drafts: tuple[int, ...]) -> None:
+        """So are `drafts`, in case they follow; `seq` has its row and blocks for all of them."""
+        self._rows[seq] += len(drafts)
+        self._drafts[seq] = drafts
+        self.left -= len(drafts)
 
     def wait_for(self, fences: tuple[object, ...]) -> None:
         """Blocks that were taken for this step carry these events."""
@@ -172,7 +186,7 @@ class StepBuilder:
         If others are `queued`, a block of rows is kept for them: whoever begins is known to be
         short or long, and short ones need not wait until a long one has ended before them.
         """
-        decoding = len(self._rows)
+        decoding = sum(self._rows.values())
         self.left = self._limits.rows(decoding, backlog) - decoding
         self._first = first
         self._kept = min(first.pending, -(-self.left // 2)) if first else 0
@@ -200,6 +214,9 @@ class StepBuilder:
             Chunk(seq, seq.next_row, length, length == seq.pending, seq.stay)
             for seq, length in self._rows.items()
         ]
+        for chunk in chunks if self._drafts else ():
+            if drafts := self._drafts.get(chunk.seq):
+                chunk.samples, chunk.drafts = True, drafts
         chunks.sort(key=_place)
         return StepWork(tuple(chunks), tuple(self._fences)) if chunks else None
 

@@ -24,6 +24,7 @@ from engine.models.decoder import Decoder
 from engine.rehearsal import pretended, ranks_of, rehearse
 from engine.runner import Runner
 from engine.sampler import Sampler, SamplerLimits
+from engine.speculation import draft_rows
 from engine.verifier import Verifier
 
 Progress = Callable[[str, float], None]
@@ -82,16 +83,19 @@ def make_runner(
     lookahead: bool,
 ) -> Runner:
     """A runner for steps within `config`, with all that it will ever allocate but its graphs."""
+    draws = config.max_num_seqs + draft_rows(config.max_num_seqs, config.draft_tokens)
     ladder = None
     if is_card(arena.device) and not config.deterministic:
         ladder = Ladder(
             max_seqs=config.max_num_seqs,
             mixed_rows=min(config.graph_tokens, config.max_batch_tokens),
             often=config.mixed_tokens,
+            max_draws=draws,
         )
     batcher = Batcher(
         max_rows=config.max_batch_tokens,
         max_seqs=config.max_num_seqs,
+        max_draws=draws,
         max_blocks=-(-(config.max_model_len or model.spec.default_length) // config.block_size),
         block_size=config.block_size,
         device=arena.device,
@@ -100,7 +104,7 @@ def make_runner(
         plan_words=planner.plan_words,
     )
     limits = SamplerLimits(vocab_size, model.spec.eos_token_ids)
-    sampler = Sampler(limits, device=arena.device, max_rows=config.max_num_seqs)
+    sampler = Sampler(limits, device=arena.device, max_rows=draws)
     return Runner(model, arena, batcher, planner, sampler)
 
 

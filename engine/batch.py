@@ -25,14 +25,16 @@ from engine.upload import UploadRing, Words
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T rows, S sequences, N of which are sampled; T and S count padding, N does not."""
+    """T rows of S sequences, N of which are sampled; T and S count padding, N does not."""
 
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) int64
     attn: AttentionMeta
-    #: (N or more,) int64: the last row of each sampled sequence, then row 0 if steps are padded.
+    #: (N or more,) int64: the rows that are sampled, then row 0 if steps are padded.
     sample_rows: Tensor
-    sampled: tuple[Sequence, ...]  # N
+    sampled: tuple[Sequence, ...]  # N: whose row each is; with drafts a sequence has several
+    #: Sampled row -> drafts that it stands on, where it stands on any.
+    ahead: Mapping[int, tuple[int, ...]]
     #: What the step is padded to; None = to nothing.
     rung: Rung | None
     #: Sampled row i is row i.
@@ -55,7 +57,8 @@ class _Fields:
 
 
 class Batcher:
-    """Packs steps of at most `max_rows` rows and `max_seqs` sequences of `max_blocks` blocks.
+    """Packs steps of at most `max_rows` rows and `max_seqs` sequences of `max_blocks` blocks, which
+    draw at most `max_draws` times (0: once a sequence).
 
     `ladder`: what steps are padded to; None: they are not.  `lookahead`: a row may stand for a
     token that the step before is still drawing; the device finds it in `ids`.  `plan_words` int64
@@ -67,6 +70,7 @@ class Batcher:
         *,
         max_rows: int,
         max_seqs: int,
+        max_draws: int = 0,
         max_blocks: int,
         block_size: int,
         device: torch.device,
@@ -78,14 +82,15 @@ class Batcher:
         self.ladder = ladder
         self._lookahead = lookahead
         self._shape = max_seqs, max_blocks
+        max_draws = max(max_draws, max_seqs)
         # A step fills the plan from its end and the tables from their start: one copy brings both.
         sizes = [
             plan_words,
             *(max_rows, max_rows * lookahead, max_rows, max_rows),  # given .. mapping
-            max_seqs,
+            max_draws,
             *(-(-max_seqs // 2), max_seqs // 2 + 1),  # two int32 to a word
             -(-max_seqs * max_blocks // 2),
-            max_seqs,  # ids: behind what is uploaded
+            max_draws,  # ids: behind what is uploaded
         ]
         self._cuts = [0, *accumulate(sizes)]
         self._ring = UploadRing(self._cuts[-1], device)
@@ -96,7 +101,7 @@ class Batcher:
         self._given, self._origins, self._positions, self._mapping, self._picks = parts[1:6]
         self._lens, self._starts = (part.view(torch.int32) for part in parts[6:8])
         self._tables = parts[8].view(torch.int32)[: max_seqs * max_blocks].view(self._shape)
-        #: (max_seqs,) int64: where the sampler leaves what it draws, for the next step.
+        #: (max_draws,) int64: where the sampler leaves what it draws, for the next step.
         self.ids = parts[9]
         self._own_words = np.arange(max_rows) + self._cuts[1]  # where the given tokens lie
         self._tokens = torch.zeros_like(self._given) if lookahead else self._given
@@ -129,11 +134,11 @@ class Batcher:
         if self._lookahead:
             self._fill_origins(host, chunks, ends, rung.rows if rung else ends[-1], drawing)
         self._fill_tables(host, chunks, ends[-1])
-        sampled = [i for i, c in enumerate(chunks) if c.samples]
-        host.picks[: len(sampled)] = [ends[i] - 1 for i in sampled]
-        host.picks[len(sampled) : self._num_picks(len(sampled))] = 0
+        draws = _draws(chunks, ends)
+        host.picks[: len(draws.rows)] = draws.rows
+        host.picks[len(draws.rows) : self._num_picks(len(draws.rows))] = 0
         self._send(len(chunks), plan(host.plan, rung))
-        return self._batch(chunks, ends, rung, sampled)
+        return self._batch(chunks, ends, rung, draws)
 
     def blank(self, rung: Rung) -> Batch:
         """A batch of `rung` that is all padding, for a capture."""
@@ -141,7 +146,7 @@ class Batcher:
         self._lens[: rung.seqs].zero_()
         starts = tuple(range(rung.seqs + 1)) if rung.single else (0,) * (rung.seqs + 1)
         self._starts[: rung.seqs + 1].copy_(torch.tensor(starts))
-        return self._view((0,) * rung.seqs, starts, rung.rows, rung, sampled=())
+        return self._view((0,) * rung.seqs, starts, rung.rows, rung, NO_DRAWS)
 
     def forget(self) -> None:
         """Keep nothing of the sequences so far."""
@@ -167,7 +172,7 @@ class Batcher:
         )
 
     def _num_picks(self, sampled: int) -> int:
-        """Rows whose logits are computed; as many as there are sequences to draw for, or a rung."""
+        """Rows whose logits are computed; as many as there are to draw for, or a rung."""
         return self.ladder.samples(sampled) if self.ladder and sampled else sampled
 
     def _fill_padding(self, host: _Fields, rows: int, seqs: int, rung: Rung) -> None:
@@ -192,6 +197,8 @@ class Batcher:
         for i, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
             begin, stop = end - chunk.length, chunk.start + chunk.length
             known = chunk.seq.tokens[chunk.start : stop]
+            if chunk.drafts:
+                known += chunk.drafts
             host.given[begin : begin + len(known)] = known
             host.given[begin + len(known) : end] = 0
             host.positions[begin:end] = np.arange(chunk.start, stop)
@@ -208,7 +215,7 @@ class Batcher:
         """Where in the words each row's token lies: among the given ones, or in `ids`."""
         host.origins[:padded] = self._own_words[:padded]
         for chunk, end in zip(chunks, ends, strict=True):
-            missing = chunk.start + chunk.length - len(chunk.seq.tokens)
+            missing = chunk.start + chunk.length - len(chunk.drafts) - len(chunk.seq.tokens)
             if missing > 0:
                 assert missing == 1, f"{chunk.seq.request_id}: rows of tokens that nobody draws"
                 host.origins[end - 1] = self._cuts[-2] + drawing[chunk.seq]
@@ -231,7 +238,7 @@ class Batcher:
 
     # ------------------------------------------------------------- showing
     def _batch(
-        self, chunks: tuple[Chunk, ...], ends: list[int], rung: Rung | None, sampled: list[int]
+        self, chunks: tuple[Chunk, ...], ends: list[int], rung: Rung | None, draws: "_Draws"
     ) -> Batch:
         rows = rung.rows if rung else ends[-1]
         if self._lookahead:
@@ -240,7 +247,7 @@ class Batcher:
         more = rung.seqs - len(chunks) if rung else 0
         lens = (*(c.start + c.length for c in chunks), *[0] * more)
         starts = (0, *ends, *range(ends[-1] + 1, ends[-1] + more + 1))  # of single rows
-        return self._view(lens, starts, rows, rung, tuple(chunks[i].seq for i in sampled))
+        return self._view(lens, starts, rows, rung, draws)
 
     def _view(
         self,
@@ -248,9 +255,9 @@ class Batcher:
         starts: tuple[int, ...],
         rows: int,
         rung: Rung | None,
-        sampled: tuple[Sequence, ...],
+        draws: "_Draws",
     ) -> Batch:
-        seqs = len(lens)
+        seqs, sampled = len(lens), draws.seqs
         single = rows == seqs
         known = rung is None or single  # a graph of mixed steps finds lengths and ranges by itself
         # A graph wants one shape; torch's own attention wants no more columns than it needs.
@@ -270,9 +277,39 @@ class Batcher:
             ),
             sample_rows=self._picks[: self._num_picks(len(sampled))],
             sampled=sampled,
+            ahead=draws.ahead,
             rung=rung,
             samples_every_row=single and len(sampled) == sum(length > 0 for length in lens),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """Rows that are drawn for, whose they are, and the drafts that they stand on."""
+
+    rows: list[int]
+    seqs: tuple[Sequence, ...]
+    ahead: Mapping[int, tuple[int, ...]]
+
+
+NO_DRAWS = _Draws([], (), {})
+
+
+def _draws(chunks: tuple[Chunk, ...], ends: list[int]) -> _Draws:
+    """The last row of each chunk that samples; with drafts the last ones."""
+    if not any(chunk.drafts for chunk in chunks):
+        sampled = [i for i, c in enumerate(chunks) if c.samples]
+        return _Draws([ends[i] - 1 for i in sampled], tuple(chunks[i].seq for i in sampled), {})
+    rows: list[int] = []
+    seqs: list[Sequence] = []
+    ahead: dict[int, tuple[int, ...]] = {}
+    for chunk, end in zip(chunks, ends, strict=True):
+        for count in range(chunk.draws):
+            if count:
+                ahead[len(rows)] = chunk.drafts[:count]
+            rows.append(end - chunk.draws + count)
+            seqs.append(chunk.seq)
+    return _Draws(rows, tuple(seqs), ahead)
 
 
 class _BlockLists:

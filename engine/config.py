@@ -13,6 +13,14 @@ from engine.errors import ConfigError
 Device = Literal["auto", "cpu", "cuda"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 EvictionPolicy = Literal["cost", "lru", "fifo", "lfu"]
+#: Kinds of drafts that are known elsewhere, and why there are none here.
+NO_DRAFTS = {
+    "draft": "a draft model is not served yet",
+    "eagle": "heads that draft are not served",
+    "medusa": "heads that draft are not served",
+    "mtp": "heads that draft are not served",
+}
+MOST_DRAFT_TOKENS = 8
 #: How much of a packed file is held against its checksums when it is read: a block, or all of it.
 VerifyOnLoad = Literal["off", "sample", "full"]
 
@@ -45,6 +53,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     load_bytes_in_flight: int = 256 * MIB
     verify_on_load: VerifyOnLoad = "off"
     deterministic: bool = False
+    speculation: str = "off"  # or "ngram": drafts from a sequence's own tokens
+    speculation_tokens: int = 4  # the longest draft
     threads: int = 0  # CPU threads for torch; 0 = its default
     fail_reads_slowly: float = 0.0  # fault injection: seconds slept in the RAM-tier reader
 
@@ -76,9 +86,32 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         need(self.thrash_window > 0, "thrash_window", "above 0 seconds")
         need(self.load_bytes_in_flight > 0, "load_bytes_in_flight", "above 0 bytes")
         need(self.threads >= 0, "threads", "0 (auto) or more")
+        self._check_speculation()
         if self.max_batch_tokens and self.max_batch_tokens < self.max_num_seqs:
             rows, seqs = self.max_batch_tokens, self.max_num_seqs
             raise ConfigError(
                 f"max_batch_tokens = {rows} is below max_num_seqs = {seqs}",
                 hint="each running sequence needs a row in every step",
             )
+
+    @property
+    def draft_tokens(self) -> int:
+        """The longest draft; 0 = nobody has any."""
+        return self.speculation_tokens if self.speculation != "off" else 0
+
+    def _check_speculation(self) -> None:
+        kind, tokens = self.speculation, self.speculation_tokens
+        if kind not in ("off", "ngram"):
+            why = NO_DRAFTS.get(kind.partition("-")[0].lower().rstrip("0123456789"))
+            raise ConfigError(
+                f"speculation = {kind!r}: {why or 'there is no such kind of drafts'}",
+                hint='"ngram" drafts from the text itself and needs no model; "off" is none',
+            )
+        if not 1 <= tokens <= MOST_DRAFT_TOKENS:
+            raise ConfigError(f"speculation_tokens = {tokens!r}: must be 1 to {MOST_DRAFT_TOKENS}")
+        for name in ("max_batch_tokens", "mixed_tokens") if kind != "off" else ():
+            if getattr(self, name) == 1:
+                raise ConfigError(
+                    f"{name} = 1 leaves no row for a draft beside the token itself",
+                    hint='set 2 or more (0: chosen for the device), or speculation = "off"',
+                )

@@ -158,9 +158,11 @@ class EngineCore:
         """One turn: what arrived, what has ended, what runs now, what there is to tell."""
         self._carry_out_commands()
         self._let_guided_go_on()
+        under_way = self._flight is not None
+        deltas = self._settle_what_must_be_known()
         work = self.scheduler.schedule()  # polls reads and copies first
-        deltas = self.scheduler.take_deltas()
-        self._ran = work is not None or self._flight is not None
+        deltas += self.scheduler.take_deltas()
+        self._ran = work is not None or under_way
         deltas += self._advance(work)
         self.verifier.advance()
         return self._publish(deltas)
@@ -286,6 +288,14 @@ class EngineCore:
             self._flight = None
         return deltas
 
+    def _settle_what_must_be_known(self) -> list[SequenceDelta]:
+        """Drafts stand on known tokens, and what stands on drafts is known once they are judged."""
+        flight = self._flight
+        if flight is None or not self.scheduler.must_know(flight.work):
+            return []
+        self._flight = None
+        return self._settle(flight)
+
     def _launch(self, work: StepWork) -> Flight:
         launched = time.monotonic()
         flight = self.runner.launch(work)
@@ -316,6 +326,8 @@ class EngineCore:
         self._prefill.settled(flight.work, flight.launched, now, waited=waited)
         self.stats.note(flight.work, flight.launched, now, waited=waited)
         deltas = self.scheduler.settle(flight.work, sampled)
+        for outcome in self.scheduler.speculation.take_outcomes():
+            self.stats.note_drafts(outcome.rev, outcome.proposed, outcome.accepted)
         if self.guides:
             self.guides.follow(chunk.seq for chunk in flight.work.chunks)
         return deltas
@@ -368,6 +380,7 @@ def _limits(machine: Machine) -> SchedulerLimits:
         max_model_len=config.max_model_len,
         eos_token_ids=frozenset(machine.spec.eos_token_ids),
         starve_after=config.starve_after,
+        speculation_tokens=config.draft_tokens,
     )
 
 

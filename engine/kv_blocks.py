@@ -59,6 +59,27 @@ class KvBlocks:
             seq.blocks += blocks
         return True
 
+    def take_for_drafts(self, seq: Sequence, count: int, step: StepBuilder) -> int:
+        """Blocks for rows of `count` drafts behind all tokens of `seq`; how many of them have one.
+
+        A guess takes what is free, and pushes nothing out.
+        """
+        size, length = self._limits.block_size, seq.length + count
+        missing = self._limits.blocks(length) - len(seq.blocks)
+        if 0 < missing <= self._pool.num_free:
+            blocks = self._memory.take_kv(missing, seq.rev)
+            if blocks is not None:
+                step.wait_for(self._pool.take_fences(blocks))
+                seq.blocks += blocks
+        return min(count, len(seq.blocks) * size - seq.length)
+
+    def trim(self, seq: Sequence) -> None:
+        """Give back the blocks of drafts that were wrong."""
+        count = self._limits.blocks(seq.length)
+        if count < len(seq.blocks):
+            self._prefix.release(seq.blocks[count:])
+            seq.blocks = seq.blocks[:count]  # another list: what was known of the old one is void
+
     def enter_full(self, seq: Sequence) -> None:
         """What is computed now enters the prefix index, and not before."""
         count = seq.num_computed // self._limits.block_size

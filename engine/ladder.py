@@ -32,12 +32,16 @@ class Rung(NamedTuple):
 class Ladder:
     """Rungs of decode-only steps of up to `max_seqs` rows and of mixed ones of up to `mixed_rows`.
 
-    `often`: rows that mixed steps are filled up to, which get a rung of their own.  A mixed step
-    has a sequence of two rows, and so at most `rows - 1` sequences.
+    `max_draws`: rows that one step draws for; 0 = one a sequence.  `often`: rows that mixed steps
+    are filled up to, which get a rung of their own.  A mixed step has a sequence of two rows, and
+    so at most `rows - 1` sequences.
     """
 
-    def __init__(self, *, max_seqs: int, mixed_rows: int, often: int = 0) -> None:
+    def __init__(
+        self, *, max_seqs: int, mixed_rows: int, often: int = 0, max_draws: int = 0
+    ) -> None:
         self.decode = tuple(Rung(rows, rows) for rows in _up_to(max_seqs, DECODE))
+        self._draws = _up_to(max(max_seqs, max_draws), DECODE)
         heights = _up_to(mixed_rows, (*MIXED, often) if often > 1 else MIXED)
         widths = (*(seqs for seqs in SEQS if 2 * seqs <= max_seqs), max_seqs)
         pairs = {Rung(rows, min(seqs, rows - 1)) for rows in heights for seqs in widths if rows > 1}
@@ -57,7 +61,12 @@ class Ladder:
 
     def samples(self, count: int) -> int:
         """What `count` sampled rows are padded to, so that one product serves several counts."""
-        return next(rung.rows for rung in self.decode if rung.rows >= count)
+        return next(rows for rows in self._draws if rows >= count)
+
+    @property
+    def most_samples(self) -> int:
+        """Sampled rows of the largest draw, padding included."""
+        return self._draws[-1]
 
 
 def _up_to(most: int, steps: tuple[int, ...]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ class PrefillClock:
         """`work` was launched at `launched` and is settled at `now`."""
         self._launched = launched if self._launched is None else self._launched
         self._rows += sum(chunk.length for chunk in work.chunks)
-        self._prompt += sum(chunk.length for chunk in work.chunks if chunk.length > 1)
+        self._prompt += sum(c.length for c in work.chunks if c.length > 1 and not c.drafts)
         if not waited:
             return
         # A step that was launched ahead began when the one before it ended.

@@ -17,6 +17,7 @@ from engine.layout import MODULES, PAIRED_ENDS, BlockLayout, place
 from engine.messages import PackedManifest, PackedModule, SamplingParams
 from engine.runner import Runner
 from engine.sequence import Chunk, Sequence, StepWork
+from engine.speculation import draft_rows
 
 #: Slots, and what is in all of them.
 Fleet = tuple[Mapping[int, SlotRow], PackedManifest]
@@ -45,6 +46,7 @@ def rehearse(
     decoders = [Chunk(seq, 1, 1, True) for seq in cast.sequences(config.max_num_seqs, 2)]
     largest = cast.prompts(config.max_batch_tokens, config.max_num_seqs)
     steps = [largest, decoders, decoders[:1]]
+    steps += cast.drafting(config)
     for params in OTHER_WAYS:
         steps.append([Chunk(seq, 1, 1, True) for seq in cast.sequences(1, 2, params)])
     for length in CHUNKS:
@@ -167,6 +169,21 @@ class _Cast:
             chunks.append(Chunk(seq, 0, len(seq.tokens), True))
             rows -= len(seq.tokens)
         return chunks
+
+    def drafting(self, config: EngineConfig) -> list[list[Chunk]]:
+        """The step that draws the most: everybody decodes, and has drafts as long as rows last."""
+        left = min(
+            draft_rows(config.max_num_seqs, config.draft_tokens),
+            config.max_batch_tokens - config.max_num_seqs,
+        )
+        longest = min(config.draft_tokens, self._max_len - 2)
+        chunks = []
+        for seq in self.sequences(config.max_num_seqs, 2 + max(longest, 0)):
+            count = max(min(longest, left), 0)
+            left -= count
+            del seq.tokens[2:]  # it has blocks for its drafts
+            chunks.append(Chunk(seq, 1, 1 + count, True, drafts=(0,) * count))
+        return [chunks] if any(chunk.drafts for chunk in chunks) else []
 
     def runs(self, lengths: tuple[int, ...]) -> list[Chunk]:
         """Decode rows of slot 0, so many at a time, with a row of the base model between."""

@@ -25,6 +25,7 @@ from engine.messages import PackedManifest, TokenLogprobs
 from engine.models.decoder import Decoder
 from engine.sampler import Drawn, Sampler
 from engine.sequence import Chunk, Sampled, Sequence, StepWork
+from engine.speculation import verified
 from engine.upload import Words
 
 NO_MASKS = Masks()
@@ -34,7 +35,7 @@ PROMPT_ROWS = 128
 
 @dataclass(slots=True)
 class Flight:
-    """A step that was launched.  `logits` has a row for each sampled sequence."""
+    """A step that was launched.  `logits` has a row for each draw."""
 
     work: StepWork
     batch: Batch
@@ -148,6 +149,7 @@ class Runner:
             flight.batch.sampled,
             tokens=self._batcher.ids,
             masks=masks.ready,
+            ahead=flight.batch.ahead,
         )
         flight.logits = None
 
@@ -156,6 +158,8 @@ class Runner:
         if flight.drawn is None:
             return {}
         drawn = self._sampler.finish(flight.drawn)
+        if flight.batch.ahead:
+            return self._verified(flight, drawn)
         return {
             seq.request_id: self._with_prompt(seq, one)
             for row, (seq, one) in enumerate(zip(flight.batch.sampled, drawn, strict=True))
@@ -177,6 +181,19 @@ class Runner:
             self._prompts.pop(request_id, None)
 
     # ------------------------------------------------------------- one level down
+    def _verified(self, flight: Flight, drawn: list[Sampled]) -> dict[str, Sampled]:
+        """The same of a step with drafts: several rows may be one sequence's."""
+        rows: dict[Sequence, list[int]] = {}
+        for row, seq in enumerate(flight.batch.sampled):
+            rows.setdefault(seq, []).append(row)
+        told = {}
+        for seq, own in rows.items():
+            if own[0] not in flight.late:
+                drafts = flight.batch.ahead.get(own[-1], ())
+                one = verified(drafts, [drawn[row] for row in own])
+                told[seq.request_id] = self._with_prompt(seq, one)
+        return told
+
     def _forward(self, work: StepWork, batch: Batch, lora: LoraMeta | None) -> Tensor | None:
         """Logits of the sampled rows; None if there are none."""
         owed = any(_owes_prompt(chunk.seq) for chunk in work.chunks)

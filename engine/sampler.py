@@ -114,14 +114,16 @@ class Sampler:
         *,
         tokens: Tensor | None = None,
         masks: Mapping[int, Mask] | None = None,
+        ahead: Mapping[int, Seq[int]] | None = None,
     ) -> Drawn:
         """Start the draw of a token for each row of `logits`, which is overwritten.
 
         The ids go into `tokens` (rows or more,) int64 if given: 0 where there was nothing to draw.
-        `masks`: row -> the tokens that it may draw in this step.
+        `masks`: row -> the tokens that it may draw in this step.  `ahead`: row -> tokens between
+        those of its sequence and the one to draw, where there are any.
         """
         rows, ops = len(seqs), self._ops(logits)
-        plan = self._planner.plan(seqs, masks or {})
+        plan = self._planner.plan(seqs, masks or {}, ahead or {})
         meta = plan.send(self._up)
         tokens = _empty(rows, logits, torch.int64) if tokens is None else tokens[:rows]
         width = min(max(plan.num_top.values(), default=0), self._vocab)

@@ -34,6 +34,7 @@ Mask = npt.NDArray[np.uint32]
 Words = npt.NDArray[np.int32]
 
 _NO_MASKS: Mapping[int, Mask] = {}
+_NONE_AHEAD: Mapping[int, Seq[int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,21 @@ class Planner:
         self._room = 2 * max_rows
         self._known: dict[int, _Wish] = {}  # by the identity of the sequence, which each holds
 
-    def plan(self, seqs: Seq[Sequence], masks: Mapping[int, Mask] = _NO_MASKS) -> Plan:
-        """`masks`: row -> tokens that it may draw in this step, besides what its request allows."""
+    def plan(
+        self,
+        seqs: Seq[Sequence],
+        masks: Mapping[int, Mask] = _NO_MASKS,
+        ahead: Mapping[int, Seq[int]] = _NONE_AHEAD,
+    ) -> Plan:
+        """`masks`: row -> tokens that it may draw in this step, besides what its request allows.
+        `ahead`: row -> tokens that stand between its sequence's and the one to draw.
+        """
         wishes = [self._wish(seq) for seq in seqs]
         if len(self._known) > self._room:
             self._known = {id(wish.seq): wish for wish in wishes}
         if not masks and all(wish.quiet for wish in wishes):
             return Plan(np.empty(0, np.int32), _meta(len(seqs)), {})
-        return _Packing(wishes, masks, -(-self._limits.vocab_size // 32)).plan()
+        return _Packing(wishes, masks, ahead, -(-self._limits.vocab_size // 32)).plan()
 
     def prompt(self, rows: int) -> Plan:
         """The plan for rows that are not drawn: all that they want is log-probabilities."""
@@ -128,21 +136,29 @@ class Planner:
 class _Packing:
     """One plan being laid out; dies with it."""
 
-    def __init__(self, wishes: list[_Wish], masks: Mapping[int, Mask], mask_words: int) -> None:
-        self._wishes = wishes
+    def __init__(
+        self,
+        wishes: list[_Wish],
+        masks: Mapping[int, Mask],
+        ahead: Mapping[int, Seq[int]],
+        mask_words: int,
+    ) -> None:
+        self._wishes, self._ahead = wishes, ahead
         self._masks = {row: wish.mask for row, wish in enumerate(wishes) if wish.mask is not None}
         for row, mask in masks.items():
             assert mask.shape == (mask_words,), "a mask has a bit for each token"
             fixed = self._masks.get(row)
             self._masks[row] = mask if fixed is None else mask & fixed
-        self._changes = {row: w.changes for row, w in enumerate(wishes) if w.changes is not None}
+        self._changes = {
+            row: w.changes.entries(w.seq.tokens, ahead.get(row, ()))
+            for row, w in enumerate(wishes)
+            if w.changes is not None
+        }
         self._mask_words = mask_words
 
     def plan(self) -> Plan:
         wishes, rows = self._wishes, len(self._wishes)
-        for row, changes in self._changes.items():
-            changes.follow(wishes[row].seq.tokens)
-        sizes = [changes.size for changes in self._changes.values()]
+        sizes = [len(changes.ids) for changes in self._changes.values()]
         entries, head = sum(sizes), rows * RECORD
         words = np.empty(head + 3 * entries + len(self._masks) * self._mask_words, dtype=np.int32)
         records = words[:head].reshape(rows, RECORD)
@@ -165,18 +181,19 @@ class _Packing:
 
     def _put_keys(self, records: Words) -> None:
         keys = np.array([wish.key for wish in self._wishes], dtype=np.uint64)
-        positions = np.array([len(wish.seq.tokens) for wish in self._wishes], dtype=np.uint64)
+        lengths = [len(wish.seq.tokens) for wish in self._wishes]
+        for row, tokens in self._ahead.items():
+            lengths[row] += len(tokens)
+        positions = np.array(lengths, dtype=np.uint64)
         records[:, Field.KEY_LOW : Field.KEY_HIGH + 1] = noise_keys(keys, positions)
 
     def _put_entries(self, records: Words, entries: Words) -> None:
         ids, counts, biases = entries[0], entries[1], entries[2].view(np.float32)
         start = 0
         for row, changes in self._changes.items():
-            size = changes.size
+            size = len(changes.ids)
             part = slice(start, start + size)
-            ids[part] = changes.ids[:size]
-            counts[part] = changes.counts[:size]
-            biases[part] = changes.biases[:size]
+            ids[part], counts[part], biases[part] = changes
             records[row, Field.FIRST], records[row, Field.COUNT] = start, size
             start += size
 

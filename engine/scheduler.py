@@ -22,6 +22,7 @@ from engine.memory.reclaim import Reclaimer
 from engine.messages import FinishReason, SequenceDelta, Submit
 from engine.sequence import Chunk, Doom, Sampled, Sequence, Status, StepWork
 from engine.settle import append, tell
+from engine.speculation import Speculation
 
 __all__ = ["Chunk", "Sampled", "Scheduler", "SchedulerLimits", "StepWork"]
 
@@ -54,6 +55,8 @@ class Scheduler:
         self._running: list[Sequence] = []  # by rank
         self._live: dict[str, Sequence] = {}
         self._deadlines = Deadlines()
+        rows = min(limits.mixed_tokens, limits.max_batch_tokens)
+        self.speculation = Speculation(limits.speculation_tokens, rows)
         self._drainer = Drainer(residency, limits.starve_after, self._remaining, clock)
         self._stuck: str | None = None  # a guest that found no seat or memory in the last pass
         self._deltas: list[SequenceDelta] = []
@@ -139,6 +142,7 @@ class Scheduler:
         step = StepBuilder(self.limits)
         self._make_way_for_starving(step)
         prompts = self._extend_decoding(step)
+        self._draft(step)
         self._extend_prompts(prompts, step)
         before = len(self._running)
         if not step.preempted:  # room that was taken from one is not for a newcomer
@@ -151,19 +155,22 @@ class Scheduler:
         deltas = []
         for chunk in work.chunks:
             seq = chunk.seq
-            seq.owed -= chunk.samples
+            seq.owed -= chunk.draws
             if seq.status is Status.FINISHED:
                 continue  # it ended while this row of it was under way
             if chunk.stay == seq.stay:
                 seq.flying -= chunk.length
-                seq.num_computed += chunk.length
+                seq.num_computed += chunk.length - len(chunk.drafts)
                 self._blocks.enter_full(seq)
             if chunk.samples and seq.doom is None:
                 seq.doom = sampled[seq.request_id].doom
             if seq.doom is not None:
                 deltas.append(self._end(seq, seq.doom))
             elif chunk.samples:
-                delta = append(seq, sampled[seq.request_id], self.limits)
+                drawn = sampled[seq.request_id]
+                delta = append(seq, drawn, self.limits)
+                if chunk.drafts:
+                    self._keep_drafts(chunk, len(drawn.more), len(delta.tokens) - 1)
                 tokens = len(delta.tokens) * GENERATED_WEIGHT
                 self._counters.note(seq.tenant, seq.rev, tokens / seq.weight)
                 if delta.finish_reason is not None:
@@ -183,6 +190,46 @@ class Scheduler:
     def resume(self, seq: Sequence) -> None:
         """The row that was put off may be computed now."""
         seq.held = False
+
+    # ------------------------------------------------------------- drafts
+    def must_know(self, work: StepWork) -> bool:
+        """Whether the next step waits until launched `work` is settled, or is better for it.
+
+        Nobody knows how many rows drafts leave behind, and nobody is given any on a token that is
+        still being drawn.
+        """
+        if not self.limits.speculation_tokens:
+            return False
+        if any(chunk.drafts for chunk in work.chunks):
+            return True
+        drawing = [c.seq for c in work.chunks if c.samples and c.seq.status is Status.RUNNING]
+        if not self.speculation.open(len(drawing)):
+            return False
+        return any(s.doom is None and self.speculation.is_due(s) for s in drawing)
+
+    def _draft(self, step: StepBuilder) -> None:
+        """Drafts for those who decode, all of whose tokens are known."""
+        if not self.limits.speculation_tokens:
+            return
+        decoding = step.decoding
+        most = self.speculation.open(len(decoding))
+        for seq in decoding if most else ():
+            if seq.owed:
+                continue
+            drafts = self.speculation.drafts(seq, most)
+            if drafts:
+                drafts = drafts[: self._blocks.take_for_drafts(seq, len(drafts), step)]
+            if drafts:
+                step.draft(seq, drafts)
+
+    def _keep_drafts(self, chunk: Chunk, right: int, accepted: int) -> None:
+        """Rows of the drafts that were right count as computed; of the others nothing stays."""
+        seq = chunk.seq
+        if chunk.stay == seq.stay and seq.status is Status.RUNNING:
+            seq.num_computed += accepted
+            self._blocks.enter_full(seq)
+            self._blocks.trim(seq)
+        self.speculation.note(seq, len(chunk.drafts), accepted, right=right)
 
     # ------------------------------------------------------------- running sequences
     def _extend_decoding(self, step: StepBuilder) -> list[Sequence]:
@@ -347,7 +394,7 @@ class Scheduler:
         work = step.build()
         for chunk in work.chunks if work else ():
             chunk.seq.flying += chunk.length
-            chunk.seq.owed += chunk.samples
+            chunk.seq.owed += chunk.draws
         return work
 
     def _end_what_cannot_go_on(self) -> None:
@@ -362,6 +409,7 @@ class Scheduler:
         for rev in self.residency.take_gone():
             self._counters.forget(rev)
             self._prefix.reuse.forget(rev)
+            self.speculation.forget_revision(rev)
 
     def _doom(self, seq: Sequence, doom: Doom) -> None:
         if seq.flying:
@@ -381,6 +429,7 @@ class Scheduler:
             self._waiting.remove(seq)
         seq.status = Status.FINISHED
         del self._live[seq.request_id]
+        self.speculation.forget(seq)
         self._counters.leave(seq.tenant, seq.rev)
         if seq.rev is not None:
             self.residency.end_lease(seq.rev)

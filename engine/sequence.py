@@ -59,7 +59,7 @@ class Sequence:
     arrived_at: float = 0.0  # of the injected clock
     queued_seconds: float | None = None  # until the first admission
     flying: int = 0  # rows of it that are being computed into its blocks, in all launched steps
-    owed: int = 0  # tokens of it that launched steps are drawing
+    owed: int = 0  # tokens of it that launched steps are drawing, at most
     stay: int = 0  # differs whenever it has lost its blocks
     admitted_at: float = 0.0  # the last time, of the injected clock
     doom: Doom | None = None
@@ -121,7 +121,8 @@ class Sequence:
 class Chunk:
     """Rows of one sequence in one step: `tokens[start : start + length]`.
 
-    The last one may be a token that the step before is still drawing.  Nobody but
+    The last one may be a token that the step before is still drawing.  With `drafts` the last
+    ones are these, which may turn out to be no tokens of the sequence.  Nobody but
     `Scheduler.put_off` changes a chunk; frozen ones take three times as long to build, once a
     sequence in each step.
     """
@@ -131,6 +132,12 @@ class Chunk:
     length: int
     samples: bool  # the last row's logits are sampled
     stay: int = 0  # the sequence's, when this was launched
+    drafts: tuple[int, ...] = ()  # behind its last token: a draw for each of these rows too
+
+    @property
+    def draws(self) -> int:
+        """Tokens that are drawn for it."""
+        return 1 + len(self.drafts) if self.samples else 0
 
     @property
     def inactive(self) -> int:
@@ -154,10 +161,12 @@ class StepWork:
 class Sampled:
     """What the sampler drew for one chunk.  `prompt_logprobs` comes with the first token only.
 
-    With a `doom` there was nothing to draw from, and `token` is none.
+    With a `doom` there was nothing to draw from, and `token` is none.  `more` are the draws behind
+    drafts that were right, in order.
     """
 
     token: int
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     doom: Doom | None = None
+    more: "tuple[Sampled, ...]" = ()

@@ -5,20 +5,41 @@ Knows nothing of memory or queues: the scheduler releases what ends here.
 """
 
 from engine.admission import SchedulerLimits
-from engine.messages import FinishReason, SequenceDelta
+from engine.messages import FinishReason, SequenceDelta, TokenLogprobs
 from engine.sequence import Sampled, Sequence
 
 
 def append(seq: Sequence, drawn: Sampled, limits: SchedulerLimits) -> SequenceDelta:
-    """Take the token in (unless none was asked for); the delta ends the sequence if it is full."""
+    """Take what was drawn in (unless no token was asked for), up to one that ends the sequence."""
+    if drawn.more:
+        return _append_all(seq, (drawn, *drawn.more), limits)
     asked = seq.sampling.max_tokens > 0
     if asked:
         seq.tokens.append(drawn.token)
     return tell(
         seq,
         tokens=(drawn.token,) if asked else (),
-        drawn=drawn,
+        logprobs=(drawn.logprobs,) if asked and drawn.logprobs else (),
+        prompt_logprobs=drawn.prompt_logprobs,
         reason=finish_reason(seq, drawn.token, limits),
+    )
+
+
+def _append_all(
+    seq: Sequence, draws: tuple[Sampled, ...], limits: SchedulerLimits
+) -> SequenceDelta:
+    before, reason = len(seq.tokens), None
+    for drawn in draws:
+        seq.tokens.append(drawn.token)
+        reason = finish_reason(seq, drawn.token, limits)
+        if reason is not None:
+            break
+    told = draws[: len(seq.tokens) - before]
+    return tell(
+        seq,
+        tokens=tuple(drawn.token for drawn in told),
+        logprobs=tuple(drawn.logprobs for drawn in told if drawn.logprobs),
+        reason=reason,
     )
 
 
@@ -39,7 +60,8 @@ def tell(
     seq: Sequence,
     *,
     tokens: tuple[int, ...] = (),
-    drawn: Sampled | None = None,
+    logprobs: tuple[TokenLogprobs, ...] = (),
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = (),
     reason: FinishReason | None = None,
     code: str = "",
     message: str = "",
@@ -49,8 +71,8 @@ def tell(
     return SequenceDelta(
         request_id=seq.request_id,
         tokens=tokens,
-        logprobs=(drawn.logprobs,) if tokens and drawn and drawn.logprobs else (),
-        prompt_logprobs=drawn.prompt_logprobs if first and drawn else (),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs if first else (),
         cached_tokens=(seq.cached_tokens or 0) if first else None,
         queued_seconds=seq.queued_seconds if first else None,
         finish_reason=reason,

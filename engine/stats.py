@@ -51,6 +51,8 @@ class Stats:
     prompt_tokens: int = 0  # rows of prompts computed; what a prefix hit saves is not in it
     generated_tokens: int = 0
     generated_by_rev: Counter[str | None] = field(default_factory=Counter)
+    drafted_by_rev: Counter[str | None] = field(default_factory=Counter)  # tokens of drafts
+    accepted_by_rev: Counter[str | None] = field(default_factory=Counter)  # of them, told
     base_steps: Steps = field(default_factory=Steps)  # without an adapter
     lora_steps: Steps = field(default_factory=Steps)
     _untimed: list[Steps] = field(default_factory=list)  # settled, and not known to have ended
@@ -81,6 +83,13 @@ class Stats:
         kind.lora_bytes.observe(sum(map(self.lora_bytes, revs)))
         self._time(kind, launched, now, waited)
 
+    def note_drafts(self, rev: str | None, proposed: int, accepted: int) -> None:
+        """In a step that `note` was told of, a draft was judged; `accepted` of it are told."""
+        self.drafted_by_rev[rev] += proposed
+        self.accepted_by_rev[rev] += accepted
+        self.generated_tokens += accepted
+        self.generated_by_rev[rev] += accepted
+
     def note_pooled(self, rows: int, revs: Collection[str], seconds: float) -> None:
         """A step of an engine that pools has ended, on these revisions and maybe the base."""
         self.steps += 1
@@ -94,8 +103,9 @@ class Stats:
     def keep(self, revs: Iterable[str]) -> None:
         """Forget the counts of revisions that are not among `revs`."""
         known = {None, *revs}
-        for rev in [r for r in self.generated_by_rev if r not in known]:
-            del self.generated_by_rev[rev]
+        for counts in (self.generated_by_rev, self.drafted_by_rev, self.accepted_by_rev):
+            for rev in [r for r in counts if r not in known]:
+                del counts[rev]
 
     def _time(self, kind: Steps, launched: float, now: float, waited: bool) -> None:
         """A step that draws nothing is not waited for: it shares the time with the next that is."""

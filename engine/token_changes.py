@@ -5,7 +5,9 @@ date a token at a time: a step costs the new tokens, not the length.  (They all 
 step, 12 bytes for each distinct token of a penalised sequence.)  Knows no logits.
 """
 
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,14 @@ from engine.messages import SamplingParams
 from engine.sequence import Sequence
 
 Item = TypeVar("Item", bound=np.generic)
+
+
+class Entries(NamedTuple):
+    """Of one row of a draw: (n,) each.  Valid until its sequence grows."""
+
+    ids: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.int32]
+    biases: npt.NDArray[np.float32]
 
 
 class TokenChanges:
@@ -51,6 +61,32 @@ class TokenChanges:
         if params.logit_bias or params.min_tokens or is_penalised(params):
             return cls(seq, vocab, ends)
         return None
+
+    def entries(self, tokens: list[int], ahead: Seq[int] = ()) -> Entries:
+        """For the draw behind `tokens`, which have only grown since the last call, and `ahead`."""
+        self.follow(tokens)
+        size = self.size
+        now = Entries(self.ids[:size], self.counts[:size], self.biases[:size])
+        return self._further(now, len(tokens), ahead) if ahead else now
+
+    def _further(self, now: Entries, length: int, ahead: Seq[int]) -> Entries:
+        """What `follow` would come to, and nothing of it is kept."""
+        counts, biases = now.counts.copy(), now.biases.copy()
+        if self._banned and length + len(ahead) >= self._banned_until:
+            for token in self._banned:
+                if (place := self._places.get(token)) is not None:
+                    biases[place] = self._bias.get(token, 0.0)
+        new: Counter[int] = Counter()
+        for token in ahead if self._counts_output else ():
+            if (place := self._places.get(token)) is not None:
+                counts[place] = max(counts[place], 0) + 1
+            elif 0 <= token < self._vocab:
+                new[token] += 1
+        return Entries(
+            np.concatenate([now.ids, np.array(list(new), dtype=np.int32)]),
+            np.concatenate([counts, np.array(list(new.values()), dtype=np.int32)]),
+            np.concatenate([biases, np.zeros(len(new), dtype=np.float32)]),
+        )
 
     def follow(self, tokens: list[int]) -> None:
         """Take in what has been generated since the last call."""

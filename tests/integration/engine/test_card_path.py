@@ -307,6 +307,39 @@ def test_the_choice_of_graphs_is_coarser_where_there_would_be_too_many(
     ]
 
 
+@pytest.mark.slow
+def test_steps_with_drafts_are_mixed_ones_and_replay_graphs_too(
+    start_core, adapters, prompt, expected, request, monkeypatch
+) -> None:
+    """More is drawn for than there are sequences; the last of three drafts is wrong."""
+    asked = [(0, 7, None, 8), (1, 12, adapters[0], 8)]
+    right = expected(asked)
+    known = {f"r{n}": want.tokens for (n, *_), want in zip(asked, right, strict=True)}
+
+    def guess(seq, most: int) -> tuple[int, ...]:
+        told = known[seq.request_id][seq.num_generated :][:most]
+        return tuple(t + (i == 2) for i, t in enumerate(told))
+
+    request.getfixturevalue("on_card_path")
+    driver = start(start_core, max_num_seqs=2, speculation="ngram", speculation_tokens=3)
+    monkeypatch.setattr(driver.core.scheduler.speculation, "_guess", guess)
+    driver.add(adapters[0])
+    driver.call(lambda i: Load(command_id=i, rev=adapters[0].rev))
+    stories = [
+        driver.submit(
+            f"r{n}", prompt(length, n), a and a.rev, max_tokens=tokens, logprobs=0, ignore_eos=True
+        )
+        for n, length, a, tokens in asked
+    ]
+    driver.finish()
+    for story, want in zip(stories, right, strict=True):
+        assert story.tokens == want.tokens
+        assert values(story) == pytest.approx(values(want), abs=2e-3)
+    runner = driver.core.runner
+    assert driver.core.stats.accepted_by_rev.total() >= 6
+    assert runner.graphs.num_replays == runner.forward_passes, "a step ran eagerly"
+
+
 def test_an_abort_with_a_row_under_way_harms_nobody(start_core, prompt, expected, request) -> None:
     right = expected([(1, 12, None, 6)])
     request.getfixturevalue("on_card_path")

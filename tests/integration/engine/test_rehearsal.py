@@ -19,6 +19,7 @@ from engine.messages import PackedManifest, PackedModule
 from engine.models.spec import read_spec
 from engine.rehearsal import rehearse
 from engine.sequence import Chunk, Sequence, StepWork
+from engine.speculation import draft_rows
 
 LONGEST, SLOTS = 256, 3
 
@@ -105,3 +106,28 @@ def test_the_lora_kernels_of_every_step_that_can_come_are_run(model_dir, sizes) 
                 came.run(random_step(draw, config))
     assert came.met and came.met <= rehearsed.met
     assert sizes or rehearsed.met == set(itertools.product(ALL, (False, True)))
+
+
+@pytest.mark.parametrize("tokens, seqs, rows", [(4, 64, 1500), (8, 3, 1500), (8, 60, 70)])
+def test_the_largest_draw_with_drafts_is_run(model_dir, tokens, seqs, rows) -> None:
+    config = EngineConfig(
+        model="m",
+        max_model_len=LONGEST,
+        num_blocks=64,
+        max_num_seqs=seqs,
+        max_batch_tokens=rows,
+        max_rank=12,
+        slots=SLOTS,
+        speculation="ngram",
+        speculation_tokens=tokens,
+    )
+    runner = Planning(read_spec(model_dir), config)
+    draws, run = [], runner.run
+
+    def note(work: StepWork) -> None:
+        draws.append(sum(chunk.draws for chunk in work.chunks))
+        run(work)
+
+    runner.run = note
+    rehearse(runner, config, runner.layout, max_len=LONGEST, num_blocks=64)
+    assert max(draws) == min(seqs + draft_rows(seqs, tokens), rows)

@@ -119,6 +119,33 @@ def test_sampled_rows_are_padded_with_the_first_row(padding) -> None:
     assert batch.sample_rows.tolist() == [1, 3, 5, 7, 9, 0] and len(batch.sampled) == 5
 
 
+def test_drafts_follow_the_known_tokens_and_each_of_their_rows_is_drawn_for(padding) -> None:
+    decode = sequence("d", [7] * 3, blocks=[1])
+    drafting = sequence("s", list(range(100, 119)), blocks=[4, 5])
+    prefill = sequence("p", [8] * 5, blocks=[2])
+    chunks = (
+        Chunk(decode, 2, 1, True),
+        Chunk(drafting, 18, 4, True, drafts=(31, 32, 33)),
+        Chunk(prefill, 0, 3, False),
+    )
+    batch = padding.pack(StepWork(chunks))
+    assert batch.tokens.tolist()[:8] == [7, 118, 31, 32, 33, 8, 8, 8]
+    assert batch.positions.tolist()[:8] == [2, 18, 19, 20, 21, 0, 1, 2]
+    assert batch.attn.slot_mapping.tolist()[1:5] == [5 * 16 + 2 + i for i in range(4)]
+    assert batch.attn.seq_lens_device.tolist()[:3] == [3, 22, 3]
+    assert batch.sample_rows.tolist()[:5] == [0, 1, 2, 3, 4]
+    assert batch.sampled == (decode, *[drafting] * 4)
+    assert batch.ahead == {2: (31,), 3: (31, 32), 4: (31, 32, 33)}
+    assert drafting.tokens == list(range(100, 119))
+    assert padding.pack(StepWork(chunks[:1])).ahead == {}
+
+
+def test_more_is_drawn_for_than_there_are_sequences_where_there_are_drafts() -> None:
+    ladder = Ladder(max_seqs=6, mixed_rows=12, max_draws=17)
+    assert [ladder.samples(n) for n in (1, 3, 6, 9, 17)] == [1, 4, 8, 16, 17]
+    assert ladder.most_samples == 17 and Ladder(max_seqs=6, mixed_rows=12).most_samples == 6
+
+
 def test_steps_beyond_the_ladder_are_not_padded(padding) -> None:
     prefill = sequence("p", [8] * 13, blocks=[2])
     batch = padding.pack(StepWork((Chunk(prefill, 0, 13, True),)))

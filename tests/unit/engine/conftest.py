@@ -5,7 +5,7 @@ its weights and all that lies in the sequence's blocks before it, read back from
 drawn from the same.  A wrong block, a stale prefix or a wrong slot changes every answer after it.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import count
 from zlib import crc32
@@ -33,6 +33,7 @@ from engine.messages import (
     Submit,
 )
 from engine.scheduler import Sampled, Scheduler, SchedulerLimits, StepWork
+from engine.speculation import verified
 
 BLOCK_BYTES = 100
 
@@ -195,6 +196,7 @@ class Harness:
         eos: frozenset[int] = frozenset(),
         step_seconds: float = 0.01,
         lookahead: bool = False,
+        speculation_tokens: int = 0,
     ) -> None:
         self.clock = Clock()
         self.step_seconds = step_seconds
@@ -234,9 +236,12 @@ class Harness:
                 max_model_len=max_model_len,
                 eos_token_ids=eos,
                 starve_after=starve_after,
+                speculation_tokens=speculation_tokens,
             ),
             clock=self.clock,
         )
+        self.scheduler.speculation._guess = self._guess
+        self.num_right: Counter[int] = Counter()  # drafts by how many of their tokens were right
         self.work: StepWork | None = None
         self.lookahead = lookahead
         #: Launched and not settled, oldest first; computed at launch, as a stream would in order.
@@ -328,6 +333,9 @@ class Harness:
     def launch(self) -> StepWork | None:
         """Half a step: scheduled and launched, not settled."""
         self.clock.now += self.step_seconds
+        if self.flights and self.scheduler.must_know(self.flights[-1][0]):
+            self.work = None
+            self.settle()
         self._decoding = {s for s in self.scheduler._running if not s.is_prompt}
         self.work = self.scheduler.schedule()
         self._check_order()
@@ -403,14 +411,15 @@ class Harness:
         drawn = {}
         drawing = {}
         for chunk in work.chunks:
-            seq = chunk.seq
+            seq, draws = chunk.seq, []
+            known = (*seq.tokens, *chunk.drafts)
             weights = self._weights(seq.slot)
             writer = None if weights in self.shares_base_kv else weights
             history = 0
             for i in range(chunk.start + chunk.length):
                 number, offset = seq.blocks[i // self.block_size], i % self.block_size
                 if i >= chunk.start:
-                    token = seq.tokens[i] if i < len(seq.tokens) else self._drawing[seq]
+                    token = known[i] if i < len(known) else self._drawing[seq]
                     block = self.arena.setdefault(number, {})
                     if not isinstance(block, dict):
                         block = self.arena[number] = {}
@@ -419,11 +428,24 @@ class Harness:
                 value, position = self.arena[number][offset]  # type: ignore[index]
                 assert position == i, "KV of another position"
                 history = _after(history, value)
+                if i >= chunk.start + chunk.length - chunk.draws:
+                    draws.append(Sampled(_draw(history, weights)))
             if chunk.samples:
-                drawing[seq] = _draw(history, weights)
-                drawn[seq.request_id] = Sampled(drawing[seq])
+                drawing[seq] = draws[0].token
+                drawn[seq.request_id] = told = verified(chunk.drafts, draws)
+                if chunk.drafts:
+                    self.num_right[len(told.more)] += 1
         self._drawing = drawing
         return drawn
+
+    def _guess(self, seq, most: int) -> tuple[int, ...]:
+        """What the fake model will draw, wrong from some place on or nowhere; now and then none."""
+        if not crc32(f"{seq.request_id} {len(seq.tokens)}".encode()) % 5:
+            return ()
+        begun = seq.num_generated
+        right = self.alone(seq.tokens[: seq.num_prompt], seq.rev, begun + most)[begun:]
+        wrong_at = crc32(f"{len(seq.tokens)} {seq.request_id}".encode()) % (most + 2)
+        return tuple(t + (i >= wrong_at) for i, t in enumerate(right))
 
     def _weights(self, slot: int) -> str | None:
         if slot < 0:
@@ -437,7 +459,7 @@ class Harness:
         chunks = self.work.chunks if self.work else ()
         slots = [c.seq.slot if c.inactive < c.length else -1 for c in chunks]
         assert slots == sorted(slots)
-        decoding = sum(c.seq in self._decoding for c in chunks)
+        decoding = sum(1 + len(c.drafts) for c in chunks if c.seq in self._decoding)
         limits = self.scheduler.limits
         most = max(limits.rows(decoding), limits.rows(decoding, 10**9))
         assert sum(c.length for c in chunks) <= most

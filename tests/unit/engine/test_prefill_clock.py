@@ -29,6 +29,12 @@ def test_a_prompt_in_chunks_costs_what_all_its_steps_took(clock, told) -> None:
     assert told == [(pytest.approx(30.0), 1536)]
 
 
+def test_rows_of_drafts_are_no_prompts(clock, told) -> None:
+    drafts = Chunk(None, 0, 9, True, drafts=(1,) * 8)
+    clock.settled(StepWork((drafts,)), 100.0, 105.0, waited=True)
+    assert not told
+
+
 def test_a_step_launched_ahead_began_when_the_one_before_it_ended(clock, told) -> None:
     clock.settled(step(1, 1), 100.0, 105.0, waited=True)
     clock.settled(step(64), 101.0, 107.0, waited=True)

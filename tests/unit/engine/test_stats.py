@@ -84,6 +84,16 @@ def test_rows_of_those_that_ended_meanwhile_make_no_tokens(stats):
     assert (stats.generated_tokens, stats.prompt_tokens) == (0, 4)
 
 
+def test_right_drafts_are_tokens_beside_the_one_of_every_step(stats):
+    stats.note(work(("a", 1), (None, 1)), 0.0, 1.0, waited=True)
+    stats.note_drafts("a", 4, 3)
+    stats.note_drafts("a", 4, 0)
+    assert stats.generated_tokens == 5 and stats.generated_by_rev == {"a": 4, None: 1}
+    assert (stats.drafted_by_rev["a"], stats.accepted_by_rev["a"]) == (8, 3)
+    stats.keep([])
+    assert not stats.drafted_by_rev and not stats.accepted_by_rev
+
+
 def test_the_snapshot_tells_them_as_plain_numbers(stats):
     stats.note(work(("a", 4)), 0.0, 0.03, waited=True)
     told = stats.lora_steps.status()

@@ -336,7 +336,10 @@ def make_late(make):
 
         def _run(self, work):
             rows, drawn = self.slots.rows, {}
-            chunks = [Chunk(Known(c.seq, rows), c.start, c.length, c.samples) for c in work.chunks]
+            chunks = [
+                Chunk(Known(c.seq, rows), c.start, c.length, c.samples, drafts=c.drafts)
+                for c in work.chunks
+            ]
             self.launched += 1
             self.queue.append((self.launched, StepWork(tuple(chunks)), drawn))
             self.pool.stamp = self.fence_of(self.launched)
@@ -352,11 +355,12 @@ def make_late(make):
 
 
 @pytest.fixture(scope="session")
-def live(make, make_late) -> Callable[[str, Schedule], Counter[str]]:
-    """live(device, schedule) plays it to its end; what happened in it."""
+def live(make, make_late) -> Callable[..., Counter[str]]:
+    """live(device, schedule, drafts=0) plays it to its end; what happened in it."""
 
-    def play(device: str, schedule: Schedule) -> Counter[str]:
+    def play(device: str, schedule: Schedule, drafts: int = 0) -> Counter[str]:
         sizes, acts = schedule
+        sizes = sizes | {"speculation_tokens": drafts}
         if device == "late":
             harness = make_late(**sizes)
         else:
@@ -365,20 +369,26 @@ def live(make, make_late) -> Callable[[str, Schedule], Counter[str]]:
         for act in acts:
             life.play(act)
         life.end()
+        right = harness.num_right
+        life.census["wrong drafts"] = right[0]
+        life.census["right drafts"] = right.total() - right[0]
         return life.census
 
     return play
 
 
 @pytest.fixture(scope="session")
-def live_through(live) -> Callable[[str, Iterable[int]], Counter[str]]:
-    """live_through(device, seeds): the census of all; a failure names its seed."""
+def live_through(live) -> Callable[..., Counter[str]]:
+    """live_through(device, seeds): the census of all; a failure names its seed.
 
-    def play(device: str, seeds: Iterable[int]) -> Counter[str]:
+    With `drafts` a sequence has 1 to 8, by the seed.
+    """
+
+    def play(device: str, seeds: Iterable[int], drafts: bool = False) -> Counter[str]:
         census: Counter[str] = Counter()
         for seed in seeds:
             try:
-                census += live(device, seeded(seed))
+                census += live(device, seeded(seed), drafts * (1 + seed % 8))
             except (AssertionError, LookupError, TypeError) as error:
                 raise AssertionError(f"device {device}, seed {seed}") from error
         return census

@@ -40,3 +40,17 @@ def test_random_schedules_lose_or_confuse_nothing(live_through, device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_two_thousand_random_schedules_lose_or_confuse_nothing(live_through, device):
     assert_nothing_was_left_out(live_through(device, range(ALL)), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nor_do_they_where_some_rows_are_drafts(live_through, device):
+    census = live_through(device, range(100, 108), drafts=True)
+    assert census["wrong drafts"] > 20 and census["right drafts"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_nor_do_five_hundred_where_some_rows_are_drafts(live_through, device):
+    census = live_through(device, range(500), drafts=True)
+    assert_nothing_was_left_out(census, device)
+    assert census["wrong drafts"] > 2000 and census["right drafts"] > 5000
