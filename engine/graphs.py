@@ -51,8 +51,9 @@ class StepGraphs:
         seqs = ladder.decode[-1].seqs
         rows = max((rung.rows for rung in ladder.mixed), default=0)
         rows = max(rows, seqs)
-        draws = ladder.most_samples
-        self._logits = torch.zeros(draws, table.shape[0], dtype=torch.float32, device=device)
+        self._logits = torch.zeros(
+            ladder.draws[-1], table.shape[0], dtype=torch.float32, device=device
+        )
         self._hidden = torch.zeros(rows, table.shape[1], dtype=table.dtype, device=device)
         self._embedded = torch.zeros_like(self._hidden)
         self._graphs: dict[Key, Replayable] = {}

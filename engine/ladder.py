@@ -41,7 +41,8 @@ class Ladder:
         self, *, max_seqs: int, mixed_rows: int, often: int = 0, max_draws: int = 0
     ) -> None:
         self.decode = tuple(Rung(rows, rows) for rows in _up_to(max_seqs, DECODE))
-        self._draws = _up_to(max(max_seqs, max_draws), DECODE)
+        #: Sampled rows of a step, padded.
+        self.draws = _up_to(max(max_seqs, max_draws), DECODE)
         heights = _up_to(mixed_rows, (*MIXED, often) if often > 1 else MIXED)
         widths = (*(seqs for seqs in SEQS if 2 * seqs <= max_seqs), max_seqs)
         pairs = {Rung(rows, min(seqs, rows - 1)) for rows in heights for seqs in widths if rows > 1}
@@ -61,12 +62,7 @@ class Ladder:
 
     def samples(self, count: int) -> int:
         """What `count` sampled rows are padded to, so that one product serves several counts."""
-        return next(rows for rows in self._draws if rows >= count)
-
-    @property
-    def most_samples(self) -> int:
-        """Sampled rows of the largest draw, padding included."""
-        return self._draws[-1]
+        return next(rows for rows in self.draws if rows >= count)
 
 
 def _up_to(most: int, steps: tuple[int, ...]) -> tuple[int, ...]:

@@ -251,6 +251,8 @@ class RevisionStatus(Struct, frozen=True, kw_only=True):
     prefix_lost_tokens: int = 0  # had been cached, and were evicted for room
     prefix_saved_seconds: float = 0.0  # of prefill
     generated_tokens: int = 0
+    draft_tokens: int = 0  # that were guessed, and computed in case they follow
+    accepted_tokens: int = 0  # of those, told
     error: str = ""  # last load failure
     load_source: Literal["", "disk", "ram"] = ""  # of a load to the GPU that is under way
     load_seconds: float = 0.0  # since it began

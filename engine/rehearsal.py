@@ -46,7 +46,10 @@ def rehearse(
     decoders = [Chunk(seq, 1, 1, True) for seq in cast.sequences(config.max_num_seqs, 2)]
     largest = cast.prompts(config.max_batch_tokens, config.max_num_seqs)
     steps = [largest, decoders, decoders[:1]]
-    steps += cast.drafting(config)
+    drafts = draft_rows(config.max_num_seqs, config.draft_tokens)
+    for draws in (*(runner.ladder.draws if runner.ladder else ()), config.max_num_seqs + drafts):
+        if config.max_num_seqs < draws <= config.max_num_seqs + drafts:
+            steps += cast.drafting(config, draws - config.max_num_seqs)
     for params in OTHER_WAYS:
         steps.append([Chunk(seq, 1, 1, True) for seq in cast.sequences(1, 2, params)])
     for length in CHUNKS:
@@ -170,12 +173,10 @@ class _Cast:
             rows -= len(seq.tokens)
         return chunks
 
-    def drafting(self, config: EngineConfig) -> list[list[Chunk]]:
-        """The step that draws the most: everybody decodes, and has drafts as long as rows last."""
-        left = min(
-            draft_rows(config.max_num_seqs, config.draft_tokens),
-            config.max_batch_tokens - config.max_num_seqs,
-        )
+    def drafting(self, config: EngineConfig, rows: int) -> list[list[Chunk]]:
+        """A step in which everybody decodes, and has drafts as long as there are `rows` for them;
+        none if there is no room."""
+        left = min(rows, config.max_batch_tokens - config.max_num_seqs)
         longest = min(config.draft_tokens, self._max_len - 2)
         chunks = []
         for seq in self.sequences(config.max_num_seqs, 2 + max(longest, 0)):

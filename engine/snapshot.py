@@ -144,6 +144,8 @@ class Painter:
             prefix_lost_tokens=hits.lost,
             prefix_saved_seconds=hits.saved_seconds,
             generated_tokens=self.stats.generated_by_rev[r.rev],
+            draft_tokens=self.stats.drafted_by_rev[r.rev],
+            accepted_tokens=self.stats.accepted_by_rev[r.rev],
             error=r.error,
             **_moving(r, now, self.host),
         )
@@ -161,4 +163,6 @@ class Painter:
             prefix_lost_tokens=hits.lost,
             prefix_saved_seconds=hits.saved_seconds,
             generated_tokens=self.stats.generated_by_rev[None],
+            draft_tokens=self.stats.drafted_by_rev[None],
+            accepted_tokens=self.stats.accepted_by_rev[None],
         )

@@ -69,6 +69,8 @@ class Model(_Section, frozen=True, kw_only=True):
     num_blocks: int = 0
     threads: int = 0
     deterministic: bool = False
+    speculation: str = "off"  # or "ngram"; the engine says why no other
+    speculation_tokens: int = 4
     stall_after: Seconds = 10.0  # without a sign of life, requests are told engine_stalled
     replace_after: Seconds = 60.0  # and after so much more of it, the engine is replaced
     # Of a pooling model:
@@ -270,6 +272,8 @@ class Settings(Struct, frozen=True, kw_only=True):
                 num_blocks=m.num_blocks,
                 threads=m.threads,
                 deterministic=m.deterministic,
+                speculation=m.speculation,
+                speculation_tokens=m.speculation_tokens,
                 slots=lora.slots,
                 max_rank=lora.max_rank,
                 ram_cache=lora.ram_cache,

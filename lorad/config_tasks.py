@@ -23,6 +23,8 @@ _GENERATES = (
     "models.gpu_memory_utilization",
     "models.cpu_pool",
     "models.num_blocks",
+    "models.speculation",
+    "models.speculation_tokens",
     "lora.kv_floor",
     "lora.adapter_floor",
 )

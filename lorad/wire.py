@@ -88,6 +88,8 @@ class Adapter(Struct, frozen=True, kw_only=True):
     prefix_lost_tokens: int = 0  # had been cached, and were evicted for room
     prefix_saved_seconds: float = 0.0  # of prefill
     generated_tokens: int = 0
+    draft_tokens: int = 0  # with models.speculation: tokens that were guessed
+    accepted_tokens: int = 0  # of those, right ones
     targets: tuple[str, ...] = ()
     display_name: str | None = None  # the original text of an illegal folder name, escaped
 

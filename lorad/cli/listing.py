@@ -100,6 +100,9 @@ PS: Sequence[Column[wire.Adapter]] = (
     Column("LOADED", lambda a: human_age(a.loaded_seconds), wide=True, right=True),
     _LOADS,
     _EVICTIONS,
+    Column(
+        "ACCEPT%", lambda a: human_ratio(a.accepted_tokens, a.draft_tokens), wide=True, right=True
+    ),
 )
 
 

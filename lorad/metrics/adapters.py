@@ -25,6 +25,7 @@ SERIES = (
     *requests.series({}),
     *("adapter_loads_total", "adapter_evictions_total", "adapter_thrash_total"),
     *("prefix_cache_query_tokens_total", "prefix_cache_hit_tokens_total"),
+    *("speculation_draft_tokens_total", "speculation_accepted_tokens_total"),
 )
 
 
@@ -90,6 +91,8 @@ class AdapterMetrics:
             "adapter_thrash_total": dict(churn.thrashes),
             "prefix_cache_query_tokens_total": engine.asked,
             "prefix_cache_hit_tokens_total": engine.hit,
+            "speculation_draft_tokens_total": engine.drafted,
+            "speculation_accepted_tokens_total": engine.accepted,
             **requests.series(moved),
         }
         for name, series in self._series.items():

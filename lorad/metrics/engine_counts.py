@@ -15,6 +15,11 @@ from lorad.service.meter import BASE, KINDS, Kind
 STEPS = ("seconds", "batch_tokens", "adapters", "lora_bytes")
 #: Revision -> the adapter's name, or None for one that is not counted any more.
 NameOf = Callable[[str], str | None]
+#: Of a revision, in this order: prefix tokens looked up and found, tokens of drafts and right ones.
+Told = tuple[int, int, int, int]
+
+
+NOTHING: Told = (0, 0, 0, 0)
 
 
 class Summed:
@@ -60,10 +65,13 @@ class EngineCounts:
     def __init__(self) -> None:
         self.asked: Counter[tuple[str, ...]] = Counter()  # (name,) -> prefix tokens looked up
         self.hit: Counter[tuple[str, ...]] = Counter()
+        self.drafted: Counter[tuple[str, ...]] = Counter()  # (name,) -> tokens of drafts
+        self.accepted: Counter[tuple[str, ...]] = Counter()
+        self._by_name = self.asked, self.hit, self.drafted, self.accepted
         self._last: EngineSnapshot | None = None
         self._ended: deque[EngineSnapshot] = deque()  # the last one of each process that is gone
         self._before = Totals()  # of those
-        self._seen: dict[str, tuple[int, int]] = {}  # revision -> asked and hit, of this process
+        self._seen: dict[str, Told] = {}  # revision -> what this process has counted
 
     def take(self, snapshot: EngineSnapshot) -> None:
         """The newest snapshot; nothing is copied."""
@@ -88,7 +96,7 @@ class EngineCounts:
 
     def keep(self, names: set[str]) -> None:
         """Forget every adapter that is not among `names`."""
-        for counts in (self.asked, self.hit):
+        for counts in self._by_name:
             for key in [key for key in counts if key[0] not in names and key[0] != BASE]:
                 del counts[key]
 
@@ -96,18 +104,24 @@ class EngineCounts:
         self._add_one(snapshot.base, BASE)
         for status in snapshot.revisions:
             # Most have not been asked since: their names are not looked for.
-            if not status.prefix_query_tokens or self._seen.get(status.rev) == _told(status):
+            asked = status.prefix_query_tokens or status.draft_tokens
+            if not asked or self._seen.get(status.rev) == _told(status):
                 continue
             if (name := name_of(status.rev)) is not None:
                 self._add_one(status, name)
 
     def _add_one(self, status: RevisionStatus, name: str) -> None:
-        asked, hit = self._seen.get(status.rev, (0, 0))
-        now = _told(status)
+        seen, now = self._seen.get(status.rev, NOTHING), _told(status)
         self._seen[status.rev] = now
-        self.asked[name,] += now[0] - asked
-        self.hit[name,] += now[1] - hit
+        shown = len(now) if status.draft_tokens else 2  # no series of drafts where there are none
+        for counts, before, count in zip(self._by_name[:shown], seen, now, strict=False):
+            counts[name,] += count - before
 
 
-def _told(status: RevisionStatus) -> tuple[int, int]:
-    return status.prefix_query_tokens, status.prefix_hit_tokens
+def _told(status: RevisionStatus) -> Told:
+    return (
+        status.prefix_query_tokens,
+        status.prefix_hit_tokens,
+        status.draft_tokens,
+        status.accepted_tokens,
+    )

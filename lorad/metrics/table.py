@@ -346,6 +346,22 @@ METRICS: tuple[Metric, ...] = (
         ),
     ),
     *_group(
+        "Speculation",
+        (
+            "speculation_draft_tokens_total",
+            "counter",
+            "adapter",
+            "Tokens that were guessed ahead and computed in case they follow, with "
+            "models.speculation.",
+        ),
+        (
+            "speculation_accepted_tokens_total",
+            "counter",
+            "adapter",
+            "Of those, the ones that did follow; beside these, every step draws one token itself.",
+        ),
+    ),
+    *_group(
         "Registry and inbox",
         ("registry_transactions_total", "counter", "op", "Transactions: read or write."),
         (

@@ -283,6 +283,8 @@ def _live(status: RevisionStatus | None) -> dict[str, Any]:
         "prefix_lost_tokens": status.prefix_lost_tokens,
         "prefix_saved_seconds": status.prefix_saved_seconds,
         "generated_tokens": status.generated_tokens,
+        "draft_tokens": status.draft_tokens,
+        "accepted_tokens": status.accepted_tokens,
     }
 
 

@@ -98,7 +98,10 @@ def test_ps_shows_what_is_resident_by_name_whatever_its_slot(server, loractl, ma
     assert rows[0][-2:] == ["75%", "-"]
     assert rows[1][-4:] == ["2", "1", "--", "1m"]
     assert done.err == "2 of 8 slots used\n"
-    assert "EVICTIONS" in loractl("ps", "--wide").out.splitlines()[0]
+    server.rows["bible"] = make_row("bible", slot=3, draft_tokens=80, accepted_tokens=50)
+    head, *rows = (line.split() for line in loractl("ps", "--wide").out.splitlines())
+    assert head[-2:] == ["EVICTIONS", "ACCEPT%"]
+    assert [row[-1] for row in rows] == ["--", "62%"]
     assert loractl("ps", "--wide", "--json").json["slots_used"] == 2
 
 

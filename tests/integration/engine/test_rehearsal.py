@@ -122,6 +122,7 @@ def test_the_largest_draw_with_drafts_is_run(model_dir, tokens, seqs, rows) -> N
         speculation_tokens=tokens,
     )
     runner = Planning(read_spec(model_dir), config)
+    runner.ladder = Ladder(max_seqs=seqs, mixed_rows=64, max_draws=seqs + draft_rows(seqs, tokens))
     draws, run = [], runner.run
 
     def note(work: StepWork) -> None:
@@ -131,3 +132,4 @@ def test_the_largest_draw_with_drafts_is_run(model_dir, tokens, seqs, rows) -> N
     runner.run = note
     rehearse(runner, config, runner.layout, max_len=LONGEST, num_blocks=64)
     assert max(draws) == min(seqs + draft_rows(seqs, tokens), rows)
+    assert {min(n, rows) for n in runner.ladder.draws if n >= seqs} <= set(draws)

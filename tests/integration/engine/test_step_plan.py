@@ -143,7 +143,7 @@ def test_drafts_follow_the_known_tokens_and_each_of_their_rows_is_drawn_for(padd
 def test_more_is_drawn_for_than_there_are_sequences_where_there_are_drafts() -> None:
     ladder = Ladder(max_seqs=6, mixed_rows=12, max_draws=17)
     assert [ladder.samples(n) for n in (1, 3, 6, 9, 17)] == [1, 4, 8, 16, 17]
-    assert ladder.most_samples == 17 and Ladder(max_seqs=6, mixed_rows=12).most_samples == 6
+    assert Ladder(max_seqs=6, mixed_rows=12).draws == (1, 2, 4, 6)
 
 
 def test_steps_beyond_the_ladder_are_not_padded(padding) -> None:

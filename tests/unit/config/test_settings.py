@@ -104,6 +104,16 @@ def test_lists_in_the_environment_are_split_at_commas(write, env):
         ("[lora]\nram_cache = 'auto'\n", "expected a size", ""),
         ("[lora]\nslots = 0\n", "lora.slots = 0: must be 1 to 65536 (", ""),
         (
+            "speculation = 'draft'\n",
+            "models.speculation = 'draft': a draft model is not served yet (",
+            '"ngram" drafts from the text itself',
+        ),
+        (
+            "speculation = 'ngram'\nmixed_tokens = 1\n",
+            "models.mixed_tokens = 1 leaves no row for a draft beside the token itself (",
+            "2 or more",
+        ),
+        (
             '[tcp]\nenabled = true\nbind = "0.0.0.0:1"\n',
             "tcp.bind: 0.0.0.0:1 can be reached from other machines, and there are no keys",
             "tcp.api_keys_file",

@@ -91,6 +91,17 @@ def test_the_counters_of_dead_engines_stay(world, told):
     assert [distance for *_, distance in seen] == [16 * n for n in (3, 5, 14, 16)]
 
 
+def test_drafts_have_series_where_there_are_any_and_outlive_their_engine(world, told):
+    world.add("a", "b")
+    for pid, count in ((1, 40), (2, 30)):
+        mine = told.status("a", draft_tokens=count, accepted_tokens=count // 2)
+        world.take(told.snapshot(mine, told.status("b", prefix_query_tokens=9), pid=pid))
+        world.scrape()
+    assert world.adapters("speculation_draft_tokens_total") == {"a": 70}
+    assert world.adapters("speculation_accepted_tokens_total") == {"a": 35}
+    assert world.adapters("prefix_cache_query_tokens_total")["b"] == 18
+
+
 def test_names_with_anything_in_them_are_escaped(world, told):
     hostile = 'hf:org/na"me\\with\nline,and{brace="x"}'
     world.add(hostile)
