@@ -9,7 +9,6 @@ byte-bounded queue, the heartbeat watches.
 The process ends when the daemon's end of the socket closes; Ctrl+C is the daemon's to judge.
 """
 
-import gc
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from typing import NoReturn, Protocol
 
 import msgspec
 
+from engine.collector import collecting_nothing, spare_what_is_there
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.last_words import spare_stderr
@@ -219,7 +219,7 @@ def main(arguments: list[str]) -> int:
         outbox.put(Starting("importing", 0.0))
         core = _build(_config(arguments), inbox, outbox, pulse)
         pulse.core = core
-        _spare_the_collector()
+        spare_what_is_there()
         outbox.put(EngineReady(core.info))
         serve(core, inbox, outbox, pulse)
         status = 0
@@ -248,23 +248,18 @@ def _build(
 
     # Torch takes seconds to import: the daemon is told first.
     if isinstance(config, PoolingConfig):
-        from engine.pooling.served import ServedPooling
+        with collecting_nothing():
+            from engine.pooling.served import ServedPooling
 
         pooling = ServedPooling(config, progress=progress, bell=inbox.bell, alive=pulse.alive)
         print(pooling.memory_table(), file=sys.stderr, flush=True)
         return pooling
-    from engine.core import EngineCore
+    with collecting_nothing():
+        from engine.core import EngineCore
 
     core = EngineCore(config, progress=progress, bell=inbox.bell)
     print(core.machine.memory.table(), file=sys.stderr, flush=True)
     return core
-
-
-def _spare_the_collector() -> None:
-    """What is there now stays: a full collection would walk through 175,000 objects of torch and
-    triton between two steps, 85 ms on a server's core."""
-    gc.collect()
-    gc.freeze()
 
 
 def run() -> NoReturn:

@@ -11,12 +11,12 @@ Goes in: Settings.  Comes out: an exit status.  What runs is made in `assembly.p
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
 
+from engine.collector import spare_what_is_there
 from lorad import __version__, config, logs, paths
 from lorad.assembly import Services
 from lorad.checks import check_start
@@ -117,7 +117,7 @@ class Daemon:
         self._tell_of_the_start()
         await self.services.operations.resume()
         if await self._first_of(self.services.link.ready.wait()):
-            _spare_the_collector()
+            spare_what_is_there()
             self.notifier.ready(self.progress.state())
             log.info("ready: %s", self.progress.state())
             await self._first_of()
@@ -247,9 +247,3 @@ class Daemon:
             await asyncio.to_thread(self.services.memory.save)
         except OSError as error:
             log.warning("what was seen of the inbox is not written now: %s", error)
-
-
-def _spare_the_collector() -> None:
-    """What is there now stays: no collection need walk through it, 50 ms with no adapter yet."""
-    gc.collect()
-    gc.freeze()

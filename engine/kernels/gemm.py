@@ -86,4 +86,6 @@ def by_tiles(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
     rows = x.shape[0]
     padded = x.new_zeros(-(-rows // TILE) * TILE, x.shape[1])
     padded[:rows] = x
+    if rows <= TILE:
+        return product(padded)[:rows]
     return torch.cat([product(tile) for tile in torch.split(padded, TILE)])[:rows]

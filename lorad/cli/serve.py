@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.collector import collecting_nothing
 from engine.last_words import spare_stderr
 from lorad import __version__
 from lorad.cli.output import print_line
@@ -129,7 +130,8 @@ def _serve(
     # Who says "read your configuration" before anybody listens means it: it waits, instead of
     # ending us.  Unblocked by `Daemon._handle_signals`, ahead of every child.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    from lorad import daemon  # imports the server: not needed to print or check
+    with collecting_nothing():
+        from lorad import daemon  # imports the server: not needed to print or check
 
     return daemon.run(
         settings,
