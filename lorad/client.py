@@ -385,11 +385,11 @@ def openai(sock: str | os.PathLike[str], **options: Any) -> Any:
     if hasattr(sdk, "DefaultHttpx2Client"):
         import httpx2
 
-        transport: Any = httpx2.HTTPTransport(uds=path)
+        transport: Any = httpx2.HTTPTransport(uds=path, verify=False)
         http: Any = sdk.DefaultHttpx2Client(transport=transport, trust_env=False)
     else:
         import httpx
 
-        transport = httpx.HTTPTransport(uds=path)
+        transport = httpx.HTTPTransport(uds=path, verify=False)  # without TLS
         http = sdk.DefaultHttpxClient(transport=transport, trust_env=False)
     return sdk.OpenAI(base_url=f"{base_url}/v1", http_client=http, **options)

@@ -1,12 +1,12 @@
 """The daemon: in which order it starts, what a signal does, and how it ends.
 
-    checks     what cannot be is refused while nothing is taken
     ground     state lock → registry → reconcile → sockets bound
     Daemon     → livez → engine → warm-up → pinned adapters → READY
                → signals: drain, then abort → everything closed → exit status
 
-Goes in: Settings.  Comes out: an exit status.  What runs is made in `assembly.py`, and served by
-`faces.py`.  StartError is printed as one line with the next step.
+Goes in: Settings, which `checks.check_start` found nothing against.  Comes out: an exit status.
+What runs is made in `assembly.py`, and served by `faces.py`.  StartError is printed
+as one line with the next step.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from engine.collector import spare_what_is_there
 from lorad import __version__, config, logs, paths
 from lorad.assembly import Services
-from lorad.checks import check_start
 from lorad.config import Settings
 from lorad.dump import dump_state
 from lorad.errors import LoradError, RegistryUnusable, StartError
@@ -55,7 +54,6 @@ def run(
     logs.setup(settings.log.level, settings.log.format, env, ring)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        check_start(settings)
         with ground(settings, places, env) as held:
             asyncio.run(Daemon(held, Notifier(env), reload, ring).run())
     except StartError as error:

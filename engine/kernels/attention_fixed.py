@@ -76,9 +76,10 @@ def _hidden(meta: AttentionMeta, base: int, window: int, q: Tensor) -> Tensor:
         begin, end = _seen(base, window)
         key = torch.arange(begin if window else end - KEY_TILE, end, device=q.device)
         row = torch.arange(base, base + QUERY_TILE, device=q.device)[:, None]
-        hidden = key > row
-        meta.derived[name] = hidden | (key <= row - window) if window else hidden
-    return meta.derived[name]
+        later = key > row
+        meta.derived[name] = later | (key <= row - window) if window else later
+    hidden: Tensor = meta.derived[name]
+    return hidden
 
 
 def _attend_tile(

@@ -131,6 +131,13 @@ def _serve(
     # ending us.  Unblocked by `Daemon._handle_signals`, ahead of every child.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     with collecting_nothing():
+        from lorad.checks import check_start  # before the server is imported: sooner refused
+    try:
+        check_start(settings)
+    except StartError as error:
+        error.print(logs.error_mark(os.environ))
+        return error.exit
+    with collecting_nothing():
         from lorad import daemon  # imports the server: not needed to print or check
 
     return daemon.run(

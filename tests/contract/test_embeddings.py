@@ -51,7 +51,7 @@ def test_curl_as_the_guide_writes_it(api):
 @pytest.mark.parametrize("kind", ["Client", "ClientV2"])
 def test_coheres_own_client_ranks(api, kind):
     cohere = pytest.importorskip("cohere")
-    transport = httpx.HTTPTransport(uds=str(api.inference))
+    transport = httpx.HTTPTransport(uds=str(api.inference), verify=False)
     with httpx.Client(transport=transport) as http:
         made = getattr(cohere, kind)(api_key="x", base_url="http://lorad", httpx_client=http)
         answer = made.rerank(model="tiny", query="abc", documents=["zzz", "abc", "ab"], top_n=2)
@@ -65,7 +65,7 @@ def test_coheres_own_client_ranks(api, kind):
 @pytest.mark.slow
 def test_langchain_embeds_documents_and_queries(api):
     langchain = pytest.importorskip("langchain_openai")
-    transport = httpx.HTTPTransport(uds=str(api.inference))
+    transport = httpx.HTTPTransport(uds=str(api.inference), verify=False)
     with httpx.Client(transport=transport) as http:
         made = langchain.OpenAIEmbeddings(
             model="tiny",
@@ -83,7 +83,7 @@ def test_llama_index_embeds_and_ranks_as_with_tei(api, monkeypatch):
     embedding = pytest.importorskip("llama_index.embeddings.openai_like")
     tei = pytest.importorskip("llama_index.postprocessor.tei_rerank.base")
     schema = pytest.importorskip("llama_index.core.schema")
-    transport = httpx.HTTPTransport(uds=str(api.inference))
+    transport = httpx.HTTPTransport(uds=str(api.inference), verify=False)
     with httpx.Client(transport=transport) as http:
         made = embedding.OpenAILikeEmbedding(
             model_name="tiny", api_base="http://lorad/v1", api_key="x", http_client=http
@@ -91,7 +91,7 @@ def test_llama_index_embeds_and_ranks_as_with_tei(api, monkeypatch):
         one, two = made.get_text_embedding_batch(["a", "b"])
         assert one == made.get_query_embedding("a") != two
     over_socket = functools.partial(
-        httpx.Client, transport=httpx.HTTPTransport(uds=str(api.inference))
+        httpx.Client, transport=httpx.HTTPTransport(uds=str(api.inference), verify=False)
     )
     monkeypatch.setattr(tei.httpx, "Client", over_socket)
     ranker = tei.TextEmbeddingInference(base_url="http://lorad", top_n=1)

@@ -16,7 +16,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 @pytest.fixture
 def http(api):
-    transport = httpx.HTTPTransport(uds=str(api.inference))
+    transport = httpx.HTTPTransport(uds=str(api.inference), verify=False)
     with httpx.Client(base_url="http://lorad", transport=transport, timeout=30) as client:
         yield client
 

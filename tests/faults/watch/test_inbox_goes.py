@@ -96,7 +96,7 @@ def test_stored_files_that_vanish_are_brought_back_from_the_inbox(daemon, poll):
     with daemon.client() as client:
         client.evict("seven", to="disk")
     assert daemon.ask("seven").status_code in (404, 500)
-    assert "adapter.missing" in types(daemon, "seven")
+    poll(lambda: "adapter.missing" in types(daemon, "seven"), "the loss to be told")
 
     def serves():
         answer = daemon.ask("seven")

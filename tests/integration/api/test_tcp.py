@@ -185,6 +185,6 @@ def test_a_name_may_be_allowed_and_the_sockets_ask_for_none(tcp, ask):
         assert ask("inference", "GET", "/livez", host="localhost").status_code == 403
     finally:
         deps.settings = before
-    transport = httpx.HTTPTransport(uds=str(tcp.api.inference))
+    transport = httpx.HTTPTransport(uds=str(tcp.api.inference), verify=False)
     with httpx.Client(transport=transport, base_url="http://evil.example") as http:
         assert http.get("/v1/models").status_code == 200

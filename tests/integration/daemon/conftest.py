@@ -282,7 +282,7 @@ drain_timeout = "20s"
         return until(there, lambda: f"{name} to be {states}:\n{self.tail()}")
 
     def http(self, timeout=PATIENCE):
-        transport = httpx.HTTPTransport(uds=str(self.inference))
+        transport = httpx.HTTPTransport(uds=str(self.inference), verify=False)
         return httpx.Client(transport=transport, base_url="http://lorad", timeout=timeout)
 
     def ask(self, model, max_tokens=16, **more):

@@ -22,7 +22,7 @@ def daemon(make_daemon):
 @pytest.fixture
 def post(daemon):
     """One POST on the admin socket."""
-    transport = httpx.HTTPTransport(uds=str(daemon.admin))
+    transport = httpx.HTTPTransport(uds=str(daemon.admin), verify=False)
     with httpx.Client(transport=transport, base_url="http://lorad", timeout=60) as http:
         yield lambda path, **body: http.post(path, json=body)
 

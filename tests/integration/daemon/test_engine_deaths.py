@@ -37,7 +37,7 @@ def daemon(make_daemon):
 
 
 class Readiness:
-    """Asks /readyz without a pause; `seen` is each answer that differs from the one before."""
+    """Asks /readyz all the time; `seen` is each answer that differs from the one before."""
 
     def __init__(self, daemon):
         self.daemon, self.seen, self.slowest = daemon, [], 0.0
@@ -54,7 +54,7 @@ class Readiness:
 
     def ask(self):
         with self.daemon.http() as http:
-            while not self.over.wait(0.005):
+            while not self.over.wait(0.02):
                 began = time.monotonic()
                 answer = http.get("/readyz")
                 assert http.get("/livez").status_code == 200
