@@ -24,6 +24,7 @@ from lorad.errors import BadConfig, LoradError
 from lorad.metrics.http import HttpCounts
 from lorad.metrics.metrics import Metrics
 from lorad.metrics.sources import Sources
+from lorad.pairs import engine_config, pair_form
 from lorad.registry.registry import Registry
 from lorad.service.adapters import AdapterService
 from lorad.service.audit import Audit
@@ -81,8 +82,9 @@ class Services:
         self.gate = Gate()
         self._base, self._spec = folder_of(settings), spec_of(settings)
         self.text = TextService(self._base, registry.store.path)
+        self._pairs = pair_form(settings, self.text.base)
         self.link = EngineLink(
-            settings.process_config(),
+            engine_config(settings, self._pairs),
             self.events,
             new_client=partial(EngineClient, stall_seconds=settings.model.stall_after),
             replace_after=settings.model.replace_after,
@@ -223,6 +225,7 @@ class Services:
                 lambda: self.link.info,
                 registry.revision,
                 tasks=settings.model.tasks,
+                asks=self._pairs.asks,
                 num_types=self._spec.num_types if isinstance(self._spec, EncoderSpec) else 0,
                 truncate=settings.model.truncate,
             ),

@@ -21,6 +21,7 @@ from engine.errors import ConfigError, EngineError
 from engine.pooling.fit import GENERATE
 from lorad.config import Settings
 from lorad.errors import BadConfig
+from lorad.pairs import pair_form
 from lorad.service.text import TextService
 
 
@@ -39,13 +40,7 @@ def _read(settings: Settings) -> tuple[Path, BaseSpec]:
     folder = Path(settings.model.base)
     try:
         if settings.model.pools:
-            root, spec, pooling = read_model(settings.pooling_config())
-            if pooling.score_tokens:
-                raise BadConfig(
-                    "models.base: it scores by words of its output head, which is not served yet",
-                    hint="engine.pooling.engine.PoolingEngine scores token ids with it",
-                )
-            return root, spec
+            return read_model(settings.pooling_config())[:2]
         spec = read_base(folder)
     except ConfigError as error:
         raise settings.refused(error) from error
@@ -69,11 +64,12 @@ def _tasks(tasks: tuple[str, ...]) -> str:
 
 
 def check_base(settings: Settings) -> None:
-    """Raises BadConfig unless spec, tokenizer and weight files are there and can be read.  Whether
-    the weights hold every tensor, and fit the device, is found when they are loaded."""
+    """Raises BadConfig unless spec, tokenizer and weight files are there and can be read, and it is
+    known how pairs are asked about.  Whether the weights hold every tensor, and fit the device, is
+    found when they are loaded."""
     check_files(settings)
     folder = folder_of(settings)
-    TextService(folder, folder_of=lambda rev: folder)
+    pair_form(settings, TextService(folder, folder_of=lambda rev: folder).base)
 
 
 def check_files(settings: Settings) -> None:

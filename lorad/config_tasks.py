@@ -33,6 +33,8 @@ _POOLS = (
     "models.pooling",
     "models.prefix_cache",
     "models.chunked_prefill",
+    "models.score_words",
+    "models.pair_template",
     "lora.adapter_pool",
 )
 #: The engine's word for a setting, where ours is another.
@@ -52,6 +54,12 @@ def check_tasks(
         "models.tasks",
         "one model that both generates and pools is not served yet",
         'tasks = ["generate"], or only of "embed", "classify" and "rerank"',
+    )
+    words = model.score_words
+    need(
+        len(words) in (1, 2) and all(words),
+        "models.score_words",
+        "a word that an answer may begin with, or two: for a text and against it",
     )
     for key in _GENERATES if model.pools else _POOLS:
         kind = "generates" if model.pools else "pools"

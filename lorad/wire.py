@@ -157,6 +157,7 @@ class PoolingPicture(Struct, frozen=True, kw_only=True):
     width: int  # numbers of a vector
     normalizes: bool
     labels: tuple[str, ...] = ()  # of the base's own classifier
+    score_tokens: tuple[int, ...] = ()  # of a base that scores by words: for a text, and against it
 
 
 class Status(Struct, frozen=True, kw_only=True):

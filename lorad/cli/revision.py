@@ -31,6 +31,8 @@ def pooling_words(p: wire.PoolingPicture) -> str:
     """How vectors are made, and of what classes there are scores."""
     told = f"{' + '.join(p.kinds)} ({plain(p.origin)}), {p.width} numbers"
     told += ", of length 1" if p.normalizes else ""
+    if p.score_tokens:
+        told += f"; scores by token {' against '.join(map(str, p.score_tokens))}"
     return told + (f"; labels {', '.join(map(plain, p.labels))}" if p.labels else "")
 
 

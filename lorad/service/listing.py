@@ -302,5 +302,6 @@ def pooling_of(info: EngineInfo | None) -> wire.PoolingPicture | None:
         origin=pooling.pooling_origin,
         width=pooling.width,
         normalizes=pooling.normalizes,
-        labels=pooling.labels,
+        labels=() if pooling.score_tokens else pooling.labels,
+        score_tokens=pooling.score_tokens,
     )

@@ -68,7 +68,7 @@ def _encode(ask: PoolAsk, one: Input, model: Model, fit: Fit) -> Encoded:
             _check_ids(one, text.vocab_size)
             return text.ids(one.text, fit)
         if one.second is not None:
-            return text.pair(one.text, one.second, fit)
+            return text.pair(one.text, one.second, fit, ask.instruction)
         return text.one(one.text, fit, _prompt(ask, one, text))
     except TooLong as error:
         message = f"{one.param} has {error}"

@@ -223,6 +223,7 @@ class Unit:
             facts.text.spec,
             facts.tasks,
             () if guest.rev is None else facts.labels_of(guest.rev),
+            facts.text.asks is not None and facts.text.asks.takes_instruction,
         )
         self._service, self._facts, self._guest = service, facts, guest
         self._deadline = deadline

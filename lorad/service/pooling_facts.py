@@ -12,6 +12,7 @@ from engine.messages import EngineInfo
 from engine.pooling.files import read_pooling
 from lorad.registry.records import RevisionRecord
 from lorad.service.pooling import Facts
+from lorad.text.pair_prompt import PairPrompt
 from lorad.text.pooling import PoolingText
 from lorad.text.tokenizer import Tokenizer
 
@@ -23,7 +24,8 @@ CACHED = 1024
 
 class PoolingFacts:
     """Call it for the facts.  `base` has the files of sentence-transformers; `num_types` are token
-    types of the model; `truncate` is what requests get that say nothing of it."""
+    types of the model; `truncate` is what requests get that say nothing of it, `asks` what pairs
+    are put into."""
 
     def __init__(
         self,
@@ -35,9 +37,11 @@ class PoolingFacts:
         tasks: tuple[str, ...],
         num_types: int,
         truncate: bool,
+        asks: PairPrompt | None = None,
     ) -> None:
         self._base, self._tokenizer, self._info = base, tokenizer, info
         self._tasks, self._num_types, self._truncate = tasks, num_types, truncate
+        self._asks = asks
         self._text: PoolingText | None = None
         self._labels_of = lru_cache(CACHED)(lambda rev: labels_of(revision(rev)))
 
@@ -48,7 +52,9 @@ class PoolingFacts:
             return None
         if self._text is None:
             spec = read_pooling(self._base)  # the engine has read it
-            self._text = PoolingText(self._tokenizer, spec, num_types=self._num_types)
+            self._text = PoolingText(
+                self._tokenizer, spec, num_types=self._num_types, asks=self._asks
+            )
         return Facts(info.pooling, self._text, self._tasks, self._truncate, self._labels_of)
 
 

@@ -26,6 +26,7 @@ class Model:
     spec: PoolingSpec
     tasks: tuple[str, ...]
     own: tuple[str, ...] = ()
+    instructed: bool = False  # pairs are put into a text that has room for an instruction
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -58,6 +59,8 @@ class Model:
             hint = "POST /v1/embeddings gives its vectors, /pooling those of tokens"
             message = "this model has no classifier: it makes vectors"
             raise LoradError("unsupported_parameter", message, param="model", hint=hint)
+        if ask.task == "classify" and not self.own and self.info.score_tokens:
+            self._check_pairs(ask)
         if ask.task != "classify":
             self.check_vectors("model")
         if ask.dimensions is None:
@@ -71,6 +74,15 @@ class Model:
         else:
             return
         raise LoradError("invalid_value", message, param="dimensions")
+
+    def _check_pairs(self, ask: PoolAsk) -> None:
+        """Words of an answer score what was asked for one: nothing was asked of a text alone."""
+        texts = (one for one in ask.inputs if isinstance(one.text, str))  # ids may be of a pair
+        alone = next((one for one in texts if one.second is None), None)
+        if alone is not None:
+            message = "this model says how well two texts fit, and tells no classes of one"
+            hint = "POST /v1/rerank or /v1/score"
+            raise LoradError("unsupported_parameter", message, param="model", hint=hint)
 
     def check_vectors(self, param: str) -> None:
         """Raises unsupported_parameter where it is not served for them: pooling what nobody trained
@@ -96,7 +108,7 @@ def plan(ask: ScoreAsk, model: Model) -> Planned:
     how = ask.scoring or model.scoring
     if how == "head":
         _check_head(ask, model)
-        return Planned(_pairs(ask), how)
+        return Planned(_pairs(ask, instructed=model.instructed), how)
     if ask.raw:
         message = "raw_scores are of a head, and this model has none: it compares vectors"
         raise LoradError("unsupported_parameter", message, param="raw_scores")
@@ -135,16 +147,16 @@ def _check_head(ask: ScoreAsk, model: Model) -> None:
     raise LoradError("unsupported_parameter", message, param=param, hint=hint)
 
 
-def _pairs(ask: ScoreAsk) -> PoolAsk:
-    if ask.instruction:
-        message = "a head that reads both texts takes no instruction"
+def _pairs(ask: ScoreAsk, *, instructed: bool) -> PoolAsk:
+    if ask.instruction and not instructed:
+        message = "this model reads two texts together, and takes no instruction for it"
         raise LoradError("unsupported_parameter", message, param="instruction")
     firsts = ask.firsts * (len(ask.seconds) if len(ask.firsts) == 1 else 1)
     inputs = tuple(
         Input(one, two, _param(ask, 1, i))
         for i, (one, two) in enumerate(zip(firsts, ask.seconds, strict=True))
     )
-    return PoolAsk(wish=ask.wish, task="classify", inputs=inputs)
+    return PoolAsk(wish=ask.wish, task="classify", inputs=inputs, instruction=ask.instruction)
 
 
 def _singles(ask: ScoreAsk, *, tokens: bool) -> PoolAsk:

@@ -13,6 +13,7 @@ from typing import Literal
 from engine.errors import RequestInvalid
 from engine.pooling.spec import PoolingSpec
 from engine.pooling.truncation import PairCut, Truncation, pair_lengths
+from lorad.text.pair_prompt import PairPrompt
 from lorad.text.tokenizer import TextError, Tokenizer
 
 #: What a text is there for, where a model was trained to tell questions from what answers them.
@@ -56,10 +57,18 @@ class Fit:
 
 
 class PoolingText:
-    """`num_types`: token types that the model has; one or none cannot tell two texts apart."""
+    """`num_types`: token types that the model has; one or none cannot tell two texts apart.
+    `asks`: what pairs are put into, in place of the tokenizer's own form of them."""
 
-    def __init__(self, tokenizer: Tokenizer, spec: PoolingSpec, *, num_types: int = 0) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        spec: PoolingSpec,
+        *,
+        num_types: int = 0,
+        asks: PairPrompt | None = None,
+    ) -> None:
+        self.spec, self.asks = spec, asks
         self._tokenizer, self._num_types = tokenizer, num_types
         own = _ending(tokenizer)
         #: Of a tokenizer whose file adds less than its config says: its end mark.
@@ -117,8 +126,11 @@ class PoolingText:
         ends = bool(self._ending) and list(ids[-len(self._ending) :]) == self._ending
         return self._fitted(list(ids), fit, len(self._ending) if ends else 0, 0)
 
-    def pair(self, first: str, second: str, fit: Fit) -> Encoded:
-        """Two texts in the tokenizer's own form of a pair.  Raises TooLong, TextError."""
+    def pair(self, first: str, second: str, fit: Fit, instruction: str = "") -> Encoded:
+        """Two texts in the model's form of a pair, or in the tokenizer's own, which has no place
+        for an instruction.  Raises TooLong, TextError."""
+        if self.asks is not None:
+            return self._asked(self.asks, first, second, fit, instruction)
         tokenizer = self._tokenizer
         one, two = (tokenizer.pieces(self._as_read(text)) for text in (first, second))
         before = len(one.ids) + len(two.ids)
@@ -141,6 +153,28 @@ class PoolingText:
         ids = [*encoding.ids, *self._added]
         types = [*encoding.type_ids, *(1 for _ in self._added)] if self._num_types > 1 else None
         return Encoded(ids, types, len(self._ending), 0, before - sum(kept))
+
+    def _asked(
+        self, asks: PairPrompt, query: str, document: str, fit: Fit, instruction: str
+    ) -> Encoded:
+        """Of the whole text only the document's tokens may be left out, from its end."""
+        asked = asks.ask(self._as_read(query), self._as_read(document), instruction)
+        encoding = self._tokenizer.pieces(asked.text)
+        ids, spans = list(encoding.ids), encoding.offsets
+        inside = [
+            i for i, (a, b) in enumerate(spans) if asked.start <= a < b <= asked.end
+        ]  # in characters
+        most = len(inside) if fit.second is None else min(fit.second, len(inside))
+        excess = len(ids) - (len(inside) - most) - fit.length
+        if excess > 0 and not fit.cuts:
+            raise _too_long(len(ids) - (len(inside) - most), fit.length)
+        if excess > most:
+            rest = len(ids) - len(inside)
+            raise TooLong(f"{rest} tokens without its document: the model takes {fit.length}")
+        gone = set(inside[most - max(excess, 0) :])
+        kept = [token for i, token in enumerate(ids) if i not in gone]
+        behind = sum(a >= asked.end for a, _ in spans)
+        return Encoded(kept, None, behind, 0, len(gone))
 
     def _fitted(self, ids: list[int], fit: Fit, keeps: int, left_out: int) -> Encoded:
         if len(ids) > fit.length and not fit.cuts:

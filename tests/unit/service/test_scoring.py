@@ -1,12 +1,14 @@
 """Which way two texts are scored, by what the model has and is served for."""
 
+import dataclasses
+
 import pytest
 
 from engine.messages import PackedModule
 from engine.pooling.spec import PoolingSpec
 from lorad.errors import LoradError
 from lorad.registry.records import RevisionRecord
-from lorad.service.pool_ask import ScoreAsk, Wish
+from lorad.service.pool_ask import Input, PoolAsk, ScoreAsk, Wish
 from lorad.service.pooling_facts import labels_of
 from lorad.service.scoring import Model, plan
 from tests.fakes.pooled import info
@@ -20,12 +22,15 @@ ASK = ScoreAsk(
 ALL = ("embed", "rerank", "classify")
 
 
-def model(labels=0, own=0, tasks=ALL, similarity="cosine"):
+def model(labels=0, own=0, tasks=ALL, similarity="cosine", words=(), instructed=False):
+    labels = 1 if words else labels
+    names = tuple(f"L{i}" for i in range(labels))
     return Model(
-        info(num_labels=labels, labels=tuple(f"L{i}" for i in range(labels))),
+        info(num_labels=labels, labels=names, score_tokens=words),
         PoolingSpec(similarity=similarity),
         tasks,
         tuple(f"LABEL_{i}" for i in range(own)),
+        instructed,
     )
 
 
@@ -39,6 +44,8 @@ def model(labels=0, own=0, tasks=ALL, similarity="cosine"):
         (model(1, tasks=("embed",)), "vectors"),
         (model(0, own=1, tasks=("embed",)), "head"),
         (model(3, own=1), "head"),
+        (model(words=(9, 4), tasks=("rerank",)), "head"),
+        (model(words=(9, 4), tasks=("embed",)), "vectors"),
     ],
 )
 def test_what_the_model_has_decides(served, how):
@@ -52,6 +59,27 @@ def test_a_head_of_several_classes_scores_no_pairs(served):
     with pytest.raises(LoradError, match="classes apart") as refused:
         plan(ASK, served)
     assert ("cosine" in refused.value.hint) == served.embeds
+
+
+def test_an_instruction_needs_a_text_that_has_room_for_it():
+    ask = dataclasses.replace(ASK, instruction="find it")
+    assert plan(ask, model(words=(9, 4), instructed=True)).ask.instruction == "find it"
+    with pytest.raises(LoradError, match="takes no instruction for it") as refused:
+        plan(ask, model(1))
+    assert refused.value.param == "instruction"
+
+
+def test_words_of_an_answer_tell_no_classes_of_a_text_alone():
+    def asked(*inputs):
+        return PoolAsk(wish=ASK.wish, task="classify", inputs=inputs)
+
+    served = model(words=(9, 4), tasks=("rerank", "classify"))
+    with pytest.raises(LoradError, match="how well two texts fit") as refused:
+        served.check(asked(Input("a", "b"), Input("alone")))
+    assert "/v1/rerank" in refused.value.hint
+    served.check(asked(Input("a", "b"), Input((1, 2, 3))))
+    model(words=(9, 4), own=3).check(asked(Input("alone")))
+    model(1).check(asked(Input("alone")))
 
 
 def test_an_adapters_own_classes_are_counted_and_have_no_names():

@@ -1,0 +1,103 @@
+"""How a decoder is asked whether two texts fit: what it reads, and which words of its answer count.
+
+Goes in: Settings, the base's tokenizer and template.  Comes out: a `PairForm`, and the engine's
+configuration with the words as token ids; or BadConfig for what a start cannot decide.  An encoder
+reads its tokenizer's own form of a pair, and so does a classifier whose files name no other.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from engine.client import EncoderSpec, read_model, scores_by_words
+from engine.config import EngineConfig
+from engine.pooling.config import PoolingConfig
+from engine.pooling.fit import RERANK
+from lorad.config import Settings
+from lorad.errors import BadConfig
+from lorad.service.text import RevisionText
+from lorad.text import pair_prompt
+from lorad.text.pair_prompt import PairPrompt
+from lorad.text.tokenizer import TextError, Tokenizer
+
+AUTO, TOKENIZER = "auto", "tokenizer"
+
+
+@dataclass(frozen=True, slots=True)
+class PairForm:
+    """`words` are the token ids that the engine is told, () where its files have them or nothing is
+    scored so; `asks` None: pairs have the tokenizer's own form."""
+
+    words: tuple[int, ...] = ()
+    asks: PairPrompt | None = None
+
+
+def pair_form(settings: Settings, text: RevisionText) -> PairForm:
+    """Of the model that is configured, whose own words `text` has.  Raises BadConfig."""
+    model = settings.model
+    if not model.pools:
+        return PairForm()
+    config = settings.pooling_config()
+    _, spec, pooling = read_model(config)
+    unnamed = RERANK in model.tasks and scores_by_words(config)
+    words = _ids(settings, text.tokenizer) if unnamed else ()
+    if isinstance(spec, EncoderSpec):
+        if model.pair_template not in (AUTO, TOKENIZER):
+            raise _bad(settings, "an encoder reads its tokenizer's own form of a pair")
+        return PairForm()
+    by_words = unnamed or bool(pooling.score_tokens)
+    try:
+        return PairForm(words, _prompt(settings, text, spec.model_type, by_words=by_words))
+    except TextError as error:
+        raise _bad(settings, str(error)) from error
+
+
+def engine_config(settings: Settings, form: PairForm) -> EngineConfig | PoolingConfig:
+    """What the engine process is told.  Raises BadConfig."""
+    config = settings.process_config()
+    if form.words and isinstance(config, PoolingConfig):
+        return msgspec.structs.replace(config, score_tokens=form.words)
+    return config
+
+
+def _ids(settings: Settings, tokenizer: Tokenizer) -> tuple[int, ...]:
+    found = []
+    for word in settings.model.score_words:
+        ids = tokenizer.encode(word, add_special=False)
+        if len(ids) != 1:
+            raise BadConfig(
+                f"models.score_words: {word!r} is {len(ids)} tokens of this model, and one scores",
+                hint='name the words that it was trained to answer with, such as ["yes", "no"]',
+            )
+        found.append(ids[0])
+    return tuple(found)
+
+
+def _prompt(
+    settings: Settings, text: RevisionText, model_type: str, *, by_words: bool
+) -> PairPrompt | None:
+    """Raises TextError for a template that cannot be used."""
+    wish = settings.model.pair_template
+    if wish == TOKENIZER:
+        return None
+    if wish == pair_prompt.QWEN3:
+        return pair_prompt.qwen3_reranker()
+    if wish != AUTO:
+        return pair_prompt.from_file(Path(wish).expanduser())
+    if text.template is not None and pair_prompt.takes_pairs(text.template):
+        return pair_prompt.of_template(text.template, "the model's own template")
+    if not by_words:
+        return None
+    if model_type == "qwen3" and pair_prompt.has_qwen3_marks(text.tokenizer.token_id):
+        return pair_prompt.qwen3_reranker()
+    roles = "a Jinja file for messages with the roles query and document"
+    raise BadConfig(
+        "models.pair_template: nothing says in which words this model is asked about two texts",
+        hint=f'{roles}, or "{pair_prompt.QWEN3}"',
+    )
+
+
+def _bad(settings: Settings, why: str) -> BadConfig:
+    where = settings.origins.get("models.pair_template")
+    return BadConfig(f"models.pair_template: {why}" + (f" ({where})" if where else ""))
