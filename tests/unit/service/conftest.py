@@ -1,6 +1,7 @@
 """A small engine that answers as the real one does, without a process."""
 
 import asyncio
+import functools
 import hashlib
 import json
 import shutil
@@ -39,7 +40,7 @@ from engine.messages import (
     VerifyRevision,
 )
 from lorad.errors import LoradError
-from lorad.registry.registry import Registry
+from lorad.registry.registry import FILE, Registry
 from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
@@ -273,6 +274,21 @@ def eventually():
 
 
 # ----------------------------------------------------------------- adapters without tensors
+@functools.cache
+def empty_registry() -> bytes:
+    """Its migrations take longer than most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        Registry.open(Path(folder)).close()
+        return (Path(folder) / FILE).read_bytes()
+
+
+def open_registry(state_dir) -> Registry:
+    if not state_dir.exists():
+        state_dir.mkdir(mode=0o750, parents=True)
+        (state_dir / FILE).write_bytes(empty_registry())
+    return Registry.open(state_dir)
+
+
 class World:
     """Services over a real registry and store, a fake engine, and adapters that are one number.
 
@@ -281,7 +297,7 @@ class World:
 
     def __init__(self, state_dir, **client):
         self.dir = state_dir
-        self.registry = Registry.open(state_dir)
+        self.registry = open_registry(state_dir)
         self.store = self.registry.store
         self.events = EventRing()
         self.tasks = Tasks()

@@ -97,19 +97,19 @@ def test_nobody_waits_for_the_packing_of_what_was_dropped_into_the_inbox(world, 
             terms = Terms(source="inbox", replace=True, file_refusals=True)
             await w.adapters.take(staging, f"bulk{n}", terms)
 
-        drops = [asyncio.create_task(drop(n)) for n in range(30)]
-        await queued(w, 28)  # and two are being packed
-        names, rev = wire.Names(names=("bulk29",)), w.rev(29)
+        drops = [asyncio.create_task(drop(n)) for n in range(12)]
+        await queued(w, 10)  # and two are being packed
+        names, rev = wire.Names(names=("bulk11",)), w.rev(11)
         waits = {
             "request": lambda: w.revisions.prepare_for_request(rev),
             "load": lambda: w.adapters.load(names),
             "add": lambda: w.add("mine", 99),
-            "remove": lambda: w.adapters.remove("bulk29"),
-            "patch": lambda: w.adapters.patch("bulk29", wire.AdapterPatch(priority=7)),
+            "remove": lambda: w.adapters.remove("bulk11"),
+            "patch": lambda: w.adapters.patch("bulk11", wire.AdapterPatch(priority=7)),
             "unpin": lambda: w.adapters.unpin(names),
         }
         waiting = asyncio.create_task(waits[wait]())
-        await queued(w, 29 if wait == "add" else 28)
+        await queued(w, 11 if wait == "add" else 10)
         mine = w.rev(99) if wait == "add" else rev
         await wanted(w, mine)
         gate.set()

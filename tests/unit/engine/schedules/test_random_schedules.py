@@ -8,7 +8,9 @@ from collections import Counter
 
 import pytest
 
-FAST, ALL = 45, 2000  # schedules on each device
+#: Schedules on each device; in these few all of HAPPENINGS are met, and five times.
+FAST = (2, 5, 10, 11, 14, 27, 34, 39, 40, 43, 50, 57, 58, 65, 68)
+ALL = 2000
 DEVICES = ("now", "ahead", "late")
 
 #: What may happen to the engine.
@@ -33,7 +35,7 @@ def assert_nothing_was_left_out(census: Counter[str], device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_schedules_lose_or_confuse_nothing(live_through, device):
-    assert_nothing_was_left_out(live_through(device, range(FAST)), device)
+    assert_nothing_was_left_out(live_through(device, FAST), device)
 
 
 @pytest.mark.slow

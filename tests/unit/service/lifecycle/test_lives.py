@@ -18,7 +18,8 @@ from engine.messages import Fatal
 from lorad import wire
 from lorad.errors import LoradError
 
-FAST, ALL = 25, 1500  # lives
+FAST = (8, 36, 38, 45, 48)  # lives in two or more of which each of HAPPENINGS is met
+ALL = 1500
 ACTS = 80
 NAMES = ("a", "b", "c", "d", "t/e", "t/f")
 PROMPTS = [tuple(range(n)) for n in (1, 4, 9, 17)] + [(7,) * 12, (1, 2, 3, 4, 9, 9)]
@@ -375,7 +376,7 @@ def assert_nothing_was_left_out(census) -> None:
 
 
 def test_random_lives_lose_and_confuse_nothing(at_home):
-    assert_nothing_was_left_out(live(at_home, range(FAST)))
+    assert_nothing_was_left_out(live(at_home, FAST))
 
 
 @pytest.mark.slow
