@@ -9,6 +9,8 @@ from pathlib import Path
 # Before torch is imported, and for all processes that tests start: each of the workers is busy on a
 # core, and threads that wait for one another at every tiny product cost more than they win.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# And where a test has two, none of them turns on the spot while it waits for another.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 
@@ -42,7 +44,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        quick_interpreter.quicken()  # where a test file has imported it
+        quick_interpreter.quicken()
         gc.freeze()
         gc.enable()
 

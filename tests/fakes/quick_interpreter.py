@@ -1,25 +1,25 @@
 """Triton's interpreter without what it does over and over and throws away: half of its time.
 
-Goes in: nothing; `quicken()` changes `triton.runtime.interpreter`, if somebody has imported it.
+Goes in: nothing; `quicken()` changes `triton.runtime.interpreter`.
 Comes out: the same values.  What a release of Triton has not, or otherwise, is left as it is.
 """
 
 import dataclasses
 import functools
+import importlib.util
 import inspect
-import sys
+import os
 from typing import Any
 
 
-def quicken() -> bool:
-    """Whether the interpreter is there, and quick from now on."""
-    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is None:
-        return False
+def quicken() -> None:
+    """From now on, in a process whose tests have asked for the interpreter."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
+        return
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     _forget_lost_checks(interpreter)
     _patch_once_a_launch(interpreter)
     _look_up_types_once(interpreter)
-    return True
 
 
 def _forget_lost_checks(interpreter: Any) -> None:

@@ -16,7 +16,6 @@ BASE = ""
 NAMES = (BASE, "bible", "devil", "jargon", "bofh")
 SLOT = {name: i - 1 for i, name in enumerate(NAMES)}
 TOLERANCE = 1e-3
-NEW_TOKENS = 64
 QUESTIONS = (
     "What is a computer?",
     "Tell me about love.",
@@ -121,21 +120,22 @@ def test_chunked_prefill_with_an_adapter_equals_whole(real: Real) -> None:
     close(got, real.expected["bofh"])
 
 
-def test_greedy_tokens_alone_and_mixed_equal_the_references(real: Real) -> None:
+@pytest.mark.parametrize("count", [10, pytest.param(64, marks=pytest.mark.slow)])
+def test_greedy_tokens_alone_and_mixed_equal_the_references(real: Real, count: int) -> None:
     """Each token is the reference's best one, or within the tolerance of it."""
     mixed = real.ours.greedy(
-        [real.prompts[name] for name in NAMES], [SLOT[name] for name in NAMES], NEW_TOKENS
+        [real.prompts[name] for name in NAMES], [SLOT[name] for name in NAMES], count
     )
     for name, tokens in zip(NAMES, mixed, strict=True):
-        check_greedy(real, name, tokens)
-        (alone,) = real.ours.greedy([real.prompts[name]], [SLOT[name]], NEW_TOKENS)
+        check_greedy(real, name, tokens, count)
+        (alone,) = real.ours.greedy([real.prompts[name]], [SLOT[name]], count)
         if alone != tokens:
-            check_greedy(real, name, alone)
+            check_greedy(real, name, alone, count)
 
 
-def check_greedy(real: Real, name: str, tokens: list[int]) -> None:
+def check_greedy(real: Real, name: str, tokens: list[int], count: int) -> None:
+    assert len(tokens) == count
     prompt = real.prompts[name]
     rows = real.reference.logits(name, prompt + tokens)[len(prompt) - 1 : -1]
     chosen = rows.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
-    assert len(tokens) == NEW_TOKENS
     assert (rows.amax(1) - chosen).max() <= TOLERANCE

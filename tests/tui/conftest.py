@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+import textual.app
+import textual.pilot
 from rich.cells import cell_len
 
 from lorad.tui.app import Settings, TopApp
@@ -90,6 +92,9 @@ class Stage:
 
     async def resize(self, width, height):
         await self.pilot.resize_terminal(width, height)
+        await self.until(
+            lambda: self.app._resize_event is None
+        )  # Textual waits for the last of many
         await self.pilot.pause()
 
     def lines(self):
@@ -114,8 +119,29 @@ class Stage:
         return "\n".join(line.rstrip() for line in self.lines())
 
 
+async def quiet():
+    """Until nobody on the loop has anything to do: `asyncio` keeps what can run in `_ready`."""
+    ready = asyncio.get_running_loop()._ready
+    rounds = 0
+    while rounds < 2:
+        await asyncio.sleep(0)
+        rounds = 0 if ready else rounds + 1
+
+
+def idle_of(app):
+    """What Textual waits by, which sleeps for 20 ms and looks whether the process did."""
+
+    async def idle(min_sleep=0.0, max_sleep=1.0):
+        for _ in range(3):  # what is called after a refresh may ask for one
+            await quiet()
+            app.screen._on_timer_update()  # does what it does 60 times a second, now
+        await quiet()
+
+    return idle
+
+
 @pytest.fixture
-def play(boards):
+def play(boards, monkeypatch):
     """`play(act, board, size, settings, daemon)`: run `act(stage)` on an app that shows the board.
 
     `daemon` answers what the app asks.
@@ -126,6 +152,8 @@ def play(boards):
             clock, source = Clock(), boards.Script()
             office = None if daemon is None else Office(daemon.client)
             app = TopApp(source, settings or Settings(), office=office, clock=clock)
+            for module in (textual.app, textual.pilot):
+                monkeypatch.setattr(module, "wait_for_idle", idle_of(app))
             async with app.run_test(size=size) as pilot:
                 stage = Stage(app, source, clock, pilot)
                 if board is not None:
