@@ -105,7 +105,8 @@ class HostCases:
                     quiet.append(idle)
                     ratios.append(max(s.pause for s in loud) / pause)
                     usual.append(max(s.pause for s in calm) / pause)
-                    if time.monotonic() > until:
+                    # One load alone has no spread, however slow the machine is.
+                    if len(costs) > 1 and time.monotonic() > until:
                         break
                 self._use(newcomers[: len(costs)])
         finally:

@@ -193,18 +193,19 @@ class Life:
 
 
 def control_on(driver, adapters, known=None):
-    """control(ids, rev, count): what a core that does nothing else answers, or more of it.
+    """control(ids, rev, length): what a core that does nothing else answers, or more of it.
 
     `known` is what another control of the same adapters has found.
     """
     known = {} if known is None else known
     driver.add(*adapters)
+    numbers = count()
 
-    def control(ids, rev, count):
+    def control(ids, rev, length):
         key = (tuple(ids), rev)
-        if len(known.get(key, ())) < count:
-            name = f"alone {len(known)}, {count}"
-            story = driver.submit(name, ids, rev, max_tokens=count, ignore_eos=True)
+        if len(known.get(key, ())) < length:
+            name = f"alone {next(numbers)}"
+            story = driver.submit(name, ids, rev, max_tokens=length, ignore_eos=True)
             driver.finish()
             known[key] = story.tokens
         return known.get(key, [])

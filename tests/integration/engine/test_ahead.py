@@ -43,7 +43,9 @@ def play(driver, adapters, prompt, seed: int) -> dict:
     return {name: told(story) for name, story in driver.stories.items()}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+)
 @pytest.mark.parametrize(
     "sizes", [{}, {"num_blocks": 24, "max_num_seqs": 4}], ids=["roomy", "tight"]
 )

@@ -85,10 +85,10 @@ def test_a_mixed_and_padded_batch_answers_as_plain_torch(
     start_core, adapters, prompt, expected, request
 ) -> None:
     asked = [
-        (0, 7, None, 5),
-        (1, 30, adapters[0], 4),
-        (2, 18, adapters[1], 4),
-        (3, 3, None, 3),
+        (0, 7, None, 3),
+        (1, 30, adapters[0], 3),
+        (2, 18, adapters[1], 2),
+        (3, 3, None, 2),
     ]
     right = expected(asked)
     request.getfixturevalue("on_card_path")
