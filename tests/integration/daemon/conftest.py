@@ -1,5 +1,6 @@
 """A real daemon in a private directory, a tiny random Llama, and adapters made of numpy."""
 
+import functools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lorad import wire
 from lorad.client import ApiError, LoradClient, Unreachable
+from lorad.registry.registry import Registry
 
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 64, 128, 4, 2, 16, 2, 260
 DIMS = {
@@ -36,15 +38,24 @@ PROMPT = "Once upon a time, in a machine that was far too small,"
 PATIENCE = 180.0
 
 
-def until(condition, what, patience=PATIENCE):
+def until(condition, what, patience=PATIENCE, every=0.02):
     """Poll until `condition()` is true; returns its value."""
     deadline = time.monotonic() + patience
     pause = threading.Event()
     while not (value := condition()):
         if time.monotonic() > deadline:
             pytest.fail(f"timed out waiting for {what() if callable(what) else what}")
-        pause.wait(0.02)
+        pause.wait(every)
     return value
+
+
+@functools.cache
+def empty_registry():
+    """What the first start makes of nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder)
+        Registry.open(state).close()
+        return (state / "registry.db").read_bytes()
 
 
 @pytest.fixture(scope="session")
@@ -184,6 +195,7 @@ drain_timeout = "20s"
         return [sys.executable, "-m", "lorad.cli.serve", "--config", str(self.config), *arguments]
 
     def start(self, ready=True):
+        self.spare_migrations()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.env
@@ -191,6 +203,13 @@ drain_timeout = "20s"
         if ready:
             self.wait_ready()
         return self
+
+    def spare_migrations(self):
+        """They would take a tenth of every first start; other tests look at them."""
+        state = self.root / "state"
+        if not (state / "registry.db").exists():
+            state.mkdir(mode=0o750, exist_ok=True)
+            (state / "registry.db").write_bytes(empty_registry())
 
     def start_under_systemd(self, notify, inference, admin):
         """With both sockets passed in by name, as a .socket unit does, and notified at `notify`."""
@@ -209,7 +228,7 @@ drain_timeout = "20s"
             )
 
     def wait_ready(self):
-        until(self.is_ready, lambda: f"the daemon to be ready:\n{self.tail()}")
+        until(self.is_ready, lambda: f"the daemon to be ready:\n{self.tail()}", every=0.05)
 
     def is_ready(self):
         assert self.process.poll() is None, self.tail()

@@ -219,7 +219,7 @@ def judge(scene, load):
 
 
 def test_replacements_under_load_lose_and_confuse_nothing(scene):
-    load = reload_under_load(scene, 12, fresh_every=4, streams=16)
+    load = reload_under_load(scene, 10, fresh_every=4, streams=16)
     over_a_flip, first_ones = judge(scene, load)
     assert over_a_flip > 20, over_a_flip
     assert first_ones >= 4, first_ones

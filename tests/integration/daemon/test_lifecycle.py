@@ -20,8 +20,23 @@ from lorad.client import ApiError, Unreachable
 
 
 @pytest.fixture(scope="module")
-def daemon(make_daemon):
+def only(make_daemon):
     return make_daemon()
+
+
+@pytest.fixture
+def running(only):
+    """One that is ready, by this test's start or by the one's before."""
+    if only.process is None or only.process.poll() is not None:
+        only.start()
+    return only
+
+
+@pytest.fixture
+def daemon(only):
+    """One that is not running."""
+    only.stop()
+    return only
 
 
 def test_a_restart_brings_back_adapters_pins_priorities_and_labels(daemon):
@@ -41,7 +56,6 @@ def test_a_restart_brings_back_adapters_pins_priorities_and_labels(daemon):
     jargon = daemon.adapter("acme/jargon")
     assert (jargon.state, jargon.priority) == ("registered", 10)
     assert daemon.text("acme/jargon") == before
-    assert daemon.stop() == 0
 
 
 # httpcore leaves a socket open when the daemon dies between its listening and its accepting.
@@ -85,7 +99,6 @@ def test_kill_9_loses_nothing_that_was_acknowledged(daemon):
 
 @pytest.mark.slow
 def test_a_damaged_registry_comes_back_and_is_not_silent_about_it(daemon):
-    daemon.stop()
     daemon.start()
     daemon.upload("kept", 77, pin=True)
     assert daemon.stop() == 0
@@ -97,14 +110,13 @@ def test_a_damaged_registry_comes_back_and_is_not_silent_about_it(daemon):
     assert any(e.level == "error" and ".corrupt-" in e.message for e in told)
 
 
-def test_the_first_signal_drains_and_the_second_aborts_with_an_error_event(daemon, poll):
-    if daemon.process is None or daemon.process.poll() is not None:
-        daemon.start()
+def test_the_first_signal_drains_and_the_second_aborts_with_an_error_event(running, poll):
+    daemon = running
     begun = threading.Event()
     lines, told = [], []
 
     def stream():
-        body = daemon.body("bible", 3900, stream=True)
+        body = daemon.body("tiny", 3900, stream=True)
         with daemon.http() as http, http.stream("POST", "/v1/completions", json=body) as answer:
             for line in answer.iter_lines():
                 lines.append(line)
@@ -125,7 +137,7 @@ def test_the_first_signal_drains_and_the_second_aborts_with_an_error_event(daemo
             return http.get("/readyz").json().get("error", {}).get("code") == "draining"
 
     poll(draining, "readyz to say draining")
-    refused = daemon.ask("bible")
+    refused = daemon.ask("tiny")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     with daemon.client() as client:
         assert client.status().state == "draining"
@@ -245,7 +257,7 @@ def test_systemd_hears_of_it_and_keeps_the_sockets_that_it_passed(daemon):
             heard.append(notify.recv(4096).decode())
         assert any("EXTEND_TIMEOUT_USEC=" in words for words in heard)
         assert any(words == "WATCHDOG=1" for words in heard)
-        assert daemon.text("bible")
+        assert daemon.text("tiny")
         daemon.process.send_signal(signal.SIGHUP)
         while not heard[-1].startswith("RELOADING=1\nMONOTONIC_USEC="):
             heard.append(notify.recv(4096).decode())

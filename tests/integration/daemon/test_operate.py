@@ -1,4 +1,4 @@
-"""A real daemon is reloaded, drained and resumed under load, by signal and by command."""
+"""A real daemon explains itself, is reloaded, drained and resumed, by signal and by command."""
 
 import json
 import signal
@@ -44,6 +44,32 @@ class Stream(threading.Thread):
 def reload(daemon):
     with daemon.client() as client:
         return client.reload()
+
+
+def test_an_adapter_is_explained_cold_and_warm_and_by_what_it_would_cost(daemon):
+    daemon.upload("explained/cold", 1)
+    daemon.upload("explained/warm", 2)
+    before = daemon.text("explained/warm")
+    with daemon.client() as client:
+        cold = client.explain("explained/cold")
+        assert (cold.state, cold.tier, cold.served) == ("registered", "disk", False)
+        warm = client.explain("explained/warm")
+        assert (warm.state, warm.tier, warm.served) == ("idle", "gpu", True)
+        assert (warm.cost.loads, warm.cost.place, warm.cost.victims) == (1, 1, 1)
+        assert 0.5 < warm.cost.uses <= 1.0 and warm.cost.return_seconds > 0
+        assert warm.room.total_bytes > warm.room.free_bytes > 0
+        client.pin("explained/warm")
+        assert "pinned" in client.explain("explained/warm").next
+        client.unpin("explained/warm")
+        client.evict("explained/warm")
+        gone = client.explain("explained/warm")
+        assert (gone.state, gone.tier, gone.served) == ("ram", "ram", False)
+        assert gone.next == "a request brings it up" and gone.next_seconds > 0
+        assert gone.cost.evictions == 1 and gone.cost.uses == pytest.approx(warm.cost.uses, rel=0.1)
+        with pytest.raises(ApiError) as caught:
+            client.explain("nobody")
+        assert caught.value.status == 404 and caught.value.code == "model_not_found"
+    assert daemon.text("explained/warm") == before
 
 
 def test_limits_and_the_log_level_change_under_a_running_daemon(daemon):
