@@ -129,8 +129,15 @@ def slowly(monkeypatch, seconds: float, every: int = 1) -> None:
 
 
 # ----------------------------------------------------------------- what comes out
-@pytest.mark.parametrize("lookahead", [False, True])
-@pytest.mark.parametrize("wait", [guides.WAIT_SECONDS, 0.0])
+@pytest.mark.parametrize(
+    ("lookahead", "wait"),
+    [
+        (True, 0.0),
+        (False, guides.WAIT_SECONDS),
+        pytest.param(True, guides.WAIT_SECONDS, marks=pytest.mark.slow),
+        pytest.param(False, 0.0, marks=pytest.mark.slow),
+    ],
+)
 def test_answers_to_random_schemas_validate(
     begin, adapters, prompt, read, lookahead, wait, monkeypatch
 ) -> None:

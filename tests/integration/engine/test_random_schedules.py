@@ -211,10 +211,10 @@ def live(driver, revisions, lost, prompt, judge, seeds, needed) -> None:
     """Many, one after another; what is `needed` has to have happened in one of them.
 
     Loads end when the reader's thread does, so what meets what differs from run to run: if
-    something is still to happen after the last of `seeds`, further ones follow, four times as many.
+    something is still to happen after the last of `seeds`, up to sixteen further ones follow.
     """
     ends: dict[str, int] = {}
-    for seed in range(seeds.start, seeds.stop + 4 * len(seeds)):
+    for seed in range(seeds.start, seeds.stop + 16):
         if seed >= seeds.stop and all(ends.get(one) for one in needed):
             return
         life = Life(driver, revisions, lost, prompt, seed)
@@ -231,12 +231,13 @@ def tight(revisions) -> int:
 
 
 @pytest.mark.parametrize("lookahead", [False, True])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.slow)])
 def test_random_schedules_leak_nothing_and_answer_as_one_by_one(
-    start_core, revisions, lost, prompt, judge, lookahead
+    start_core, revisions, lost, prompt, judge, lookahead, seeds
 ) -> None:
     driver = start_core(lookahead=lookahead, num_blocks=tight(revisions), **SIZES)
     needed = ("length", "preemptions", "invocation_missing", "answered from an invocation on")
-    live(driver, revisions, lost, prompt, judge, range(4), needed)
+    live(driver, revisions, lost, prompt, judge, seeds, needed)
 
 
 @pytest.mark.gpu
