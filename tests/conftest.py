@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 
-from tests.fakes import quick_interpreter
+from tests.fakes import quick_clients, quick_interpreter
 
 
 class Backwards(pytest.Dir):
@@ -45,6 +45,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         quick_interpreter.quicken()
+        quick_clients.quicken()
         gc.freeze()
         gc.enable()
 

@@ -92,9 +92,8 @@ class Stage:
 
     async def resize(self, width, height):
         await self.pilot.resize_terminal(width, height)
-        await self.until(
-            lambda: self.app._resize_event is None
-        )  # Textual waits for the last of many
+        # Textual waits a moment for the last of many.
+        await self.until(lambda: self.app._resize_event is None)
         await self.pilot.pause()
 
     def lines(self):
