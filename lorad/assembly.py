@@ -247,7 +247,13 @@ class Services:
 
     def _show(self) -> None:
         """What is so, to operators and to Prometheus."""
-        listing = Listing(self.names, self.picture, self.events, info=lambda: self.link.info)
+        listing = Listing(
+            self.names,
+            self.picture,
+            self.events,
+            info=lambda: self.link.info,
+            asks=self._pairs.asks.origin if self._pairs.asks is not None else "",
+        )
         self.explaining = Explaining(
             self.names, self.link, info=lambda: self.link.info, gate=self.gate
         )

@@ -86,7 +86,7 @@ def _prompt(
     if wish != AUTO:
         return pair_prompt.from_file(Path(wish).expanduser())
     if text.template is not None and pair_prompt.takes_pairs(text.template):
-        return pair_prompt.of_template(text.template, "the model's own template")
+        return pair_prompt.of_template(text.template, "the form of the model's own template")
     if not by_words:
         return None
     if model_type == "qwen3" and pair_prompt.has_qwen3_marks(text.tokenizer.token_id):

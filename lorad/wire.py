@@ -158,6 +158,7 @@ class PoolingPicture(Struct, frozen=True, kw_only=True):
     normalizes: bool
     labels: tuple[str, ...] = ()  # of the base's own classifier
     score_tokens: tuple[int, ...] = ()  # of a base that scores by words: for a text, and against it
+    asks: str = ""  # whose form a pair of texts is put into; "" = the tokenizer's own
 
 
 class Status(Struct, frozen=True, kw_only=True):

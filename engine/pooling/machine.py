@@ -25,6 +25,7 @@ from engine.pooling.config import PoolingConfig, PoolingInfo
 from engine.pooling.fit import read_model
 from engine.pooling.head import Head
 from engine.pooling.pooler import Pooler
+from engine.pooling.room import most_rows
 from engine.pooling.spec import PoolingSpec
 from engine.pooling.token_scores import TokenScores, head_rows
 
@@ -142,7 +143,8 @@ def _heads(
 
 
 def resolve(config: PoolingConfig, spec: BaseSpec, pooling: PoolingSpec) -> PoolingConfig:
-    """Every `auto` becomes a value.  Raises NoDevice."""
+    """Every `auto` becomes a value.  Raises NoDevice, and ConfigError for what a card has no room
+    for."""
     device, dtype = config.device, config.dtype
     if device == "cuda" and not torch.cuda.is_available():
         raise NoDevice(
@@ -153,7 +155,11 @@ def resolve(config: PoolingConfig, spec: BaseSpec, pooling: PoolingSpec) -> Pool
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else spec.dtype  # type: ignore[assignment]
     told = min(pooling.max_length or spec.default_length, spec.default_length)
-    rows = _cpu_rows(spec) if device == "cpu" else CUDA_BATCH_TOKENS
+    if device == "cpu":
+        rows = _cpu_rows(spec)
+    else:
+        most = most_rows(config, spec, dtype, torch.cuda.mem_get_info()[0])
+        rows, told = min(CUDA_BATCH_TOKENS, most), min(told, most)
     return replace(
         config,
         device=device,

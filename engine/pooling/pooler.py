@@ -75,8 +75,8 @@ class Pooler:
         pooled = []
         for i, hidden in enumerate(sequences):
             left_out = prompts[i] if prompts and not self.spec.include_prompt else 0
-            rows = hidden.float()
-            parts = [POOLS[kind](rows, left_out) for kind in self.spec.kinds]
+            rows = hidden if ONE_ROW.issuperset(self.spec.kinds) else hidden.float()
+            parts = [POOLS[kind](rows, left_out).float() for kind in self.spec.kinds]
             pooled.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         return torch.stack(pooled)
 
@@ -130,6 +130,8 @@ def _max(rows: Tensor, left_out: int) -> Tensor:
     return rows[left_out:].amax(0)
 
 
+#: Of long inputs the other rows need not be widened first.
+ONE_ROW: frozenset[PoolingKind] = frozenset(("cls", "last"))
 #: kind -> rows (n, width) of one sequence and how many are left out -> (width,)
 POOLS: dict[PoolingKind, Callable[[Tensor, int], Tensor]] = {
     "cls": _first,

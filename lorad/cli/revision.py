@@ -33,6 +33,7 @@ def pooling_words(p: wire.PoolingPicture) -> str:
     told += ", of length 1" if p.normalizes else ""
     if p.score_tokens:
         told += f"; scores by token {' against '.join(map(str, p.score_tokens))}"
+    told += f"; asks in {plain(p.asks)}" if p.asks else ""
     return told + (f"; labels {', '.join(map(plain, p.labels))}" if p.labels else "")
 
 

@@ -28,7 +28,8 @@ _HELD = (State.LOADING, State.ACTIVE, State.IDLE, State.DRAINING)
 
 
 class Listing:
-    """`info` is the running engine's, None before it is known."""
+    """`info` is the running engine's, None before it is known; `asks` says whose form a pair of
+    texts is put into, "" for the tokenizer's own."""
 
     def __init__(
         self,
@@ -37,11 +38,12 @@ class Listing:
         events: EventRing,
         *,
         info: Callable[[], EngineInfo | None],
+        asks: str = "",
     ) -> None:
         self._names, self._picture, self._events = names, picture, events
         self._registry: Registry = names.registry
         self._catalog: Catalog = names.catalog
-        self._info = info
+        self._info, self._asks = info, asks
 
     def page(
         self,
@@ -78,8 +80,12 @@ class Listing:
             candidate=self._revision(candidate),
             history=self._registry.revisions_of(record.name)[:DETAIL_HISTORY],
             events=self._events_of(record.name),
-            pooling=pooling_of(self._info()),
+            pooling=self.pooling(),
         )
+
+    def pooling(self) -> wire.PoolingPicture | None:
+        """How the model pools; None: it generates, or its engine is not there yet."""
+        return _pooling_of(self._info(), self._asks)
 
     def slots(self) -> wire.SlotPage:
         """Resident or loading, in slot order; a revision without a name shows as name@digest."""
@@ -194,7 +200,7 @@ class Listing:
             packed_bytes=self._packed_bytes(record) or 0,
             num_blocks=packed.num_blocks if packed else 0,
             changes_kv=record.changes_kv,
-            keeps_kv=pooling_of(self._info()) is None,
+            keeps_kv=self.pooling() is None,
             kinds=kinds_of(record, mlx=mlx),
             scalings=scalings_of(record),
             alora_tokens=record.alora_tokens,
@@ -292,8 +298,7 @@ def _time(seconds: float) -> str:
     return rfc3339(datetime.fromtimestamp(seconds, UTC))
 
 
-def pooling_of(info: EngineInfo | None) -> wire.PoolingPicture | None:
-    """How the model pools; None: it generates, or its engine is not there yet."""
+def _pooling_of(info: EngineInfo | None, asks: str) -> wire.PoolingPicture | None:
     if info is None or info.pooling is None:
         return None
     pooling = info.pooling
@@ -304,4 +309,5 @@ def pooling_of(info: EngineInfo | None) -> wire.PoolingPicture | None:
         normalizes=pooling.normalizes,
         labels=() if pooling.score_tokens else pooling.labels,
         score_tokens=pooling.score_tokens,
+        asks=asks,
     )

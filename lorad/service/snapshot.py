@@ -12,7 +12,7 @@ from lorad import wire
 from lorad.config import Settings
 from lorad.service.adapters import AdapterService
 from lorad.service.engine_link import EngineLink
-from lorad.service.listing import Listing, pooling_of
+from lorad.service.listing import Listing
 from lorad.service.picture import Picture
 
 
@@ -92,7 +92,7 @@ class Snapshot:
             drained=tuple(sorted(self._adapters.gate.held)),
             engine_restarts=self._link.restarts,
             tasks=settings.model.tasks,
-            pooling=pooling_of(info),
+            pooling=self._listing.pooling(),
         )
 
 

@@ -109,7 +109,7 @@ def from_file(path: Path) -> PairPrompt:
     template = ChatTemplate({"default": source}, {})
     if not takes_pairs(template):
         raise TextError(f"{path} does not speak of messages with the roles query and document")
-    prompt = of_template(template, str(path))
+    prompt = of_template(template, f"the form of {path}")
     prompt.ask("a query", "a document")  # told now, and not to the first request
     return prompt
 

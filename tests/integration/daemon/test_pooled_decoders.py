@@ -190,7 +190,16 @@ def test_the_words_are_shown(reranker):
         told = client.status().pooling
         serving = client.adapter("classes").serving
     assert told.score_tokens == (YES, NO) and told.labels == ()
+    assert told.asks == "the form of Qwen3-Reranker"
     assert serving.kinds == ("classifier",) and "score.weight.rows" in serving.targets
+
+
+def test_an_adapter_with_a_head_is_verified_too(reranker):
+    with reranker.client() as client:
+        assert client.load("classes").items[0].ok
+        reranker.wait_state("classes", "idle")
+        (told,) = client.verify("classes", full=True).items
+    assert told.ok and not told.findings, told
 
 
 def test_check_refuses_what_a_start_would(reranker):

@@ -38,6 +38,16 @@ def test_what_it_replaces_is_rows_of_a_matrix_or_parts_of_a_classifier():
 def test_how_a_model_pools_is_one_line():
     plain = wire.PoolingPicture(kinds=("mean",), origin="a file", width=8, normalizes=False)
     assert pooling_words(plain) == "mean (a file), 8 numbers"
+    asked = wire.PoolingPicture(
+        kinds=("last",),
+        origin="f",
+        width=8,
+        normalizes=False,
+        score_tokens=(9, 4),
+        asks="the form of somebody",
+    )
+    told = "last (f), 8 numbers; scores by token 9 against 4; asks in the form of somebody"
+    assert pooling_words(asked) == told
     both = wire.PoolingPicture(
         kinds=("cls", "max"), origin="f", width=16, normalizes=True, labels=("no", "y\x1bes")
     )

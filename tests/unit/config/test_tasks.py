@@ -55,6 +55,16 @@ def test_every_other_model_generates_unless_it_is_said(configure, llama):
     assert configure(llama, 'tasks = ["embed"]').model.pools
 
 
+def test_a_classifier_that_sentence_transformers_saved_is_one_all_the_same(configure, tmp_path):
+    folder = write_bert(tmp_path / "bert", labels=1)
+    (folder / "modules.json").write_text(json.dumps([{"path": "", "type": "x.Transformer"}]))
+    told = {"transformer_task": "sequence-classification"}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(told))
+    settings = configure(folder)
+    assert settings.model.tasks == ("rerank", "classify")
+    checks.check_all(settings)
+
+
 def test_a_sentence_transformers_folder_pools_whatever_its_model(configure, llama):
     (llama / "modules.json").write_text("[]")
     assert configure(llama).model.tasks == ("embed",)

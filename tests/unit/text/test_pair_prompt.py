@@ -87,7 +87,7 @@ def test_which_templates_take_pairs(tmp_path):
     with pytest.raises(TextError, match="cannot be read"):
         from_file(tmp_path / "nothing.jinja")
     path.write_text(ROLES.replace("%s", ""))
-    assert from_file(path).origin == str(path)
+    assert from_file(path).origin == f"the form of {path}"
 
 
 def test_tokens_are_those_of_the_whole_text_and_no_marks_are_added(tokenizer):

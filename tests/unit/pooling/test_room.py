@@ -1,0 +1,65 @@
+"""How long an input a card has room for, from shapes alone."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigError
+from engine.models.bases import BaseSpec, read_base
+from engine.pooling.config import PoolingConfig
+from engine.pooling.room import most_rows, row_bytes, weight_bytes
+from tests.fakes.tiny_bert import write_bert
+from tests.fakes.tiny_qwen3 import write_qwen3
+
+GIB = 1 << 30
+
+
+def llama_8b(spec: BaseSpec) -> BaseSpec:
+    """The spec with the sizes of a Llama of 8 billion weights."""
+    return dataclasses.replace(
+        spec,
+        vocab_size=128_256,
+        hidden_size=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        ffn_size=14_336,
+    )
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> BaseSpec:
+    return llama_8b(read_base(write_qwen3(tmp_path / "qwen3"), pools=True))
+
+
+def config(**told: int) -> PoolingConfig:
+    return PoolingConfig(model="m", **told)
+
+
+def test_weights_are_those_of_the_layers_and_one_embedding(spec: BaseSpec) -> None:
+    assert weight_bytes(spec, "bfloat16") == 2 * (32 * 218_103_808 + 128_256 * 4096)
+
+
+def test_what_is_left_beside_weights_and_adapters_is_for_rows(spec: BaseSpec) -> None:
+    small = most_rows(config(), spec, "bfloat16", 24 * GIB)
+    roomy = most_rows(config(), spec, "bfloat16", 80 * GIB)
+    assert 16_384 < small < 131_072 < roomy
+    assert most_rows(config(adapter_pool=4 * GIB), spec, "bfloat16", 24 * GIB) < small
+    assert small * row_bytes(spec, "bfloat16") + weight_bytes(spec, "bfloat16") < 0.9 * 24 * GIB
+
+
+def test_who_asks_for_more_is_refused_with_what_there_is_room_for(spec: BaseSpec) -> None:
+    most = most_rows(config(), spec, "bfloat16", 24 * GIB)
+    for name in ("max_length", "max_batch_tokens"):
+        assert most_rows(config(**{name: most}), spec, "bfloat16", 24 * GIB) == most
+        with pytest.raises(ConfigError, match=f"{name} = {most + 1} .* steps of {most} rows"):
+            most_rows(config(**{name: most + 1}), spec, "bfloat16", 24 * GIB)
+    with pytest.raises(ConfigError, match="leaves no room for a step"):
+        most_rows(config(), spec, "bfloat16", 15 * GIB)
+
+
+def test_an_encoder_keeps_no_keys_beside_a_layer(tmp_path: Path) -> None:
+    bert = read_base(write_bert(tmp_path / "bert"), pools=True)
+    assert row_bytes(bert, "float32") == 4 * (5 * 32 + 3 * 32 + 4 * 32 + 3 * 64) + 4 * 32
