@@ -12,6 +12,7 @@ from engine.messages import PackedModule
 from lorad.registry.records import Registered, RevisionRecord
 from lorad.registry.registry import Registry
 from lorad.registry.store import Store
+from tests.fakes.fresh_registry import open_fresh
 
 
 class Clock:
@@ -68,7 +69,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def registry(tmp_path: Path, clock: Clock) -> Iterator[Registry]:
-    registry = Registry.open(tmp_path, clock=clock)
+    registry = open_fresh(tmp_path, clock=clock)
     yield registry
     registry.close()
 

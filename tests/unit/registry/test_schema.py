@@ -1,8 +1,10 @@
 """The migrations build exactly the tables of the models, from a checkout and from a wheel."""
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -10,6 +12,14 @@ from alembic.script import ScriptDirectory
 
 from lorad.registry import migrate, models, sqlite
 from lorad.registry.registry import Registry
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """Migrated here, and no copy."""
+    registry = Registry.open(tmp_path)
+    yield registry
+    registry.close()
 
 
 def test_the_migrations_build_what_the_models_say(registry: Registry) -> None:

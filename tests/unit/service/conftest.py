@@ -1,7 +1,6 @@
 """A small engine that answers as the real one does, without a process."""
 
 import asyncio
-import functools
 import hashlib
 import json
 import shutil
@@ -40,7 +39,7 @@ from engine.messages import (
     VerifyRevision,
 )
 from lorad.errors import LoradError
-from lorad.registry.registry import FILE, Registry
+from lorad.registry.registry import Registry
 from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
@@ -55,6 +54,7 @@ from lorad.service.picture import Picture
 from lorad.service.registration import Registration
 from lorad.service.revisions import Revisions
 from lorad.service.tasks import Tasks
+from tests.fakes.fresh_registry import open_fresh
 
 INFO = EngineInfo(
     device="cpu",
@@ -274,21 +274,6 @@ def eventually():
 
 
 # ----------------------------------------------------------------- adapters without tensors
-@functools.cache
-def empty_registry() -> bytes:
-    """Its migrations take longer than most tests."""
-    with tempfile.TemporaryDirectory() as folder:
-        Registry.open(Path(folder)).close()
-        return (Path(folder) / FILE).read_bytes()
-
-
-def open_registry(state_dir) -> Registry:
-    if not state_dir.exists():
-        state_dir.mkdir(mode=0o750, parents=True)
-        (state_dir / FILE).write_bytes(empty_registry())
-    return Registry.open(state_dir)
-
-
 class World:
     """Services over a real registry and store, a fake engine, and adapters that are one number.
 
@@ -297,7 +282,8 @@ class World:
 
     def __init__(self, state_dir, **client):
         self.dir = state_dir
-        self.registry = open_registry(state_dir)
+        start = Registry.open if state_dir.exists() else open_fresh
+        self.registry = start(state_dir)
         self.store = self.registry.store
         self.events = EventRing()
         self.tasks = Tasks()

@@ -12,6 +12,7 @@ from lorad.errors import LoradError
 from lorad.registry.registry import Registry
 from lorad.service import audit as module
 from lorad.service.audit import Audit
+from tests.fakes.fresh_registry import open_fresh
 
 
 class Time:
@@ -26,7 +27,7 @@ class Time:
 def registry() -> Iterator[Registry]:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        opened = Registry.open(Path(folder))
+        opened = open_fresh(Path(folder))
         yield opened
         opened.close()
 
