@@ -88,6 +88,8 @@ ABSENT = {
     # Only with metrics.tenant_label.
     *("lorad_tenant_requests_total", "lorad_tenant_prompt_tokens_total"),
     "lorad_tenant_generation_tokens_total",
+    # Only with models.speculation.
+    *("lorad_speculation_draft_tokens_total", "lorad_speculation_accepted_tokens_total"),
 }
 
 
