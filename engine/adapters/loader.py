@@ -255,9 +255,8 @@ class Loader:
         self.journal.move(revision, State.REGISTERED, cause)
 
     def notice_lost(self, revision: Revision) -> None:
-        """Host memory may have evicted it to make room for another."""
-        if not self.host.ready(revision.rev):
-            self.journal.move(revision, State.REGISTERED, "lru")
+        """Host memory has evicted it to make room for another."""
+        self.journal.move(revision, State.REGISTERED, "lru")
 
     def appraise(self, revision: Revision) -> None:
         """Tell host memory what a copy there is worth.

@@ -160,7 +160,8 @@ class Residency:
         for rev in self._copier.poll():
             self._moves.end_copy(self._revisions[rev])
         self._moves.raise_wanted()
-        for revision in list(self._journal.in_ram.values()):
+        ready = self.host.ready  # of hundreds, in every step
+        for revision in [r for r in self._journal.in_ram.values() if not ready(r.rev)]:
             self._loader.notice_lost(revision)
 
     def overdue(self) -> list[str]:

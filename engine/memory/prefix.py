@@ -240,21 +240,22 @@ class PrefixIndex:
 
     def check(self) -> None:
         """Raise AssertionError unless index and pool agree."""
-        children = continued = 0
-        for key, entry in self._entries.items():
-            assert entry.key == key and self._by_block[entry.block] is entry
-            assert self._pool.owner(entry.block) is not None, f"filed block {entry.block} is free"
+        children = continued = filed = 0
+        entries, by_block, pool = self._entries, self._by_block, self._pool
+        for key, entry in entries.items():
+            block, parent = entry.block, entry.parent
+            assert entry.key == key and by_block[block] is entry
+            assert pool.owner(block) is not None, f"filed block {block} is free"
+            filed += pool.is_cached(block)
             children += len(entry.children)
-            parent = entry.parent
             if parent is not None:
                 continued += 1
-                assert self._entries.get(parent.key) is parent, "orphan"
+                assert entries.get(parent.key) is parent, "orphan"
                 assert parent.children[key] is entry, "unknown to its parent"
         assert children == continued, "continued by what is gone"  # a known child is one of them
-        assert len(self._by_block) == len(self._entries)
+        assert len(by_block) == len(entries)
         assert sum(map(len, self._by_identity.values())) == len(self._entries)
-        filed = sum(self._pool.is_cached(block) for block in self._by_block)
-        assert filed == self._pool.counts.kv_cached, "a cached block is in no index"
+        assert filed == pool.counts.kv_cached, "a cached block is in no index"
 
     def _is_leaf(self, entry: Entry) -> bool:
         return not entry.children and self._pool.is_cached(entry.block)
