@@ -371,9 +371,7 @@ class Town:
             assert self.h.tokens(name) == self.h.alone(prompt, rev, most)
 
 
-@settings(max_examples=30, deadline=None, database=None, phases=PHASES)
-@given(**POPULATION)
-def test_every_cold_adapter_starts_within_its_bound_whoever_runs(
+def assert_every_cold_adapter_starts_within_its_bound(
     make, slots, max_num_seqs, starve_after, copies_take, reads_take, lookahead, pins, num_blocks,
     colds, cold_blocks, seed,
 ):  # fmt: skip
@@ -417,6 +415,19 @@ def test_every_cold_adapter_starts_within_its_bound_whoever_runs(
         h.step()
     event(f"found no room: {len(blocked)} of {colds}, alone: {alone}")
     town.end()
+
+
+@settings(max_examples=10, deadline=None, database=None, phases=PHASES)
+@given(**POPULATION)
+def test_every_cold_adapter_starts_within_its_bound_whoever_runs(make, **population):
+    assert_every_cold_adapter_starts_within_its_bound(make, **population)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, database=None, phases=PHASES)
+@given(**POPULATION)
+def test_every_cold_adapter_of_two_hundred_populations_does(make, **population):
+    assert_every_cold_adapter_starts_within_its_bound(make, **population)
 
 
 @settings(max_examples=15, deadline=None, database=None, phases=PHASES)
