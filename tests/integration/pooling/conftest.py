@@ -141,8 +141,8 @@ class Driver:
 def drive(model: Path) -> Iterator[Callable[..., Driver]]:
     made: list[Driver] = []
 
-    def make(**options: Any) -> Driver:
-        made.append(Driver(model, **options))
+    def make(folder: Path = model, **options: Any) -> Driver:
+        made.append(Driver(folder, **options))
         return made[-1]
 
     yield make

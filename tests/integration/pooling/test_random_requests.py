@@ -2,13 +2,17 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from engine.adapters.pack import pack_into
 from engine.messages import AddRevision, Evict, Load, PackedManifest, RemoveRevision, SetRevision
 from engine.pooling.requests import AbortPool
+from tests.fakes.tiny_qwen3 import NO, YES, write_qwen3, write_qwen3_adapter
 
 TASKS = ("embed", "tokens", "classify")
 
@@ -19,6 +23,28 @@ TASKS = ("embed", "tokens", "classify")
 def test_whatever_happens_each_answer_is_that_of_its_request_alone(
     drive: Callable[..., Any], pack: Callable[[int], PackedManifest], seed: int
 ) -> None:
+    play(drive, pack, seed)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
+)
+def test_so_it_is_on_a_decoder_that_scores_by_words_and_by_heads(
+    drive: Callable[..., Any], tmp_path: Path, seed: int
+) -> None:
+    base = write_qwen3(tmp_path / "qwen3")
+
+    def pack(number: int) -> PackedManifest:
+        """Every other one has a head of its own."""
+        folder = tmp_path / f"adapter{number}"
+        write_qwen3_adapter(folder, number, labels=2 * (number % 2))
+        store = tmp_path / "store"
+        return pack_into(folder, base, store, block_size=0, dtype="float32", max_rank=64)
+
+    play(partial(drive, base, score_tokens=(YES, NO)), pack, seed)
+
+
+def play(drive: Callable[..., Any], pack: Callable[[int], PackedManifest], seed: int) -> None:
     rng = random.Random(seed)
     manifests = [pack(number) for number in range(1, 6)]
     slots = rng.choice((1, 2, 3))

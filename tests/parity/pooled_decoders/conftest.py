@@ -44,6 +44,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 9}),
     "gemma2": ("Gemma2", GEMMA),
     "phi3": ("Phi3", {"hidden_size": 96}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [0, 1], "pad_token_id": PADDING}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 7,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
 }
 #: One token; two of one length; a block, and more than a window.
 LENGTHS = (1, 7, 40, 7, 16, 33)
@@ -55,13 +64,15 @@ def build(case: str, ending: str, **more: Any) -> Any:
     import transformers
 
     family, options = CASES[case]
-    config = getattr(transformers, f"{family}Config")(**SIZES | options | more)
+    text = "Text" if family == "Gemma3" else ""  # a part of a larger model, by its name
+    config = getattr(transformers, f"{family}{text}Config")(**SIZES | options | more)
     config._attn_implementation = "eager"
     torch.manual_seed(11)
-    model = getattr(transformers, f"{family}{ending}")(config).eval()
+    whole = "" if ending == "ForCausalLM" else text
+    model = getattr(transformers, f"{family}{whole}{ending}")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            centre = 1.0 if "norm" in name and family != "Gemma2" else 0.0
+            centre = 1.0 if "norm" in name and not family.startswith("Gemma") else 0.0
             parameter.copy_(centre + 0.2 * torch.randn_like(parameter))
     return model
 
@@ -108,7 +119,13 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
     return case
 
 
-@pytest.fixture(params=sorted(CASES))
+#: Of other kinds than those that most vectors are made with.
+RARE = ("gemma3", "mistral", "phi3", "smollm3")
+
+
+@pytest.fixture(
+    params=[pytest.param(n, marks=[pytest.mark.slow] * (n in RARE)) for n in sorted(CASES)]
+)
 def case(request: pytest.FixtureRequest, make: Callable[..., Case]) -> Case:
     return make(request.param)
 

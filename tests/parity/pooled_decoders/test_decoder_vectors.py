@@ -178,6 +178,7 @@ def test_a_decoder_that_sees_both_sides_is_refused(
         engines(tmp_path / "both")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off beside a card")
 def test_the_way_that_a_card_takes_computes_the_same_vectors(
     make: Callable[..., Any], engines: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
