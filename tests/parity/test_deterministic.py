@@ -118,9 +118,9 @@ def test_the_way_that_a_card_takes_gives_a_row_the_same_bits(
     """Fused row kernels and paged attention, on the interpreter: alone, in a batch, in chunks."""
     monkeypatch.setattr(backend, "use_kernels", lambda x: True)
     torch.manual_seed(6)
-    prompts = [torch.randint(0, 333, (n,)).tolist() for n in (19, 2, 9)]
+    prompts = [torch.randint(0, 333, (n,)).tolist() for n in (17, 1, 5)]  # a block has 16
     slots = (1, -1, 0)
     together = ours.together(prompts, slots)
     for prompt, slot, got in zip(prompts, slots, together, strict=True):
         assert bits(ours.logits(prompt, slot), got)
-    assert bits(ours.in_chunks(prompts[0], [6, 11], 1), together[0])
+    assert bits(ours.in_chunks(prompts[0], [6, 10], 1), together[0])
