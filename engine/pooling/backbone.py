@@ -24,6 +24,9 @@ from engine.pooling.queue import Item
 
 #: Rows of a block of a decoder's step; its attention reads whole ones.
 BLOCK_ROWS = 16
+#: Of a decoder with windows on a CPU so many rows have a mask together, a multiple of BLOCK_ROWS:
+#: that of an input of 32,768 tokens as a whole would be a gigabyte.
+STRIP_ROWS = 1024
 
 
 class Backbone(Protocol):
@@ -105,10 +108,14 @@ class PackedDecoder:
         lengths = [item.length for item in items]
         tokens = [token for item in items for token in item.tokens]
         places, tables, slots = _lay_out(lengths)
+        starts, ends = tuple(accumulate(lengths, initial=0)), tuple(lengths)
+        if self.spec.sliding_windows and self._device.type == "cpu":
+            starts, ends, whose = _strips(lengths)
+            tables = tables[whose]
         there = torch.from_numpy(np.stack([tokens, places, slots])).to(self._device)  # one upload
         meta = AttentionMeta(
-            query_starts=tuple(accumulate(lengths, initial=0)),
-            seq_lens=tuple(lengths),
+            query_starts=starts,
+            seq_lens=ends,
             slot_mapping=there[2],
             block_tables=torch.from_numpy(tables).to(self._device),
             block_size=BLOCK_ROWS,
@@ -159,6 +166,18 @@ def _lay_out(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray
     places = np.concatenate([np.arange(length) for length in lengths])
     slots = places + BLOCK_ROWS * np.repeat(firsts, lengths)
     return places, tables, slots
+
+
+def _strips(lengths: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
+    """The same rows as more and shorter runs: where each begins, and all end; how many tokens of
+    its input there are up to its end; and which input it is of."""
+    counts, ends, whose = [], [], []
+    for number, length in enumerate(lengths):
+        for first in range(0, length, STRIP_ROWS):
+            ends.append(min(first + STRIP_ROWS, length))
+            counts.append(ends[-1] - first)
+            whose.append(number)
+    return tuple(accumulate(counts, initial=0)), tuple(ends), whose
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

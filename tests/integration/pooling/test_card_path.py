@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
 from engine import assembly
+from engine.adapters.pack import pack_into
+from engine.kernels import backend
 from engine.messages import AddRevision, PackedManifest
+from tests.fakes.tiny_qwen3 import NO, YES, write_qwen3, write_qwen3_adapter
 
 LENGTHS = (5, 1, 9, 4, 13)
 
@@ -49,6 +53,52 @@ def test_the_kernels_give_what_torch_gives(
     got = answers(driver, manifests)
     for name, values in expected.items():
         assert np.abs(got[name] - values).max() < 1e-4, name
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[PackedManifest]]:
+    """A Qwen3, and adapters of which one has a head of its own."""
+    root = tmp_path_factory.mktemp("decoder")
+    base, manifests = write_qwen3(root / "base"), []
+    for seed, labels in ((1, 0), (2, 3), (3, 0)):
+        folder = write_qwen3_adapter(root / f"adapter{seed}", seed, labels=labels)
+        told = {"block_size": 0, "dtype": "float32", "max_rank": 64}
+        manifests.append(pack_into(folder, base, root / "store", **told))
+    return base, manifests
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_decoder_give_what_torch_gives(
+    drive: Callable[..., Any],
+    decoder: tuple[Path, list[PackedManifest]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention, norms and LoRA all through the kernels, and what adapters have at the ends."""
+    base, manifests = decoder
+    words = {"score_tokens": (YES, NO)}
+    expected = answers(drive(base, **words), manifests)
+    monkeypatch.setattr(assembly, "is_card", lambda device: True)
+    monkeypatch.setattr(backend, "use_kernels", lambda x: True)
+    small = {"slots": 2, "max_rank": 16, "max_batch_tokens": 11, "max_num_seqs": 4}
+    driver = drive(base, deterministic=False, starve_after=0.1, **words, **small)
+    driver.tick = 0.05
+    got = answers(driver, manifests)
+    for name, values in expected.items():
+        assert np.abs(got[name] - values).max() < 1e-3 * max(1.0, np.abs(values).max()), name
+
+
+@pytest.mark.gpu
+def test_a_card_gives_what_a_cpu_gives_with_a_decoder(
+    drive: Callable[..., Any], decoder: tuple[Path, list[PackedManifest]]
+) -> None:
+    base, manifests = decoder
+    words = {"score_tokens": (YES, NO)}
+    expected = answers(drive(base, **words), manifests)
+    for deterministic in (False, True):
+        told = {"device": "cuda", "deterministic": deterministic, "dtype": "float32"}
+        got = answers(drive(base, **words, **told), manifests)
+        for name, values in expected.items():
+            assert np.abs(got[name] - values).max() < 1e-3 * max(1.0, np.abs(values).max()), name
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 
 from engine.errors import ConfigError, ModelUnsupported, RequestInvalid
 from engine.kernels import backend
+from engine.pooling import backbone
 
 
 def close(got: Any, expected: Any, worst: float = 1e-5) -> None:
@@ -81,6 +82,22 @@ def test_a_step_leaves_nothing_behind_for_the_next(
     engine = engines(case.folder)
     for tokens in (case.batch[2], case.batch[1], case.batch[0], case.batch[4]):
         close(engine.embed([tokens])[0], case.hidden(tokens)[-1])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_long_inputs_of_a_decoder_with_windows_are_cut_into_strips(
+    make: Callable[..., Any],
+    engines: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    deterministic: bool,
+) -> None:
+    case = make("gemma2")
+    whole = engines(case.folder, deterministic=deterministic).embed(case.batch)
+    monkeypatch.setattr(backbone, "STRIP_ROWS", 16)
+    strips = engines(case.folder, deterministic=deterministic).embed(case.batch)
+    for got, uncut, tokens in zip(strips, whole, case.batch, strict=True):
+        close(got, case.hidden(tokens)[-1])
+        assert not deterministic or np.array_equal(got, uncut)
 
 
 def test_lengths_one_exactly_the_longest_and_more(
