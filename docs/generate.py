@@ -114,7 +114,9 @@ Later ones win: the default, `lorad.toml` in the configuration directory (`/etc/
 `lorad --print-config` shows every value with where it came from; `lorad --check` only checks.
 
 Sizes are `"16GiB"`, `"500MB"` or a number of bytes; durations `"250ms"`, `"2s"`, `"10m"` or a
-number of seconds. In the environment a list is written `a,b`. SIGHUP rereads `log.level`, looks
+number of seconds. In the environment a list is written `a,b`. Of several `[[models]]` the variables
+below are the first one's; `LORAD_MODELS__1__NAME` is the second's. `[lora]` holds for each of their
+engines by itself. SIGHUP rereads `log.level`, looks
 through the inbox, and says in the log what else has changed and needs a restart; a file that is
 wrong changes nothing."""
 
@@ -246,7 +248,7 @@ def metrics() -> str:
             (
                 f"`{m.name}`",
                 m.type,
-                ", ".join(f"`{label}`" for label in m.labels),
+                labels_of(m),
                 m.help + (f" Bounds: {bounds(m.bounds)}." if m.bounds else ""),
             )
             for m in metric_table.METRICS
@@ -272,6 +274,14 @@ def spelled(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:g}" if value < 1e6 else str(int(value)) for value in values)
 
 
+def labels_of(metric: metric_table.Metric) -> str:
+    """With the one that is there only where several models are."""
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    if "adapter" not in metric.labels and metric.name not in metric_table.OF_ENGINES:
+        return labels
+    return f"{labels} and `model`" if labels else "and `model`"
+
+
 _METRICS = f"""# Metrics
 
 Made by `python docs/generate.py` from `lorad/metrics/table.py`. How to scrape them is in
@@ -286,6 +296,8 @@ Beside these there are `process_*` of the daemon's own process.
   `{metric_table.OTHER}`, and the base model is `__base__`. What an adapter counted while it had no
   label stays with `{metric_table.OTHER}`, so that every series only grows and sums of rates are
   right. The series of a removed adapter go away.
+- **`model`**, where several are served: beside each `adapter`, and on what is of one engine ("and
+  `model`" below). The base models are then told apart by it. One model alone has no such label.
 - **Histograms** have no adapter, but `kind`: `base` or `lora`.
 - **Counters** start at 0 with the daemon, and go on when the engine is restarted.
 - No label comes from the text of a request. There is no tenant label unless `metrics.tenant_label`

@@ -13,19 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from engine.client import EncoderSpec, EngineClient
-from engine.messages import AdapterEvent, EngineSnapshot
+from engine.messages import AdapterEvent, EngineInfo, EngineSnapshot
 from lorad import __version__
 from lorad.api.guard import admin_uids
-from lorad.base import fingerprint_of, folder_of, spec_of
 from lorad.board.board import Boards
 from lorad.config import Settings
 from lorad.errors import BadConfig, LoradError
 from lorad.metrics.http import HttpCounts
 from lorad.metrics.metrics import Metrics
 from lorad.metrics.sources import Sources
-from lorad.pairs import engine_config, pair_form
 from lorad.registry.registry import Registry
+from lorad.served import Served
 from lorad.service.adapters import AdapterService
 from lorad.service.audit import Audit
 from lorad.service.callers import Callers
@@ -36,29 +34,25 @@ from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.explain import Explaining
 from lorad.service.fetching import Fetching, Refetch
-from lorad.service.files import AdapterFiles
 from lorad.service.folders import Folders
 from lorad.service.gate import Gate
-from lorad.service.guides import Guides
 from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
-from lorad.service.intake import Intake
+from lorad.service.lineup import Lineup
 from lorad.service.listing import Listing
 from lorad.service.making_room import RoomMaker
 from lorad.service.names import Names, entry_of
 from lorad.service.operations import Operations
-from lorad.service.picture import Picture
-from lorad.service.pins import PinRoom
+from lorad.service.pictures import Pictures
 from lorad.service.pooling import PoolingService
-from lorad.service.pooling_facts import PoolingFacts
 from lorad.service.pulls import Pulls
-from lorad.service.registration import Registration
 from lorad.service.requests import RequestService
 from lorad.service.revisions import Revisions
+from lorad.service.shares import Shares
+from lorad.service.shelf import Shelf
 from lorad.service.snapshot import Snapshot
 from lorad.service.tasks import Tasks
 from lorad.service.tenancy import Tenancy
-from lorad.service.text import TextService
 from lorad.service.verification import Verification
 from lorad.sources import choice
 from lorad.sources.fetch import Fetcher
@@ -80,18 +74,17 @@ class Services:
         self.tasks = Tasks()
         self.events = EventRing(instance_id=self.instance_id)
         self.gate = Gate()
-        self._base, self._spec = folder_of(settings), spec_of(settings)
-        self.text = TextService(self._base, registry.store.path)
-        self._pairs = pair_form(settings, self.text.base)
-        self.link = EngineLink(
-            engine_config(settings, self._pairs),
-            self.events,
-            new_client=partial(EngineClient, stall_seconds=settings.model.stall_after),
-            replace_after=settings.model.replace_after,
-        )
-        self._catalog = Catalog(map(entry_of, registry.pointing()))
-        self.names = Names(registry, self._catalog, model=settings.model.name)
-        self.picture = Picture(self.link)
+        models = tuple(model.name for model in settings.models)
+        self._catalog = Catalog(entry_of(record, models) for record in registry.pointing())
+        self.names = Names(registry, self._catalog, models=models)
+        self.shelf = Shelf(registry, self._catalog)
+        self.models: list[Served] = []
+        for index in range(len(settings.models)):
+            intake = self.models[0].intake if self.models else None
+            refresh = self._refresh
+            self.models.append(Served(self, index, intake=intake, refresh=refresh))
+        self._share_the_card()
+        self.pictures = Pictures({one.name: one.picture for one in self.models})
         self._know_adapters()
         self._let_arrive()
         self._answer()
@@ -100,7 +93,7 @@ class Services:
     def background(self) -> Iterable[Coroutine[object, object, None]]:
         """What each of them does all the while; the daemon gives them a task each."""
         return (
-            self.picture.run(),
+            *(one.picture.run() for one in self.models),
             self.housekeeping.run(),
             self.operations.run(),
             self.metrics.run(),
@@ -108,52 +101,62 @@ class Services:
             self.audit.run(),
         )
 
+    @property
+    def links(self) -> tuple[EngineLink, ...]:
+        return tuple(one.link for one in self.models)
+
     def apply(self, now: Settings) -> None:
         """Those who keep a setting that may change are told."""
         self.requests.limit(now.limits)
         self.pooling.limit(now.limits)
-        self.pins.settings = now.lora
+        for one in self.models:
+            one.pins.settings = now.lora
         self.callers.operators = admin_uids(now.admin.allow_uids)
         self.board.drain_timeout = now.shutdown.drain_timeout
 
+    def _share_the_card(self) -> None:
+        """Of several engines that may be on it; one alone has it all."""
+        there = [one.link for one in self.models if one.entry.device != "cpu"]
+        if len(there) > 1:
+            shares = Shares(there)
+            for link in there:
+                link.turn = partial(shares.turn, link)
+
+    async def _refresh(self) -> None:
+        await self.pictures.refresh()
+
     def _know_adapters(self) -> None:
-        """Files, revisions, names, and what leaves the disk."""
-        settings, registry = self.settings, self.registry
-        self._files = AdapterFiles(settings, self._base, self._spec, self.link)
-        self._intake = Intake(registry.store, inspect=self._files.inspect, pack=self._files.pack)
-        self._revisions = Revisions(
-            registry, self.link, self._intake, self._catalog, self.events, self.tasks
-        )
-        self.housekeeping = Housekeeping(registry, self.link, self._revisions, self.events)
-        room = RoomMaker(registry, self._revisions, self.housekeeping.collect)
+        """What all models' adapters share: names, and what leaves the disk."""
+        registry, every = self.registry, [one.adapters for one in self.models]
+        self._lineup = lineup = Lineup(self._catalog, every)
+        self._intake = self.models[0].intake
+        self.housekeeping = Housekeeping(registry, self.links, self.shelf, self.events)
+
+        def revisions_of(rev: str) -> Revisions | None:
+            one = lineup.get(self._catalog.model_of(rev) or "")
+            return one.revisions if one is not None else None
+
+        room = RoomMaker(registry, revisions_of, self.housekeeping.collect)
         self._intake.make_room = self.housekeeping.make_room = room.make
-        self.pins = pins = PinRoom(registry, self._catalog, self.link, settings.lora)
-        registration = Registration(
-            self.names, self.link, self._intake, self._revisions, self.events, check_pin=pins.check
-        )
         self.adapters = AdapterService(
             self.names,
-            self.link,
+            lineup,
             self._intake,
-            self._revisions,
-            registration,
             self.events,
             self.tasks,
-            check_pin=pins.check,
-            refresh=self.picture.refresh,
+            refresh=self.pictures.refresh,
             gate=self.gate,
         )
+        by_name = {one.name: one for one in self.models}
         self.verification = Verification(
             self.names,
-            self.link,
+            lineup,
             self._intake,
-            self._revisions,
             self.events,
             self.tasks,
-            run=self._files.verify,
+            run=lambda model, *folders: by_name[model].files.verify(*folders),
         )
-        self.names.on_change = self._revisions.on_change = self.picture.changed
-        self._revisions.on_retired = self.text.forget
+        self.names.on_change = self.pictures.changed
 
     def _let_arrive(self) -> None:
         """From the inbox, from elsewhere by a pull, and by a request that asks for one."""
@@ -162,9 +165,11 @@ class Services:
         self.adapters.outcomes.on_left = self.operations.adopt
         fetching = Fetching(partial(_fetcher_for, settings))
         self.pulls = Pulls(self.operations, fetching, self.adapters, self.names, self._intake)
-        self._revisions.files.refetch = Refetch(
+        refetch = Refetch(
             fetching, registry, self._intake, stopping=lambda: self.operations.stopping
         )
+        for one in self.models:
+            one.revisions.files.refetch = refetch
         self.dynamic = Dynamic(
             fetching,
             self.pulls,
@@ -184,51 +189,42 @@ class Services:
             self.events,
             self.tasks,
             self.memory,
-            copy=self._files.copy,
+            copy=self.models[0].files.copy,
             on_delete=settings.watch.on_delete,
         )
         self.folders = Folders(
-            self.adapters, self._intake, copy=self._files.copy_named, vet=self.names.check_free
+            self.adapters,
+            self._intake,
+            copy=self.models[0].files.copy_named,
+            vet=self.names.check_free,
         )
         self.adapters.on_removed = self.inbox.reconsider
-        self.adapters.losses.on_lost = self.inbox.recover
-        self.housekeeping.on_lost = self.adapters.losses.lose_files
+        for one in self.models:
+            one.adapters.losses.on_lost = self.inbox.recover
+        self.housekeeping.on_lost = self.adapters.lose_files
         self.watcher = self._make_watcher()
         self.inbox.watcher = self.watcher
 
     def _answer(self) -> None:
         """Requests, and who may make them."""
         settings, registry = self.settings, self.registry
-        self.text.on_missing = self._on_missing
+        for one in self.models:
+            one.text.on_missing = self._on_missing
         self.tracing = self._make_tracing()
         self.pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="lorad-text")
-        self.guides = Guides(self._base)
         self.requests = RequestService(
             self.adapters,
-            self.link,
-            self.text,
+            {one.name: one.backend() for one in self.models},
             limits=settings.limits,
             version=__version__,
-            base_digest=fingerprint_of(self._base),
             pool=self.pool,
             finder=self.dynamic,
             gate=self.gate,
-            guide=self.guides,
             trace=self.tracing.take if self.tracing else None,
         )
         self.pooling = PoolingService(
             self.requests.reception,
-            self.link,
-            PoolingFacts(
-                Path(settings.model.base),
-                self.text.base.tokenizer,
-                lambda: self.link.info,
-                registry.revision,
-                tasks=settings.model.tasks,
-                asks=self._pairs.asks,
-                num_types=self._spec.num_types if isinstance(self._spec, EncoderSpec) else 0,
-                truncate=settings.model.truncate,
-            ),
+            {one.name: one.pool_backend(registry) for one in self.models},
             limits=settings.limits,
             meter=self.requests.meter,
             crowd=self.requests.crowd,
@@ -237,7 +233,7 @@ class Services:
         )
         self.audit = Audit(registry, settings.admin.audit_log)
         self.callers = Callers(
-            settings.model.name,
+            self.names.models,
             operators=admin_uids(settings.admin.allow_uids),
             tenants=registry.tenants.all(),
         )
@@ -247,22 +243,22 @@ class Services:
 
     def _show(self) -> None:
         """What is so, to operators and to Prometheus."""
-        listing = Listing(
-            self.names,
-            self.picture,
-            self.events,
-            info=lambda: self.link.info,
-            asks=self._pairs.asks.origin if self._pairs.asks is not None else "",
-        )
-        self.explaining = Explaining(
-            self.names, self.link, info=lambda: self.link.info, gate=self.gate
-        )
+        links = {one.name: one.link for one in self.models}
+
+        def info(model: str) -> EngineInfo | None:
+            link = links.get(model)
+            return link.info if link is not None else None
+
+        asks = {one.name: one.asks for one in self.models}
+        listing = Listing(self.names, self.pictures, self.events, info=info, asks=asks)
+        self.explaining = Explaining(self.names, links, gate=self.gate)
         self.snapshot = Snapshot(
             self.settings,
-            self.link,
-            self.picture,
+            [one.seen() for one in self.models],
+            self.pictures,
             listing,
             self.adapters,
+            self._catalog,
             version=__version__,
             instance_id=self.instance_id,
         )
@@ -273,8 +269,8 @@ class Services:
         sources = Sources(
             settings=self.settings,
             version=__version__,
-            link=self.link,
-            picture=self.picture,
+            models=tuple(one.seen() for one in self.models),
+            picture=self.pictures,
             catalog=self._catalog,
             registry=self.registry,
             meter=self.requests.meter,
@@ -289,19 +285,25 @@ class Services:
         metrics = Metrics(sources, started=self.started)
         board = Boards(sources, self.snapshot, self.requests, self.gate, self.tenancy, self.events)
 
-        def on_adapter(event: AdapterEvent) -> None:
-            metrics.take_transition(event)  # first: it may be the last that bears its name
-            board.take_transition(event)
-            self._revisions.take_transition(event)
-
-        def on_snapshot(snapshot: EngineSnapshot) -> None:
-            metrics.take_snapshot(snapshot)
-            board.take_snapshot(snapshot)
-
-        self.link.on_adapter, self.picture.on_snapshot = on_adapter, on_snapshot
+        for one in self.models:
+            self._tell(one, metrics, board)
         self.operations.on_end = metrics.pulled.take
         self.draining.on_begin = board.note_drain
         return metrics, board
+
+    def _tell(self, one: Served, metrics: Metrics, board: Boards) -> None:
+        """Of what one engine does."""
+
+        def on_adapter(event: AdapterEvent) -> None:
+            metrics.take_transition(event)  # first: it may be the last that bears its name
+            board.take_transition(event)
+            one.revisions.take_transition(event)
+
+        def on_snapshot(snapshot: EngineSnapshot) -> None:
+            metrics.take_snapshot(snapshot, one.name)
+            board.take_snapshot()
+
+        one.link.on_adapter, one.picture.on_snapshot = on_adapter, on_snapshot
 
     def note_reload(self, error: LoradError | None) -> None:
         """The configuration was read anew, or refused."""
@@ -312,7 +314,7 @@ class Services:
         otel = self.settings.otel
         if not otel.endpoint:
             return None
-        return Tracing(otel, base=self.settings.model.name, instance=self.instance_id)
+        return Tracing(otel, base=", ".join(self.names.models), instance=self.instance_id)
 
     def _make_watcher(self) -> InboxWatcher | None:
         watch = self.settings.watch
@@ -336,7 +338,7 @@ class Services:
 
     def _on_missing(self, rev: str) -> None:
         """From a thread that wanted to read its chat template."""
-        lose = self.adapters.losses.lose_files
+        lose = self.adapters.lose_files
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(lambda: self.tasks.spawn(lose(rev)))
 

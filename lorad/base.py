@@ -1,8 +1,9 @@
-"""The base model's folder, as far as it can be judged without loading it.
+"""The base models' folders, as far as they can be judged without loading them.
 
-Goes in: Settings.  Comes out: its spec, or BadConfig with what a start would say too; what tells it
-from another base.  Torch-free: config.json is understood, the tokenizer read, and of the weights
-the headers alone, so that a wrong base is told in a second and not after minutes of loading.
+Goes in: Settings, and which model.  Comes out: its spec, or BadConfig with what a start would say
+too; what tells it from another base.  Torch-free: config.json is understood, the tokenizer read,
+and of the weights the headers alone, so that a wrong base is told in a second and not after minutes
+of loading.
 """
 
 import hashlib
@@ -19,41 +20,42 @@ from engine.client import (
 )
 from engine.errors import ConfigError, EngineError
 from engine.pooling.fit import GENERATE
-from lorad.config import Settings
+from lorad.config import Settings, model_key
 from lorad.errors import BadConfig
 from lorad.pairs import pair_form
 from lorad.service.text import TextService
 
 
-def spec_of(settings: Settings) -> BaseSpec:
+def spec_of(settings: Settings, index: int = 0) -> BaseSpec:
     """What config.json says.  Raises BadConfig for a model that is not served, or not for this."""
-    return _read(settings)[1]
+    return _read(settings, index)[1]
 
 
-def folder_of(settings: Settings) -> Path:
+def folder_of(settings: Settings, index: int = 0) -> Path:
     """Where config.json, weights and tokenizer are: of some pooling models a folder below the base.
     Raises BadConfig."""
-    return _read(settings)[0]
+    return _read(settings, index)[0]
 
 
-def _read(settings: Settings) -> tuple[Path, BaseSpec]:
-    folder = Path(settings.model.base)
+def _read(settings: Settings, index: int) -> tuple[Path, BaseSpec]:
+    model, key = settings.models[index], model_key(index, "base")
+    folder = Path(model.base)
     try:
-        if settings.model.pools:
-            return read_model(settings.pooling_config())[:2]
+        if model.pools:
+            return read_model(settings.pooling_config(index))[:2]
         spec = read_base(folder)
     except ConfigError as error:
-        raise settings.refused(error) from error
+        raise settings.refused(error, index) from error
     except EngineError as error:
         usual = usual_tasks(folder)
-        fits = settings.model.pools or settings.model.tasks == usual
+        fits = model.pools or model.tasks == usual
         hint = error.hint if fits or GENERATE in usual else _tasks(usual)
-        raise BadConfig(f"models.base: {error.message}", hint=hint) from error
+        raise BadConfig(f"{key}: {error.message}", hint=hint) from error
     except OSError as error:
-        raise BadConfig(f"models.base: {error}") from error
+        raise BadConfig(f"{key}: {error}") from error
     if isinstance(spec, EncoderSpec):
         raise BadConfig(
-            "models.tasks: the base is an encoder, which generates nothing",
+            f"{model_key(index, 'tasks')}: the base is an encoder, which generates nothing",
             hint=_tasks(usual_tasks(folder)),
         )
     return folder, spec
@@ -68,16 +70,20 @@ def check_base(settings: Settings) -> None:
     known how pairs are asked about.  Whether the weights hold every tensor, and fit the device, is
     found when they are loaded."""
     check_files(settings)
-    folder = folder_of(settings)
-    pair_form(settings, TextService(folder, folder_of=lambda rev: folder).base)
+    for index in range(len(settings.models)):
+        folder = folder_of(settings, index)
+        text = TextService(folder, folder_of=Path, key=model_key(index, "base"))
+        pair_form(settings, text.base, index)
 
 
 def check_files(settings: Settings) -> None:
     """The same, but for the tokenizer: a start reads that to keep it."""
-    try:
-        check_weight_files(folder_of(settings))
-    except EngineError as error:
-        raise BadConfig(f"models.base: {error.message}", hint=error.hint) from error
+    for index in range(len(settings.models)):
+        try:
+            check_weight_files(folder_of(settings, index))
+        except EngineError as error:
+            key = model_key(index, "base")
+            raise BadConfig(f"{key}: {error.message}", hint=error.hint) from error
 
 
 def fingerprint_of(folder: Path) -> str:

@@ -8,6 +8,8 @@ runs might hold: `lorad --check` may be asked beside it.
 import os
 from pathlib import Path
 
+import psutil
+
 from engine.client import EncoderSpec, check_fit
 from engine.errors import ConfigError
 from lorad import key_file
@@ -36,13 +38,24 @@ def check_start(settings: Settings) -> None:
 
 def _check_fit(settings: Settings) -> None:
     """Of a pooling model, `spec_of` has asked."""
-    spec = spec_of(settings)
-    if settings.model.pools or isinstance(spec, EncoderSpec):
-        return
-    try:
-        check_fit(settings.engine_config(), spec)
-    except ConfigError as error:
-        raise settings.refused(error) from error
+    for index, model in enumerate(settings.models):
+        spec = spec_of(settings, index)
+        if model.pools or isinstance(spec, EncoderSpec):
+            continue
+        try:
+            check_fit(settings.engine_config(index), spec)
+        except ConfigError as error:
+            raise settings.refused(error, index) from error
+    _check_pools(settings)
+
+
+def _check_pools(settings: Settings) -> None:
+    """Arenas in host memory are taken whole at a start: together they have to fit."""
+    pools = [m.cpu_pool for m in settings.models if m.device == "cpu" and not m.pools]
+    total = psutil.virtual_memory().total
+    if len(pools) > 1 and sum(pools) > total:
+        message = f"{sum(pools)} bytes for {len(pools)} models, and the machine has {total}"
+        raise BadConfig(f"models.cpu_pool: {message}", hint="a smaller cpu_pool for each of them")
 
 
 def _check_folders(settings: Settings) -> None:

@@ -123,13 +123,15 @@ class LoradClient:
         *,
         state: str | None = None,
         tenant: str | None = None,
+        model: str | None = None,
         q: str | None = None,
         sort: str = "name",
         limit: int = 100,
         cursor: str | None = None,
     ) -> wire.AdapterPage:
         """One page; ask again with its `cursor` until that is None."""
-        asked = {"state": state, "tenant": tenant, "q": q, "cursor": cursor, "sort": sort}
+        asked = {"state": state, "tenant": tenant, "model": model, "q": q}
+        asked |= {"cursor": cursor, "sort": sort}
         query: dict[str, str | int] = {k: v for k, v in asked.items() if v is not None}
         return self.get(f"{_ADMIN}/adapters", wire.AdapterPage, query | {"limit": limit})
 

@@ -16,7 +16,7 @@ bytes, durations in seconds, or BadConfig.  Reads no environment, and of files t
 
 import re
 from collections.abc import Callable
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +37,8 @@ from engine.errors import ConfigError
 from engine.pooling.config import PoolingConfig, Switch
 from engine.pooling.fit import GENERATE, usual_tasks
 from engine.pooling.spec import PoolingKind
-from lorad.config_tasks import check_tasks, of_pooling, ours
+from lorad.config_network import check_metrics, check_tcp
+from lorad.config_tasks import check_lora, check_tasks, of_pooling, ours
 from lorad.config_values import AutoSize, Seconds, Size, hints
 from lorad.errors import BadConfig
 from lorad.paths import Paths
@@ -241,24 +242,22 @@ class Settings(Struct, frozen=True, kw_only=True):
     log: Log = Log()
     origins: dict[str, str] = {}
 
-    @property
-    def model(self) -> Model:
-        return self.models[0]
+    def process_config(self, index: int = 0) -> EngineConfig | PoolingConfig:
+        """What the engine process of a model is told.  BadConfig if the engine refuses it."""
+        pools = self.models[index].pools
+        return self.pooling_config(index) if pools else self.engine_config(index)
 
-    def process_config(self) -> EngineConfig | PoolingConfig:
-        """What the engine process is told.  BadConfig if the engine refuses it."""
-        return self.pooling_config() if self.model.pools else self.engine_config()
-
-    def pooling_config(self) -> PoolingConfig:
+    def pooling_config(self, index: int = 0) -> PoolingConfig:
         """The share of an engine that pools, under its names.  BadConfig if it refuses it."""
+        told = model_key(index, "max_num_seqs") in self.origins
         try:
-            return of_pooling(self.model, self.lora, self.origins)
+            return of_pooling(self.models[index], self.lora, many=told)
         except ConfigError as error:
-            raise self.refused(error) from error
+            raise self.refused(error, index) from error
 
-    def engine_config(self) -> EngineConfig:
+    def engine_config(self, index: int = 0) -> EngineConfig:
         """The engine's share, under the engine's names.  BadConfig if the engine refuses it."""
-        m, lora = self.model, self.lora
+        m, lora = self.models[index], self.lora
         try:
             return EngineConfig(
                 model=m.base,
@@ -288,18 +287,24 @@ class Settings(Struct, frozen=True, kw_only=True):
                 thrash_window=lora.thrash_window,
             )
         except ConfigError as error:
-            raise self.refused(error) from error
+            raise self.refused(error, index) from error
 
-    def refused(self, error: ConfigError) -> BadConfig:
-        """What the engine says of a setting, by its key here and where its value is from."""
-        message = ours(error.message) if self.model.pools else error.message
-        key = message.partition(" ")[0]
+    def refused(self, error: ConfigError, index: int = 0) -> BadConfig:
+        """What a model's engine says of a setting, by its key here and where its value is from."""
+        message = ours(error.message) if self.models[index].pools else error.message
+        key, space, rest = message.partition(" ")
         if key not in hints(Lora) and key not in hints(Model):
-            return BadConfig(f"models.base: {message}", hint=error.hint)
-        section = "lora" if key in hints(Lora) else "models"
-        where = self.origins.get(f"{section}.{key}")
-        told = f"{section}.{message}" + (f" ({where})" if where else "")
+            return BadConfig(f"{model_key(index, 'base')}: {message}", hint=error.hint)
+        dotted = f"lora.{key}" if key in hints(Lora) else model_key(index, key)
+        where = self.origins.get(dotted)
+        told = f"{dotted}{space}{rest}" + (f" ({where})" if where else "")
         return BadConfig(told, hint=error.hint)
+
+
+def model_key(index: int, key: str) -> str:
+    """How a key of one [[models]] is told and set: `models.base` is the first one's, and
+    `models.1.base` that of the second."""
+    return f"models.{index}.{key}" if index else f"models.{key}"
 
 
 SECTIONS: dict[str, type[_Section]] = {
@@ -330,21 +335,13 @@ def check(settings: Settings) -> Settings:
             where = settings.origins.get(key)
             raise BadConfig(f"{key}: {rule}" + (f" ({where})" if where else ""), hint=hint)
 
-    need(
-        len(settings.models) == 1,
-        "models",
-        f"one model a daemon for now, and there are {len(settings.models)}",
-        "keep one [[models]]; another model is another daemon, with folders and sockets of its own",
-    )
-    model, admin = settings.model, settings.admin
-    need(bool(model.base), "models.base", "a model needs a base: the folder of its files")
-    folder = Path(model.base)
-    known = any((folder / name).is_file() for name in ("config.json", "modules.json"))
-    need(known, "models.base", f"no config.json in {folder}")
-    need(bool(MODEL_NAME.fullmatch(model.name)), "models.name", "letters, digits, dot, dash")
-    check_tasks(model, settings.lora, settings.origins, need)
-    _check_tcp(settings, need)
-    _check_metrics(settings.metrics, need)
+    need(bool(settings.models), "models", "a daemon needs a [[models]]")
+    for index in range(len(settings.models)):
+        _check_model(settings, index, need)
+    _check_together(settings, need)
+    admin = settings.admin
+    check_tcp(settings, need)
+    check_metrics(settings.metrics, need)
     uids = all(0 <= uid < 1 << 32 for uid in admin.allow_uids)
     need(uids, "admin.allow_uids", "user ids: `id -u NAME` prints one")
     for key, mode in (("inference.mode", settings.inference.mode), ("admin.mode", admin.mode)):
@@ -373,7 +370,8 @@ def check(settings: Settings) -> Settings:
             f"{pattern!r} is no pattern of references without commits",
             'write "hf:ORG/*", "hf:ORG/REPO" or "s3://BUCKET/*"',
         )
-    settings.process_config()
+    for index in range(len(settings.models)):
+        settings.process_config(index)
     return settings
 
 
@@ -387,65 +385,37 @@ def doubts(settings: Settings) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_metrics(metrics: Metrics, need: Callable[..., None]) -> None:
-    need(metrics.adapter_labels >= 0, "metrics.adapter_labels", "0 or more")
-    if not metrics.tcp:
-        return
-    try:
-        host, _ = split_address(metrics.tcp)
-    except ValueError as error:
-        need(False, "metrics.tcp", f'{error}, such as "127.0.0.1:9411"')
-        return
+def _check_model(settings: Settings, index: int, need: Callable[..., None]) -> None:
+    """One [[models]] by itself."""
+    model, base, name = settings.models[index], model_key(index, "base"), model_key(index, "name")
+    need(bool(model.base), base, "a model needs a base: the folder of its files")
+    folder = Path(model.base)
+    known = any((folder / file).is_file() for file in ("config.json", "modules.json"))
+    need(known, base, f"no config.json in {folder}")
+    need(bool(MODEL_NAME.fullmatch(model.name)), name, "letters, digits, dot, dash")
+    same = [i for i, other in enumerate(settings.models[:index]) if other.name == model.name]
     need(
-        metrics.beyond_loopback or ip_address(host).is_loopback,
-        "metrics.tcp",
-        f"{host} can be reached from other machines, and nobody there is asked who they are",
-        "metrics.beyond_loopback = true, if they may all read the names of your adapters",
+        not same,
+        name,
+        f"two models are called {model.name}",
+        f'{name} = "another-name": requests ask for a model by it',
     )
+    check_tasks(model, partial(model_key, index), settings.origins, need)
 
 
-def _check_tcp(settings: Settings, need: Callable[..., None]) -> None:
-    tcp = settings.tcp
-    if not tcp.enabled:
-        return
-    beyond = not _address(tcp.bind, "tcp.bind", need).is_loopback
+def _check_together(settings: Settings, need: Callable[..., None]) -> None:
+    """What the models have of [lora], and of one GPU."""
+    check_lora(settings.models, settings.lora, settings.origins, need)
+    shares = [
+        m.gpu_memory_utilization for m in settings.models if m.device != "cpu" and not m.pools
+    ]
+    words = " + ".join(f"{share:g}" for share in shares)
     need(
-        not beyond or bool(tcp.api_keys_file) or settings.inference.auth == "key",
-        "tcp.bind",
-        f"{tcp.bind} can be reached from other machines, and there are no keys",
-        'tcp.api_keys_file = "/etc/lorad/secrets/api-keys", or inference.auth = "key" for tenants',
+        len(shares) < 2 or sum(shares) <= 1.0,
+        "models.gpu_memory_utilization",
+        f"{words} = {sum(shares):g} of one GPU",
+        'give each [[models]] its share, 1.0 together at the most; or device = "cpu"',
     )
-    if tcp.admin_bind:
-        _address(tcp.admin_bind, "tcp.admin_bind", need)
-        need(
-            bool(tcp.admin_keys_file),
-            "tcp.admin_bind",
-            "over TCP everybody would be an operator: there are no keys",
-            'tcp.admin_keys_file = "/etc/lorad/secrets/admin-keys"',
-        )
-
-
-def _address(address: str, key: str, need: Callable[..., None]) -> IPv4Address | IPv6Address:
-    try:
-        return ip_address(split_address(address)[0])
-    except ValueError as error:
-        need(False, key, f'{error}, such as "127.0.0.1:8411"')
-        raise
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """`127.0.0.1:9411` or `[::1]:9411` as host and port; ValueError otherwise."""
-    host, _, port = address.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not port.isascii() or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ValueError("an IP address and a port")
-    try:
-        parsed = ip_address(bare)
-    except ValueError:
-        raise ValueError("an IP address and a port") from None
-    if (parsed.version == 6) != (bare != host):
-        raise ValueError("an IP address and a port, with brackets around IPv6")
-    return bare, int(port)
 
 
 def resolved(settings: Settings, paths: Paths) -> Settings:

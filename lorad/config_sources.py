@@ -9,15 +9,16 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
 from engine.config import GIB, KIB, MIB
-from lorad.config import SECTIONS, Model, Settings, check, resolved
+from lorad.config import SECTIONS, Model, Settings, check, model_key, resolved
 from lorad.config_values import convert, convert_text, hints
 from lorad.errors import BadConfig
 from lorad.paths import Paths, find
@@ -35,13 +36,16 @@ class Layer:
     values: Mapping[str, Any]
     text: str = ""
 
-    def at(self, section: str, key: str = "") -> str:
-        """`lorad.toml:12`, as close as a scan for the section and the key gets."""
+    def at(self, section: str, key: str = "", nth: int = 0) -> str:
+        """`lorad.toml:12`, as close as a scan for the section and the key gets; of a list of
+        sections the `nth`."""
         inside = not section
+        passed = 0
         for number, line in enumerate(self.text.splitlines(), 1):
             header = re.match(r"\s*\[\[?\s*([\w.-]+)\s*\]\]?", line)
             if header:
-                inside = header[1] == section
+                inside = header[1] == section and passed == nth
+                passed += header[1] == section
                 if inside and not key:
                     return f"{self.origin}:{number}"
             elif inside and key and re.match(rf"\s*{re.escape(key)}\s*=", line):
@@ -75,18 +79,22 @@ def load(
 def dump(settings: Settings) -> str:
     """The effective configuration as TOML, each value with its origin as a comment."""
     lines = []
-    for model in settings.models:
-        lines += ["[[models]]", *_rows("models", model, settings.origins), ""]
+    for index, model in enumerate(settings.models):
+        rows = _rows(model, partial(model_key, index), settings.origins)
+        lines += ["[[models]]", *rows, ""]
     for name in SECTIONS:
-        lines += [f"[{name}]", *_rows(name, getattr(settings, name), settings.origins), ""]
+        rows = _rows(getattr(settings, name), f"{name}.{{}}".format, settings.origins)
+        lines += [f"[{name}]", *rows, ""]
     return "\n".join(lines)
 
 
-def _rows(section: str, values: msgspec.Struct, origins: Mapping[str, str]) -> list[str]:
+def _rows(
+    values: msgspec.Struct, key_of: Callable[[str], str], origins: Mapping[str, str]
+) -> list[str]:
     rows = []
     for key, value in msgspec.structs.asdict(values).items():
         shown = json.dumps(list(value) if isinstance(value, tuple) else value)
-        rows.append(f"{key} = {shown}  # {origins.get(f'{section}.{key}', 'default')}")
+        rows.append(f"{key} = {shown}  # {origins.get(key_of(key), 'default')}")
     return rows
 
 
@@ -223,36 +231,50 @@ def _merge(
 def _merge_models(
     layer: Layer, values: Any, models: list[dict[str, object]], origins: dict[str, str]
 ) -> None:
-    """A file's [[models]] replace the list; `models.0.base` or `models.base` changes the first."""
+    """A file's [[models]] replace the list; `models.base` changes the first, `models.1.base` the
+    second, or adds one behind the last."""
     if isinstance(values, dict) and all(isinstance(v, _Text) for v in values.values()):
         for dotted, raw in values.items():
             index, _, key = dotted.rpartition(".")
-            if index not in ("", "0"):
-                raise BadConfig(f"{layer.origin}: one model a daemon for now")
-            if not models:
+            if not re.fullmatch(r"[0-9]{0,3}", index) or int(index or 0) > len(models):
+                rule = "models.0 is the first model, and none may be left out"
+                raise BadConfig(f"{layer.origin}: {rule}")
+            number = int(index or 0)
+            if number == len(models):
                 models.append({})
-            models[0][key] = _read(layer, "models", key, raw, _MODEL_HINTS)
-            origins[f"models.{key}"] = layer.origin
+            models[number][key] = _read(layer, "models", key, raw, _MODEL_HINTS)
+            origins[model_key(number, key)] = layer.origin
         return
     if not isinstance(values, list) or not all(isinstance(m, dict) for m in values):
         raise BadConfig(f"{layer.at('models')}: write [[models]], with two brackets")
     models.clear()
-    for table in values:
-        entry = {k: _read(layer, "models", k, raw, _MODEL_HINTS) for k, raw in table.items()}
-        origins.update({f"models.{k}": layer.at("models", k) for k in entry})
+    for key in [key for key in origins if key.startswith("models.")]:
+        del origins[key]  # of entries that are replaced
+    for number, table in enumerate(values):
+        entry = {
+            k: _read(layer, "models", k, raw, _MODEL_HINTS, number) for k, raw in table.items()
+        }
+        origins.update({model_key(number, k): layer.at("models", k, number) for k in entry})
         models.append(entry)
 
 
-def _read(layer: Layer, section: str, key: str, raw: object, known: Mapping[str, object]) -> object:
+def _read(
+    layer: Layer,
+    section: str,
+    key: str,
+    raw: object,
+    known: Mapping[str, object],
+    nth: int = 0,
+) -> object:
     if key not in known:
-        raise _unknown(f"key {section}.{key}", key, list(known), layer.at(section, key))
+        raise _unknown(f"key {section}.{key}", key, list(known), layer.at(section, key, nth))
     try:
         if isinstance(raw, _Text):
             return convert_text(known[key], str(raw))
         return convert(known[key], raw)
     except ValueError as error:
         shown = str(raw) if isinstance(raw, str) else json.dumps(raw, default=str)
-        where = layer.at(section, key)
+        where = layer.at(section, key, nth)
         raise BadConfig(f"{where}: {section}.{key} = {shown!s}: expected {error}") from error
 
 

@@ -5,7 +5,7 @@ rule that is broken.  A setting of the other kind of model is refused where some
 would do nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.pooling.config import PoolingConfig
@@ -17,68 +17,68 @@ if TYPE_CHECKING:
 POOLING = (EMBED, CLASSIFY, RERANK)
 #: Of a model that generates: it has KV, blocks of it, and graphs of steps.
 _GENERATES = (
-    "models.block_size",
-    "models.mixed_tokens",
-    "models.graph_tokens",
-    "models.gpu_memory_utilization",
-    "models.cpu_pool",
-    "models.num_blocks",
-    "models.speculation",
-    "models.speculation_tokens",
-    "lora.kv_floor",
-    "lora.adapter_floor",
+    *("block_size", "mixed_tokens", "graph_tokens", "gpu_memory_utilization", "cpu_pool"),
+    *("num_blocks", "speculation", "speculation_tokens"),
 )
 _POOLS = (
-    "models.truncate",
-    "models.pooling",
-    "models.prefix_cache",
-    "models.chunked_prefill",
-    "models.score_words",
-    "models.pair_template",
-    "lora.adapter_pool",
+    *("truncate", "pooling", "prefix_cache", "chunked_prefill"),
+    *("score_words", "pair_template"),
 )
+_GENERATES_LORA, _POOLS_LORA = ("kv_floor", "adapter_floor"), ("adapter_pool",)
 #: The engine's word for a setting, where ours is another.
 _OURS = {"max_length": "max_model_len"}
 
+#: (ok, key, rule, hint): raises BadConfig unless it is.
+Need = Callable[..., None]
+
 
 def check_tasks(
-    model: "Model", lora: "Lora", origins: Mapping[str, str], need: Callable[..., None]
+    model: "Model", key_of: Callable[[str], str], origins: Mapping[str, str], need: Need
 ) -> None:
-    """`need(ok, key, rule, hint)` raises BadConfig."""
-    tasks = model.tasks or (GENERATE,)
+    """`key_of` a setting is how it is told."""
+    tasks, key = model.tasks or (GENERATE,), key_of("tasks")
     for task in tasks:
         known = task in (GENERATE, *POOLING)
-        need(known, "models.tasks", f"{task!r} is none of {', '.join((GENERATE, *POOLING))}")
+        need(known, key, f"{task!r} is none of {', '.join((GENERATE, *POOLING))}")
     need(
         GENERATE not in tasks or len(tasks) == 1,
-        "models.tasks",
+        key,
         "one model that both generates and pools is not served yet",
         'tasks = ["generate"], or only of "embed", "classify" and "rerank"',
     )
-    words = model.score_words
     need(
-        len(words) in (1, 2) and all(words),
-        "models.score_words",
+        len(model.score_words) in (1, 2) and all(model.score_words),
+        key_of("score_words"),
         "a word that an answer may begin with, or two: for a text and against it",
     )
-    for key in _GENERATES if model.pools else _POOLS:
+    for name in _GENERATES if model.pools else _POOLS:
+        idle = key_of(name) not in origins or _is_default(model, name)
         kind = "generates" if model.pools else "pools"
-        idle = key not in origins or _is_default(key, model, lora)
-        need(idle, key, f"only a model that {kind} has it, and this one does not")
+        need(idle, key_of(name), f"only a model that {kind} has it, and this one does not")
 
 
-def _is_default(key: str, model: "Model", lora: "Lora") -> bool:
+def check_lora(
+    models: Sequence["Model"], lora: "Lora", origins: Mapping[str, str], need: Need
+) -> None:
+    """[lora] is for all models: refused is what none of them has."""
+    pools = {model.pools for model in models}
+    if len(pools) > 1:
+        return
+    for name in _GENERATES_LORA if pools == {True} else _POOLS_LORA:
+        idle = f"lora.{name}" not in origins or _is_default(lora, name)
+        kind = "generates" if pools == {True} else "pools"
+        need(idle, f"lora.{name}", f"only a model that {kind} has it, and this one does not")
+
+
+def _is_default(section: "Model | Lora", name: str) -> bool:
     """A file of all defaults says nothing, whatever the model."""
-    section = model if key.startswith("models.") else lora
-    name = key.partition(".")[2]
     return bool(getattr(section, name) == getattr(type(section)(), name))
 
 
-def of_pooling(model: "Model", lora: "Lora", origins: Mapping[str, str]) -> PoolingConfig:
-    """Raises ConfigError.  Where nobody said how many inputs a step has, the engine does."""
-    told: dict[str, Any] = {}
-    if "models.max_num_seqs" in origins:
-        told["max_num_seqs"] = model.max_num_seqs
+def of_pooling(model: "Model", lora: "Lora", *, many: bool) -> PoolingConfig:
+    """Raises ConfigError.  Where nobody said how many inputs a step has (`many`), the engine
+    does."""
+    told: dict[str, Any] = {"max_num_seqs": model.max_num_seqs} if many else {}
     return PoolingConfig(
         model=model.base,
         device=model.device,

@@ -14,7 +14,9 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
 
 from engine.collector import spare_what_is_there
 from lorad import __version__, config, logs, paths
@@ -96,9 +98,11 @@ class Daemon:
         self.aborting = asyncio.Event()  # the second one
         self.log_ring.attach(asyncio.get_running_loop())
         self.services = services = Services(self.settings, self.ground.registry)
-        self.progress = Progress(self.notifier, services.link, self.settings.model.name)
-        services.link.on_progress, services.link.on_state = self.progress.take, self._on_state
-        self.pulse = Pulse(self.notifier, lambda: services.link.tended)
+        links = {one.name: one.link for one in services.models}
+        self.progress = Progress(self.notifier, links)
+        for name, link in links.items():
+            link.on_progress, link.on_state = partial(self.progress.take, name), self._on_state
+        self.pulse = Pulse(self.notifier, lambda: all(link.tended for link in services.links))
         self.reload = Reload(self.settings, self.ground.as_read, self._read, services.events)
         self.faces = Faces(self.ground, services, self.log_ring, self._reload, self.reload.describe)
         self.reload.prepare, self.reload.apply = self.faces.read_keys, self._apply
@@ -107,18 +111,19 @@ class Daemon:
     # ------------------------------------------------------------- serving
     async def _serve(self) -> None:
         """From the engine's start to the end of the drain."""
-        self.services.link.start()
+        for link in self.services.links:
+            link.start()
         for work in (*self.services.background(), self._flush(), self.pulse.run()):
             self.services.tasks.spawn(work)
         if self.services.watcher is not None:
             self.services.watcher.start()
         self._tell_of_the_start()
         await self.services.operations.resume()
-        if await self._first_of(self.services.link.ready.wait()):
+        if await self._first_of(*(link.ready.wait() for link in self.services.links)):
             spare_what_is_there()
             self.notifier.ready(self.progress.state())
             log.info("ready: %s", self.progress.state())
-            await self._first_of()
+            await self._served()
         await self._drain()
 
     def _tell_of_the_start(self) -> None:
@@ -126,22 +131,42 @@ class Daemon:
         publish("daemon.start", message=f"lorad {__version__}, pid {os.getpid()}")
         for level, text in self.ground.registry.report.messages():
             publish("registry.recovered", level=level, message=text)
+        for model, number in self.services.names.unserved().items():
+            text = f"{number} adapters are of {model!r}, which no [[models]] is called: not served"
+            publish("config.warning", level="warn", message=text)
         for text in config.doubts(self.settings):
             publish("config.warning", level="warn", message=text)
 
-    async def _first_of(self, *work: object) -> bool:
-        """Wait for `work`, unless a signal or a dead engine comes first; True if it was done."""
-        waiting = [asyncio.ensure_future(w) for w in (*work, self.stopping.wait())]  # type: ignore[call-overload]
+    async def _first_of(self, *work: Awaitable[object]) -> bool:
+        """Wait for all of `work`, unless a signal or an engine that cannot be had comes first; True
+        if it was done."""
+        done = asyncio.ensure_future(asyncio.gather(*work))
+        stopping = asyncio.ensure_future(self.stopping.wait())
+        failures = [link.failed for link in self.services.links]
         try:
-            await asyncio.wait(
-                {*waiting, self.services.link.failed}, return_when=asyncio.FIRST_COMPLETED
-            )
-            if self.services.link.failed.done():
-                self.services.link.failed.result()
+            waited: set[asyncio.Future[Any]] = {done, stopping, *failures}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            for failed in failures:
+                if failed.done():
+                    failed.result()
             return not self.stopping.is_set()
         finally:
-            for future in waiting:
-                future.cancel()
+            done.cancel()
+            stopping.cancel()
+
+    async def _served(self) -> None:
+        """Until a signal comes, or no engine is left: of several models, the others go on without
+        one that nothing brings back."""
+        stopping = asyncio.ensure_future(self.stopping.wait())
+        failures = [link.failed for link in self.services.links]
+        try:
+            ended = asyncio.gather(*failures, return_exceptions=True)
+            waited: set[asyncio.Future[Any]] = {stopping, ended}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if all(failed.done() for failed in failures):
+                failures[-1].result()
+        finally:
+            stopping.cancel()
 
     async def _drain(self) -> None:
         """No new work; what runs may end within `drain_timeout`, or until the second signal."""
@@ -169,11 +194,12 @@ class Daemon:
         if self.services.watcher is not None:
             await asyncio.to_thread(self.services.watcher.stop)
         self.services.operations.close()
-        await self.services.link.stop()
+        await asyncio.gather(*(link.stop() for link in self.services.links))
         await self.services.tasks.cancel()
         await self._save()
         self.services.pool.shutdown(wait=False, cancel_futures=True)
-        self.services.guides.close()
+        for one in self.services.models:
+            one.guides.close()
         self.services.metrics.close()
         if self.services.tracing is not None:
             await self.services.tracing.close()
@@ -209,8 +235,9 @@ class Daemon:
             self.notifier.reloaded(self.progress.state())
             if self.services.watcher is not None:
                 self.services.watcher.rescan_now()
-        if self.services.link.info is not None:
-            self.services.tasks.spawn(self.services.adapters.finishing.raise_pinned())
+        for one in self.services.models:
+            if one.link.info is not None:
+                self.services.tasks.spawn(one.adapters.finishing.raise_pinned())
         return done
 
     def _on_dump(self) -> None:

@@ -143,7 +143,6 @@ def _deps(
         listing=services.snapshot,
         board=services.board,
         events=services.events,
-        link=services.link,
         uploads=Uploads(
             services.adapters,
             max_bytes=ground.settings.watch.max_adapter_bytes,

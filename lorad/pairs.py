@@ -14,7 +14,7 @@ from engine.client import EncoderSpec, read_model, scores_by_words
 from engine.config import EngineConfig
 from engine.pooling.config import PoolingConfig
 from engine.pooling.fit import RERANK
-from lorad.config import Settings
+from lorad.config import Settings, model_key
 from lorad.errors import BadConfig
 from lorad.service.text import RevisionText
 from lorad.text import pair_prompt
@@ -33,41 +33,45 @@ class PairForm:
     asks: PairPrompt | None = None
 
 
-def pair_form(settings: Settings, text: RevisionText) -> PairForm:
-    """Of the model that is configured, whose own words `text` has.  Raises BadConfig."""
-    model = settings.model
+def pair_form(settings: Settings, text: RevisionText, index: int = 0) -> PairForm:
+    """Of one of the models, whose own words `text` has.  Raises BadConfig."""
+    model = settings.models[index]
     if not model.pools:
         return PairForm()
-    config = settings.pooling_config()
+    config = settings.pooling_config(index)
     _, spec, pooling = read_model(config)
     unnamed = RERANK in model.tasks and scores_by_words(config)
-    words = _ids(settings, text.tokenizer) if unnamed else ()
+    words = _ids(settings, text.tokenizer, index) if unnamed else ()
     if isinstance(spec, EncoderSpec):
         if model.pair_template not in (AUTO, TOKENIZER):
-            raise _bad(settings, "an encoder reads its tokenizer's own form of a pair")
+            raise _bad(settings, index, "an encoder reads its tokenizer's own form of a pair")
         return PairForm()
     by_words = unnamed or bool(pooling.score_tokens)
     try:
-        return PairForm(words, _prompt(settings, text, spec.model_type, by_words=by_words))
+        prompt = _prompt(settings, text, spec.model_type, index, by_words=by_words)
+        return PairForm(words, prompt)
     except TextError as error:
-        raise _bad(settings, str(error)) from error
+        raise _bad(settings, index, str(error)) from error
 
 
-def engine_config(settings: Settings, form: PairForm) -> EngineConfig | PoolingConfig:
-    """What the engine process is told.  Raises BadConfig."""
-    config = settings.process_config()
+def engine_config(
+    settings: Settings, form: PairForm, index: int = 0
+) -> EngineConfig | PoolingConfig:
+    """What the engine process of a model is told.  Raises BadConfig."""
+    config = settings.process_config(index)
     if form.words and isinstance(config, PoolingConfig):
         return msgspec.structs.replace(config, score_tokens=form.words)
     return config
 
 
-def _ids(settings: Settings, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _ids(settings: Settings, tokenizer: Tokenizer, index: int) -> tuple[int, ...]:
     found = []
-    for word in settings.model.score_words:
+    for word in settings.models[index].score_words:
         ids = tokenizer.encode(word, add_special=False)
         if len(ids) != 1:
             raise BadConfig(
-                f"models.score_words: {word!r} is {len(ids)} tokens of this model, and one scores",
+                f"{model_key(index, 'score_words')}: {word!r} is {len(ids)} tokens of this model, "
+                "and one scores",
                 hint='name the words that it was trained to answer with, such as ["yes", "no"]',
             )
         found.append(ids[0])
@@ -75,10 +79,10 @@ def _ids(settings: Settings, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _prompt(
-    settings: Settings, text: RevisionText, model_type: str, *, by_words: bool
+    settings: Settings, text: RevisionText, model_type: str, index: int, *, by_words: bool
 ) -> PairPrompt | None:
     """Raises TextError for a template that cannot be used."""
-    wish = settings.model.pair_template
+    wish = settings.models[index].pair_template
     if wish == TOKENIZER:
         return None
     if wish == pair_prompt.QWEN3:
@@ -92,12 +96,14 @@ def _prompt(
     if model_type == "qwen3" and pair_prompt.has_qwen3_marks(text.tokenizer.token_id):
         return pair_prompt.qwen3_reranker()
     roles = "a Jinja file for messages with the roles query and document"
+    key = model_key(index, "pair_template")
     raise BadConfig(
-        "models.pair_template: nothing says in which words this model is asked about two texts",
+        f"{key}: nothing says in which words this model is asked about two texts",
         hint=f'{roles}, or "{pair_prompt.QWEN3}"',
     )
 
 
-def _bad(settings: Settings, why: str) -> BadConfig:
-    where = settings.origins.get("models.pair_template")
-    return BadConfig(f"models.pair_template: {why}" + (f" ({where})" if where else ""))
+def _bad(settings: Settings, index: int, why: str) -> BadConfig:
+    key = model_key(index, "pair_template")
+    where = settings.origins.get(key)
+    return BadConfig(f"{key}: {why}" + (f" ({where})" if where else ""))

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from lorad.config import SECTIONS, Settings
+from lorad.config import SECTIONS, Settings, model_key
 from lorad.errors import LoradError, StartError
 from lorad.service.events import EventRing
 from lorad.wire_operate import Reloaded, RunningConfig
@@ -98,8 +98,12 @@ def is_live(key: str) -> bool:
 def _value(settings: Settings, dotted: str) -> object:
     """Of one key, as JSON has it."""
     section, _, key = dotted.partition(".")
-    holder = settings.model if section == "models" else getattr(settings, section)
-    return msgspec.to_builtins(getattr(holder, key))
+    if section != "models":
+        return msgspec.to_builtins(getattr(getattr(settings, section), key))
+    if not key:  # there are more of them, or fewer
+        return len(settings.models)
+    index, _, name = key.rpartition(".")
+    return msgspec.to_builtins(getattr(settings.models[int(index or 0)], name))
 
 
 def _different(before: Settings, after: Settings) -> tuple[str, ...]:
@@ -107,15 +111,15 @@ def _different(before: Settings, after: Settings) -> tuple[str, ...]:
     keys = []
     if len(before.models) != len(after.models):
         keys.append("models")
-    pairs = [("models", a, b) for a, b in zip(before.models, after.models, strict=False)]
-    pairs += [(name, getattr(before, name), getattr(after, name)) for name in SECTIONS]
-    for name, old, new in pairs:
-        keys += [
-            f"{name}.{key}"
-            for key in old.__struct_fields__
-            if getattr(old, key) != getattr(new, key)
-        ]
+    for index, (old, new) in enumerate(zip(before.models, after.models, strict=False)):
+        keys += [model_key(index, key) for key in _changed(old, new)]
+    for name in SECTIONS:
+        keys += [f"{name}.{key}" for key in _changed(getattr(before, name), getattr(after, name))]
     return tuple(keys)
+
+
+def _changed(old: msgspec.Struct, new: msgspec.Struct) -> list[str]:
+    return [key for key in old.__struct_fields__ if getattr(old, key) != getattr(new, key)]
 
 
 def _with(settings: Settings, fresh: Settings, keys: tuple[str, ...]) -> Settings:

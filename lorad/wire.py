@@ -202,6 +202,37 @@ class Status(Struct, frozen=True, kw_only=True):
     engine_restarts: int = 0
     tasks: tuple[str, ...] = ()  # generate, or of embed classify rerank
     pooling: PoolingPicture | None = None  # of an engine that pools, once it is there
+    models: "tuple[ModelStatus, ...]" = ()  # each of them, in the order of the configuration
+
+
+class ModelStatus(Struct, frozen=True, kw_only=True):
+    """One [[models]] entry and its engine.  What Status says of base, model and device is of the
+    first; its numbers are of all of them together."""
+
+    name: str
+    base: str
+    state: str  # starting loading_base ready engine_restarting engine_stalled stopped
+    reason: str = ""  # why it is not ready
+    tasks: tuple[str, ...] = ()
+    device: str = ""
+    device_name: str = ""
+    dtype: str = ""
+    max_model_len: int = 0
+    num_adapters: int = 0  # names that serve
+    slots_total: int = 0
+    slots_used: int = 0
+    running: int = 0
+    waiting: int = 0
+    ram_used_bytes: int = 0
+    ram_limit_bytes: int = 0
+    pool: PoolPicture | None = None  # None: its engine is not there
+    prefix: PrefixPicture = PrefixPicture()
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    forward_passes: int = 0
+    engine_pid: int | None = None
+    engine_restarts: int = 0
+    pooling: PoolingPicture | None = None
 
 
 class EventItem(Struct, frozen=True, kw_only=True):
@@ -406,6 +437,7 @@ class UploadStart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     labels: dict[str, str] = {}
     dry_run: bool = False
     source: str = "upload"
+    model: str = ""  # the base that it is for; "" = the one that it fits
 
 
 class UploadOpen(Struct, frozen=True, kw_only=True):
@@ -455,5 +487,6 @@ class Version(Struct, frozen=True, kw_only=True):
 
     version: str
     api: str = "v1"
-    model: str = ""
+    model: str = ""  # the first of `models`
     base: str = ""
+    models: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ class PullStart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reference: str
     revision: str = ""
     name: str = ""
+    model: str = ""  # the base that it is for; "" = the one that it fits
     replace: bool = False
     pin: bool = False
     load: bool = False

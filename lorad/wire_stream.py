@@ -81,6 +81,7 @@ class Slot(Struct, frozen=True, kw_only=True):
     gpu_bytes: int
     ram_bytes: int = 0
     tenant: str | None = None
+    model: str = ""  # of several models, whose it is
     running: int = 0
     waiting: int = 0
     tokens_per_second: float = 0.0
@@ -141,7 +142,8 @@ class RequestRow(Struct, frozen=True, kw_only=True):
     """One request that has not ended."""
 
     id: str
-    adapter: str  # "" is the base model
+    adapter: str  # "" is the base model itself
+    model: str = ""  # of several models, whose it is
     rev: str
     state: Literal["queued", "running"]
     endpoint: str

@@ -89,6 +89,7 @@ FILING: dict[str, str] = {
     "E_NAME_TAKEN": "the name belongs to an adapter from another source",
     "E_NAME_ILLEGAL": "the folder's name cannot be an adapter name",
     "E_DAMAGED": "its packed file is damaged again after it was packed anew: look at the disk",
+    "E_MODEL": "it fits several of the models that are served, or none; or another has its content",
     "E_OPTIONS": "lorad.toml beside the adapter cannot be read, or asks for what there is not",
 }
 

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from starlette.requests import Request
 
-from engine.messages import EngineInfo
 from lorad import wire
 from lorad.api.sse import PING_SECONDS
 from lorad.api.uploads import Stage, Staging, Uploads
@@ -46,6 +45,7 @@ class Wishes(Stage, Protocol):
         name: str,
         *,
         source: str,
+        model: str,
         replace: bool,
         pin: bool | None,
         priority: int | None,
@@ -127,13 +127,15 @@ class Listing(Protocol):
     """Read-only pictures.  `ready` is (yes or no, why not); `look` brings them up to date."""
 
     async def look(self) -> None: ...
-    def ready(self) -> tuple[bool, str]: ...
+    def ready(self, model: str | None = None) -> tuple[bool, str]: ...
+    def waiting(self) -> str: ...
     def status(self) -> wire.Status: ...
     def page(
         self,
         *,
         state: str | None,
         tenant: str | None,
+        model: str | None = None,
         q: str | None,
         sort: str,
         limit: int,
@@ -154,12 +156,6 @@ class Events(Protocol):
     def publish(
         self, type: str, *, level: Level, name: str, cause: str, message: str
     ) -> wire.EventItem: ...
-
-
-class Engine(Protocol):
-    """Of EngineLink."""
-
-    info: EngineInfo | None
 
 
 class LogLines(Protocol):
@@ -207,7 +203,6 @@ class Deps:
     listing: Listing
     board: Watching
     events: Events
-    link: Engine
     uploads: Uploads
     folders: Named
     metrics: Exposing

@@ -1,8 +1,9 @@
 """Health routes and `/version`, open on both sockets.
 
 `/livez` is the daemon's loop: that it answers is the answer.  `/readyz` (and `/health`) is the
-engine's: 200 only while requests are taken, else 503 with the reason.  `/startupz` is 200 from the
-first time that it was ready.
+engines': 200 only while requests for every model are taken, else 503 with the reason; with
+`?model=NAME` it is about that model alone.  `/startupz` is 200 from the first time that all were
+ready.
 """
 
 from pathlib import Path
@@ -21,19 +22,27 @@ async def livez(request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    ready, reason = deps_of(request).listing.ready()
+    listing, model = deps_of(request).listing, request.query_params.get("model")
+    if model is not None and model not in [m.name for m in deps_of(request).settings.models]:
+        raise LoradError("model_not_found", "there is no base of that name", param="model")
+    ready, reason = listing.ready(model)
     if ready:
         return json({"status": "ok"})
-    raise LoradError(reason if reason in TABLE else "loading_base", f"not ready: {reason}")
+    which = listing.waiting() if model is None else ""
+    words = f"not ready: {reason}" + (f" ({which})" if which else "")
+    raise LoradError(reason if reason in TABLE else "loading_base", words)
 
 
 async def startupz(request: Request) -> Response:
-    if deps_of(request).link.info is not None:
+    deps = deps_of(request)
+    if all(deps.requests.facts(m.name) is not None for m in deps.settings.models):
         return json({"status": "ok"})
     raise LoradError("loading_base", "not started: the base model is still loading")
 
 
 async def version(request: Request) -> Response:
     deps = deps_of(request)
-    model = deps.settings.model  # its folder's name: where it lies is not for tenants to know
-    return json(wire.Version(version=deps.version, model=model.name, base=Path(model.base).name))
+    first = deps.settings.models[0]  # its folder's name: where it lies is not for tenants to know
+    models = tuple(model.name for model in deps.settings.models)
+    base = Path(first.base).name
+    return json(wire.Version(version=deps.version, model=first.name, base=base, models=models))

@@ -11,10 +11,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.messages import EngineInfo
 from lorad import wire
 from lorad.api.deps import Deps, deps_of
 from lorad.api.identity import caller_of
 from lorad.api.respond import json
+from lorad.errors import LoradError
 from lorad.spelling import split_digest
 from lorad.wire_openai import ModelCard, ModelFacts, ModelList
 
@@ -24,18 +26,22 @@ _HIDDEN = ("quarantined", "missing")
 
 
 async def list_models(request: Request) -> Response:
+    """Of models whose engine takes requests; while none does, why."""
     deps, caller = deps_of(request), caller_of(request)
-    context = deps.requests.engine().max_model_len
-    cards = [_base_card(deps, context)] if caller.may(deps.settings.model.name) else []
+    models = _up(deps)
+    cards = [_base_card(deps, m, models[m]) for m in models if caller.may(m)]
     cursor: str | None = None
     while True:
         page = deps.listing.page(
             state=None, tenant=None, q=None, sort="name", limit=_PAGE, cursor=cursor
         )
         cards += [
-            _card(deps, context, item, item.name, item.rev)
+            _card(deps, models[item.model], item, item.name, item.rev)
             for item in page.items
-            if item.rev is not None and item.state not in _HIDDEN and caller.may(item.name)
+            if item.rev is not None
+            and item.state not in _HIDDEN
+            and item.model in models
+            and caller.may(item.name)
         ]
         cursor = page.cursor
         if cursor is None:
@@ -46,46 +52,59 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     deps = deps_of(request)
     name = request.path_params["id"]
-    rev = deps.requests.resolve(name, caller_of(request))
-    context = deps.requests.engine().max_model_len
-    if rev is None:
-        return json(_base_card(deps, context))
+    found = deps.requests.resolve(name, caller_of(request))
+    info = deps.requests.engine(found.model)
+    if found.rev is None:
+        return json(_base_card(deps, found.model, info))
     adapter = deps.listing.detail(split_digest(deps.requests.named(name))[0]).adapter
-    return json(_card(deps, context, adapter, name, rev))
+    return json(_card(deps, info, adapter, name, found.rev))
 
 
-def _base_card(deps: Deps, context: int) -> ModelCard:
+def _up(deps: Deps) -> dict[str, EngineInfo]:
+    """By name.  Raises what requests for the last one are told, if no engine takes any."""
+    found, why = dict[str, EngineInfo](), None
+    for model in deps.settings.models:
+        try:
+            found[model.name] = deps.requests.engine(model.name)
+        except LoradError as error:
+            why = error
+    if why is not None and not found:
+        raise why
+    return found
+
+
+def _base_card(deps: Deps, model: str, info: EngineInfo) -> ModelCard:
     return ModelCard(
-        id=deps.settings.model.name,
+        id=model,
         created=int(deps.started),
         root="base",
         parent=None,
-        max_model_len=context,
-        lorad=ModelFacts(state="active", **_purpose(deps)),
+        max_model_len=info.max_model_len,
+        lorad=ModelFacts(state="active", **_purpose(deps, model, info)),
     )
 
 
-def _card(deps: Deps, context: int, adapter: wire.Adapter, name: str, rev: str) -> ModelCard:
+def _card(deps: Deps, info: EngineInfo, adapter: wire.Adapter, name: str, rev: str) -> ModelCard:
     """`name` is as it was asked for, which may be `name@digest`."""
     return ModelCard(
         id=name,
         created=int(datetime.fromisoformat(adapter.created_at).timestamp()),
         root=rev,
-        parent=deps.settings.model.name,
-        max_model_len=context,
+        parent=adapter.model,
+        max_model_len=info.max_model_len,
         lorad=ModelFacts(
             state=adapter.state,
             rank=adapter.rank,
             pinned=adapter.pinned,
             priority=adapter.priority,
-            **_purpose(deps),
+            **_purpose(deps, adapter.model, info),
         ),
     )
 
 
-def _purpose(deps: Deps) -> dict[str, Any]:
+def _purpose(deps: Deps, model: str, info: EngineInfo) -> dict[str, Any]:
     """An adapter is for what its base is for."""
-    pooling = deps.requests.engine().pooling
-    if pooling is None:
+    if info.pooling is None:
         return {}
-    return {"tasks": deps.settings.model.tasks, "dimensions": pooling.width}
+    tasks = next(m.tasks for m in deps.settings.models if m.name == model)
+    return {"tasks": tasks, "dimensions": info.pooling.width}

@@ -64,12 +64,15 @@ class Operation:
 
 Table = Mapping[tuple[str, str], Operation]
 _STATUS = dict[str, str]
+_MODEL = {"model": TEXT}
 
 #: On both sockets: (method, path) -> what it does.
 HEALTH: Table = {
     ("GET", "/livez"): Operation("The daemon's loop runs", _STATUS),
-    ("GET", "/readyz"): Operation("Requests are taken; else 503 says why not", _STATUS),
-    ("GET", "/health"): Operation("The same as /readyz", _STATUS),
+    ("GET", "/readyz"): Operation(
+        "Requests are taken, or those for one model; else 503 says why not", _STATUS, query=_MODEL
+    ),
+    ("GET", "/health"): Operation("The same as /readyz", _STATUS, query=_MODEL),
     ("GET", "/startupz"): Operation("The base model has been loaded", _STATUS),
     ("GET", "/version"): Operation("Version and base model", wire.Version),
 }

@@ -33,6 +33,7 @@ _SECONDS = {"type": "number", "minimum": LEAST_SECONDS, "maximum": MOST_SECONDS}
 _FILTERS = {
     "state": {"enum": sorted(State)},
     "tenant": TEXT,
+    "model": TEXT,
     "q": TEXT,
     "sort": {"enum": [minus + word for word in SORTS for minus in ("", "-")]},
     "limit": _LIMIT,

@@ -89,7 +89,10 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 def _served(request: Request) -> str:
-    return deps_of(request).settings.model.name
+    """Where a body names no model: the first that is for scores, or else that pools at all."""
+    models = deps_of(request).settings.models
+    scores = [m for m in models if {"rerank", "classify"} & set(m.tasks)]
+    return (scores or [m for m in models if m.pools] or models)[0].name
 
 
 def _timeout(request: Request) -> float | None:

@@ -24,7 +24,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from lorad.api.protocol import ConnectionLimits, GuardedProtocol
-from lorad.config import split_address
+from lorad.config_network import split_address
 from lorad.errors import CannotBind, LockHeld, LoradError
 
 #: sockaddr_un.sun_path less its NUL.

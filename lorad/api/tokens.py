@@ -32,8 +32,8 @@ async def tokenize(request: Request) -> Response:
         ids = encode(text)
         return ids, text.spell(ids) if asked.return_token_strs else None
 
-    context = deps.requests.engine().max_model_len
-    ids, spelled = await deps.requests.with_text(asked.model, work, caller_of(request))
+    (ids, spelled), model = await deps.requests.with_text(asked.model, work, caller_of(request))
+    context = deps.requests.engine(model).max_model_len
     return json(Tokens(count=len(ids), max_model_len=context, tokens=ids, token_strs=spelled))
 
 
@@ -42,7 +42,7 @@ async def detokenize(request: Request) -> Response:
     vocabulary lacks are nothing."""
     asked = await checked(request, DetokenizeRequest, {})
     ids: Sequence[int] = asked.tokens
-    prompt = await deps_of(request).requests.with_text(
+    prompt, _ = await deps_of(request).requests.with_text(
         asked.model, lambda text: text.decode(ids, skip_special=False), caller_of(request)
     )
     return json(Detokenized(prompt=prompt))

@@ -54,6 +54,7 @@ class Boards:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sources, self._snapshot, self._events = sources, snapshot, events
+        self._several = len(sources.models) > 1
         self._requests, self._tenancy, self._clock = requests, tenancy, clock
         self._ticked = clock()
         self._traffic = Traffic(requests.meter, lambda: requests.crowd.begun)
@@ -61,7 +62,7 @@ class Boards:
         self._churn = RecentChurn(self._named, clock())
         self.drain_timeout = sources.settings.shutdown.drain_timeout
         self._drains = Drains(gate, requests, sources.catalog, lambda: self.drain_timeout)
-        self._rows = RequestRows(requests.crowd)
+        self._rows = RequestRows(requests.crowd, several=self._several)
         self._tenants = TenantRows(requests.crowd)
         self._checks = HealthChecks(sources, now=utc_now)
         self._sampler = Sampler()
@@ -76,9 +77,10 @@ class Boards:
         self._stream = Stream(self.paint, events, clock)
 
     # ------------------------------------------------------------- what happens
-    def take_snapshot(self, snapshot: EngineSnapshot) -> None:
+    def take_snapshot(self) -> None:
+        """There is a new one of some engine."""
         if self._clock() - self._ticked >= TICK_SECONDS:
-            self._tick(snapshot)
+            self._tick(self._sources.picture.snapshot)
 
     def take_transition(self, event: AdapterEvent) -> None:
         now = self._clock()
@@ -108,7 +110,8 @@ class Boards:
 
     def _tick(self, snapshot: EngineSnapshot | None) -> None:
         now = self._ticked = self._clock()
-        self._traffic.tick(now, snapshot)
+        each = [seen.picture.snapshot for seen in self._sources.models]
+        self._traffic.tick(now, *(each if snapshot is not None else [None] * len(each)))
         self._slots.tick(now, snapshot, self._held(snapshot))
         self._tenants.tick(now)
 
@@ -139,7 +142,6 @@ class Boards:
             return self._painted[1]
         snapshot = self._sources.picture.snapshot
         held = self._held(snapshot)
-        block_bytes = snapshot.pool.block_bytes if snapshot is not None else 0
         board = Board(
             sequence=1,
             time=rfc3339(utc_now()),
@@ -149,7 +151,13 @@ class Boards:
             machine=self._machine,
             churn=self._churn.look(now),
             health=self._health,
-            slots=slots.rows(held, block_bytes, self._sources.catalog, self._slots),
+            slots=slots.rows(
+                held,
+                self._block_bytes,
+                self._sources.catalog,
+                self._slots,
+                several=self._several,
+            ),
             drains=self._drains.look(now, held),
             requests=self._rows.look(now),
             num_requests=self._requests.active,
@@ -176,11 +184,12 @@ class Boards:
     async def _sample(self) -> None:
         """In a thread, one at a time; what is fresh is left."""
         async with self._sampling:
-            now, info = self._clock(), self._sources.link.info
+            now, links = self._clock(), [seen.link for seen in self._sources.models]
+            infos = [link.info for link in links]
             if now - self._sampled >= MACHINE_SECONDS * 0.8:
-                gpu = info.device_uuid if info is not None else ""
-                pid = self._sources.link.pid
-                self._machine = await asyncio.to_thread(self._sampler.sample, pid, gpu)
+                gpu = next((info.device_uuid for info in infos if info is not None), "")
+                pids = [link.pid for link in links if link.pid is not None]
+                self._machine = await asyncio.to_thread(self._sampler.sample, pids, gpu)
                 self._sampled = now
                 # A registry that cannot be read is a finding of `health`: the rest goes on.
                 with contextlib.suppress(Exception):
@@ -190,6 +199,12 @@ class Boards:
                 self._looked = now
                 with contextlib.suppress(Exception):
                     self._tenants.know((await asyncio.to_thread(self._tenancy.list)).items)
+
+    def _block_bytes(self, rev: str) -> int:
+        """Of the model that a revision is of; 0 before its engine is known."""
+        models, model = self._sources.models, self._sources.catalog.model_of(rev)
+        one = next((seen for seen in models if seen.name == model), models[0])
+        return one.link.info.block_bytes if one.link.info is not None else 0
 
     def _named(self, rev: str) -> tuple[str, bool] | None:
         catalog = self._sources.catalog

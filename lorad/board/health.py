@@ -67,14 +67,17 @@ class HealthChecks:
         )
 
     def _engine(self) -> Iterator[Check]:
-        link = self._sources.link
-        message = link.state if link.state == "ready" else f"{link.state}: {link.progress}"
-        level = _LEVELS[link.state]
-        if link.restarts:
-            message += f", replaced {link.restarts} times"
-            level = "warn" if level == "ok" else level
-        hint = "loractl events --type engine" if level != "ok" else ""
-        yield Check(name="engine", level=level, message=message, hint=hint)
+        several = len(self._sources.models) > 1
+        for seen in self._sources.models:
+            link = seen.link
+            message = link.state if link.state == "ready" else f"{link.state}: {link.progress}"
+            level = _LEVELS[link.state]
+            if link.restarts:
+                message += f", replaced {link.restarts} times"
+                level = "warn" if level == "ok" else level
+            hint = "loractl events --type engine" if level != "ok" else ""
+            name = f"engine {seen.name}" if several else "engine"
+            yield Check(name=name, level=level, message=message, hint=hint)
 
     def _disks(self) -> Iterator[Check]:
         for what, folder in self._sources.folders().items():

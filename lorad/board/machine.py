@@ -6,7 +6,7 @@ in a thread, and only while somebody looks: the loop never waits for a driver.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 
@@ -25,20 +25,21 @@ class Sampler:
         self._clock = clock
         self._spent: dict[int, tuple[float, float]] = {}  # pid -> when, CPU seconds until then
 
-    def sample(self, engine_pid: int | None, gpu: str) -> Machine:
-        """`gpu`: its UUID, "" for none.  None where nothing can be known; never raises OSError."""
+    def sample(self, engine_pids: Sequence[int], gpu: str) -> Machine:
+        """All engines together.  `gpu`: its UUID, "" for none.  None where nothing can be known;
+        never raises OSError."""
         use = self._nvml.look(gpu) if gpu else None
         memory = psutil.virtual_memory()
         daemon_cpu, daemon_rss = self._process(os.getpid())
-        engine_cpu, engine_rss = self._process(engine_pid) if engine_pid else (0.0, 0)
+        engines = [self._process(pid) for pid in engine_pids]
         return Machine(
             gpu_busy=use.busy if use else None,
             gpu_used_bytes=use.used_bytes if use else None,
             gpu_total_bytes=use.total_bytes if use else None,
             daemon_cpu=daemon_cpu,
             daemon_rss_bytes=daemon_rss,
-            engine_cpu=engine_cpu,
-            engine_rss_bytes=engine_rss,
+            engine_cpu=round(sum(cpu for cpu, _ in engines), 3),
+            engine_rss_bytes=sum(rss for _, rss in engines),
             host_used_bytes=memory.total - memory.available,
             host_total_bytes=memory.total,
         )

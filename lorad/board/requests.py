@@ -22,10 +22,11 @@ class _Mark:
 
 
 class RequestRows:
-    """`crowd` is looked at, on the event loop."""
+    """`crowd` is looked at, on the event loop.  `several`: there is more than one model, and each
+    row says whose it is."""
 
-    def __init__(self, crowd: Crowd) -> None:
-        self._crowd = crowd
+    def __init__(self, crowd: Crowd, *, several: bool = False) -> None:
+        self._crowd, self._several = crowd, several
         self._marks: dict[str, _Mark] = {}
 
     def look(self, now: float) -> dict[str, RequestRow]:
@@ -42,6 +43,7 @@ class RequestRows:
         return RequestRow(
             id=running.id,
             adapter=live.name or "",
+            model=live.model if self._several else "",
             rev=running.rev or "",
             state="running" if running.begun else "queued",
             endpoint=running.endpoint,

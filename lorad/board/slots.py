@@ -4,8 +4,9 @@ Goes in: every snapshot, for the windows; and the catalog, when somebody looks. 
 by name.  Of adapters that are not on the GPU nothing is kept but what they had counted so far.
 """
 
+import operator
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.adapters.states import State
 from engine.messages import EngineSnapshot, RevisionStatus
@@ -48,9 +49,10 @@ class SlotWindows:
         self._pass_time(now)
         if snapshot is None:
             return
-        if snapshot.pid != self._pid:  # another engine, whose counters begin anew
+        if snapshot.pid != self._pid:
+            if snapshot.pid and self._pid:  # another engine, whose counters begin anew
+                self._last.clear()
             self._pid = snapshot.pid
-            self._last.clear()
         frame = dict(self._changes(held))
         if frame:
             self._frames.append((now, frame))
@@ -92,6 +94,8 @@ class SlotWindows:
                 status.generated_tokens,
             )
             before = last.get(rev, _NOTHING)
+            if any(map(operator.lt, counts, before)):  # one engine of several has begun anew
+                before = _NOTHING
             if counts != before:
                 last[rev] = counts
                 yield rev, _minus(counts, before)
@@ -130,25 +134,30 @@ def held_of(snapshot: EngineSnapshot | None) -> list[RevisionStatus]:
 
 
 def rows(
-    held: Sequence[RevisionStatus], block_bytes: int, catalog: Catalog, windows: SlotWindows
+    held: Sequence[RevisionStatus],
+    block_bytes: Callable[[str], int],
+    catalog: Catalog,
+    windows: SlotWindows,
+    *,
+    several: bool = False,
 ) -> dict[str, Slot]:
-    """By name; one that loads into host memory comes last."""
+    """By name; one that loads into host memory comes last.  `block_bytes`: of a revision's
+    engine.  `several`: each row says of which model it is."""
     found: dict[str, Slot] = {}
     for status in held:
         if status.state not in HELD:
             continue
-        names = catalog.names_of(status.rev)
+        names, block = catalog.names_of(status.rev), block_bytes(status.rev)
+        model = (catalog.model_of(status.rev) or "") if several else ""
         for name in names:
             entry = catalog.get(name)
             assert entry is not None, f"{name} is a name of {status.rev}, and no name"
-            found[name] = _row(
-                name, status, windows, block_bytes, pinned=entry.pinned, priority=entry.priority
-            )
+            wanted = entry.pinned, entry.priority
+            found[name] = _row(name, status, windows, block, model, *wanted)
         if not names:
             label = catalog.label(status.rev)
-            found[label] = _row(
-                label, status, windows, block_bytes, pinned=status.pinned, priority=status.priority
-            )
+            wanted = status.pinned, status.priority
+            found[label] = _row(label, status, windows, block, model, *wanted)
     return found
 
 
@@ -157,7 +166,7 @@ def _row(
     status: RevisionStatus,
     windows: SlotWindows,
     block_bytes: int,
-    *,
+    model: str,
     pinned: bool,
     priority: int,
 ) -> Slot:
@@ -168,6 +177,7 @@ def _row(
     size = status.num_blocks * block_bytes
     return Slot(
         name=name,
+        model=model,
         rev=rev,
         slot=status.slot,
         state=status.state,

@@ -18,21 +18,25 @@ class Traffic:
 
     def __init__(self, meter: Meter, begun: Callable[[], int]) -> None:
         self._meter, self._begun = meter, begun
-        self._engine = [Growing() for _ in range(4)]
+        self._engines: list[list[Growing]] = []
         self._counts = Window()
         self._first_token, self._inter_token, self._queue = Window(), Window(), Window()
 
-    def tick(self, now: float, snapshot: EngineSnapshot | None) -> None:
-        """`now` in seconds of a monotonic clock; None: there is no engine now."""
-        if snapshot is not None:
-            prefix = snapshot.prefix
-            shown = (snapshot.generated_tokens, snapshot.prompt_tokens)
-            for growing, value in zip(
-                self._engine, (*shown, prefix.query_tokens, prefix.hit_tokens), strict=True
-            ):
-                growing.take(value)
+    def tick(self, now: float, *snapshots: EngineSnapshot | None) -> None:
+        """`now` in seconds of a monotonic clock; one snapshot a model, always in the same order,
+        None: it has no engine now."""
+        while len(self._engines) < len(snapshots):
+            self._engines.append([Growing() for _ in range(4)])
+        for engine, snapshot in zip(self._engines, snapshots, strict=False):
+            if snapshot is not None:
+                prefix = snapshot.prefix
+                shown = (snapshot.generated_tokens, snapshot.prompt_tokens)
+                values = (*shown, prefix.query_tokens, prefix.hit_tokens)
+                for growing, value in zip(engine, values, strict=True):
+                    growing.take(value)
         refused = sum(self._meter.refused.values())
-        self._counts.add(now, (self._begun(), refused, *(g.total for g in self._engine)))
+        totals = [sum(engine[n].total for engine in self._engines) for n in range(4)]
+        self._counts.add(now, (self._begun(), refused, *totals))
         kinds = [self._meter.kinds[kind] for kind in KINDS]
         self._first_token.add(now, _summed([k.first_token_seconds for k in kinds]))
         self._inter_token.add(now, _summed([k.inter_token_seconds for k in kinds]))

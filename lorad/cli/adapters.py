@@ -61,6 +61,10 @@ def add(
     priority: Priority = None,
     pin: Annotated[bool, typer.Option("--pin", help="Load, and never evict by itself.")] = False,
     load: Annotated[bool, typer.Option("--load", help="Load once registered.")] = False,
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help="The base it is for; default: the one that it fits."),
+    ] = "",
     replace: Annotated[
         bool, typer.Option("--replace", help="Give a known name a new revision.")
     ] = False,
@@ -75,6 +79,7 @@ def add(
         raise Usage(f"{folder} is not a folder; give the one with adapter_config.json")
     start = wire.UploadStart(
         name=name if name is not None else folder.resolve().name.lower(),
+        model=model,
         replace=replace,
         pin=pin,
         load=load,

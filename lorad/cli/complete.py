@@ -31,7 +31,8 @@ def model_name(context: typer.Context, incomplete: str) -> list[str]:
     """What `run` can ask: the base, too."""
 
     def ask(client: "LoradClient") -> list[str]:
-        names = [client.status().model]
+        status = client.status()
+        names = [one.name for one in status.models] or [status.model]
         names += [a.name for a in client.adapters(q=incomplete or None, limit=200).items]
         return [name for name in names if name.startswith(incomplete)]
 

@@ -175,9 +175,9 @@ def _described(settings: "Settings") -> RunningConfig:
 def _rows(settings: Mapping[str, Any], origins: Mapping[str, str]) -> list[Row]:
     """A daemon of another version may have sections and keys that are not known here."""
     tables = [
-        (section, table)
+        (f"{section}.{number}" if number else section, table)
         for section, tables in settings.items()
-        for table in ([tables] if isinstance(tables, dict) else tables)
+        for number, table in enumerate([tables] if isinstance(tables, dict) else tables)
     ]
     dotted = [
         (f"{section}.{key}", value) for section, table in tables for key, value in table.items()
@@ -192,5 +192,6 @@ def _spelled(dotted: str, value: object) -> str:
     from lorad.config_values import hints
 
     section, _, key = dotted.partition(".")
+    key = key.rpartition(".")[2]  # models.1.name is the second one's
     kind = Model if section == "models" else SECTIONS.get(section)
     return spelled(hints(kind).get(key, object) if kind else object, value)

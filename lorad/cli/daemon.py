@@ -38,24 +38,25 @@ def status(context: typer.Context) -> None:
     p, c = st.pool, st.prefix
     kv = f"{p.kv_active} active, {p.kv_cached} cached"
     hits = human_prefix(c.query_tokens, c.hit_tokens, c.lost_tokens, c.saved_seconds)
-    pools = st.pooling
+    pools = st.pooling if len(st.models) < 2 else None
     weights = f"{p.adapter_active} active, {p.adapter_idle} idle"
-    engine = f"engine pid {st.engine_pid or UNKNOWN}"
+    pids = [one.engine_pid for one in st.models] or [st.engine_pid]
+    several = len(st.models) > 1
+    word = "engines" if several else "engine"
+    engine = f"{word} pid {', '.join(str(pid or UNKNOWN) for pid in pids)}"
     counts = ", ".join(f"{n} {state}" for state, n in sorted(st.adapters.items())) or "none"
     print_pairs(
         [
             ("lorad", f"{st.version}  {st.state}" + (f" ({st.reason})" if st.reason else "")),
             ("up", f"{human_age(st.uptime_seconds)}, pid {st.pid}, {engine}"),
-            ("model", f"{st.model}  {st.dtype} on {st.device} ({st.device_name})"),
-            ("base", st.base),
-            ("context", f"{st.max_model_len} tokens"),
-            *([("pooling", pooling_words(pools))] if pools else []),
+            *_models(st),
             ("adapters", counts),
             ("slots", f"{st.slots_used} of {st.slots_total} used, {st.pinned} pinned"),
             ("pool", f"{p.total} blocks of {human_bytes(p.block_bytes)}, {p.free} free"),
             *([] if pools else [("  kv", f"{kv} (blocks of {p.block_size} tokens)")]),
             ("  adapters", weights),
-            *([] if pools else [("prefix", hits), ("  reuse", _reuse(c))]),
+            *([] if pools else [("prefix", hits)]),
+            *([] if pools or several else [("  reuse", _reuse(c))]),
             ("ram", f"{human_bytes(st.ram_used_bytes)} of {human_bytes(st.ram_limit_bytes)}"),
             ("requests", f"{st.running} running, {st.waiting} waiting"),
             ("tokens", f"{st.generated_tokens} generated, {st.prompt_tokens} of prompts"),
@@ -70,6 +71,41 @@ def status(context: typer.Context) -> None:
             ("store dir", st.store_dir or UNKNOWN),
         ]
     )
+
+
+def _models(st: wire.Status) -> list[tuple[str, str]]:
+    """The model that is served; of several each with its own figures, and then all together."""
+    if len(st.models) < 2:
+        pools = st.pooling
+        return [
+            ("model", f"{st.model}  {st.dtype} on {st.device} ({st.device_name})"),
+            ("base", st.base),
+            ("context", f"{st.max_model_len} tokens"),
+            *([("pooling", pooling_words(pools))] if pools else []),
+        ]
+    rows: list[tuple[str, str]] = []
+    for one in st.models:
+        state = one.state + (f" ({one.reason})" if one.reason else "")
+        rows += [
+            ("model", f"{one.name}  {one.dtype} on {one.device} ({one.device_name})  {state}"),
+            ("  base", one.base),
+            ("  tasks", f"{', '.join(one.tasks)}, {one.max_model_len} tokens"),
+            *([("  pooling", pooling_words(one.pooling))] if one.pooling else []),
+            ("  adapters", f"{one.num_adapters}, {one.slots_used} of {one.slots_total} slots used"),
+            ("  pool", _pool_words(one.pool)),
+            ("  requests", f"{one.running} running, {one.waiting} waiting"),
+            ("  tokens", f"{one.generated_tokens} generated, {one.prompt_tokens} of prompts"),
+            ("  engine", f"pid {one.engine_pid or UNKNOWN}, {one.engine_restarts} restarts"),
+        ]
+    return rows
+
+
+def _pool_words(pool: wire.PoolPicture | None) -> str:
+    if pool is None:
+        return "no engine"
+    kv = f", kv {pool.kv_active} active and {pool.kv_cached} cached" if pool.block_size else ""
+    weights = f"adapters {pool.adapter_active} active and {pool.adapter_idle} idle"
+    return f"{pool.total} blocks of {human_bytes(pool.block_bytes)}{kv}, {weights}"
 
 
 def _reuse(c: wire.PrefixPicture) -> str:

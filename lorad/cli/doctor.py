@@ -88,7 +88,7 @@ def _all(s: Session, config: Path | None, *, ask: bool) -> Iterator[Finding]:
     if settings is not None:
         named = {"inference.group": settings.inference.group, "admin.group": settings.admin.group}
         yield from sockets.groups({key: group for key, group in named.items() if group})
-    device = status.device if status else settings.model.device if settings else "auto"
+    device = _used(status) if status else _device(settings) if settings else "auto"
     found, why = cards()
     yield from machine.card(found, why, device, running=status is not None)
     yield from machine.libraries(device, bool(found))
@@ -118,7 +118,21 @@ def _configured(settings: "Settings", told: Callable[[str, str, str], Finding]) 
         check_base(settings)
     except BadConfig as error:
         return told("configuration", error.message, error.hint or "loractl config check")
-    return ok("configuration", f"valid, base {settings.model.base}")
+    bases = [model.base for model in settings.models]
+    word = "base" if len(bases) == 1 else "bases"
+    return ok("configuration", f"valid, {word} {', '.join(bases)}")
+
+
+def _used(status: wire.Status) -> str:
+    """What the engines run on: a card, as soon as one of them does."""
+    devices = [model.device for model in status.models] or [status.device]
+    return "cuda" if "cuda" in devices else devices[0]
+
+
+def _device(settings: "Settings") -> str:
+    """What the models ask for: a card, as soon as one of them does."""
+    devices = [model.device for model in settings.models]
+    return next((device for device in ("cuda", "auto") if device in devices), devices[0])
 
 
 def _sockets(
@@ -150,7 +164,7 @@ def _limits(
 ) -> Iterator[Finding]:
     from lorad.doctor import machine
 
-    on_card = status.device == "cuda" if status else has_card
+    on_card = _used(status) == "cuda" if status else has_card
     cached = status.ram_limit_bytes if status else settings.lora.ram_cache if settings else 0
     connections = settings.limits.connections if settings else 0
     pid = status.pid if status else None

@@ -122,6 +122,9 @@ def ls(
         str | None,
         typer.Option(metavar="TENANT", help="Only this tenant.", autocompletion=adapter_tenant),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Only adapters of this base.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with it; repeatable.")
     ] = None,
@@ -148,6 +151,7 @@ def ls(
         page = s.client.adapters(
             state=state,
             tenant=tenant,
+            model=model,
             sort=_sort(sort),
             limit=_PAGE if wanted else min(_PAGE, missing),
             cursor=cursor,
@@ -161,12 +165,23 @@ def ls(
         cursor = None  # of the unfiltered list: of no use to the caller
         total = len(items)
     document = wire.AdapterPage(items=tuple(items), total=total, cursor=cursor)
-    print_items(items, LS, s.options, document=document, name=lambda a: a.name)
+    columns = _with_model(LS, items)
+    print_items(items, columns, s.options, document=document, name=lambda a: a.name)
     if cursor is not None:
         note(f"{len(items)} of {total} shown", s.options)
     refused = sum(a.state == "quarantined" for a in items)
     if refused:
         note(f"{refused} quarantined: loractl show NAME says why", s.options)
+
+
+def _with_model(
+    columns: Sequence[Column[wire.Adapter]], items: Sequence[wire.Adapter]
+) -> Sequence[Column[wire.Adapter]]:
+    """A column that says whose each is, behind the names, where it is not the same for all."""
+    if len({a.model for a in items}) < 2:
+        return columns
+    at = next(n for n, column in enumerate(columns) if column.heading == "NAME") + 1
+    return (*columns[:at], Column("MODEL", lambda a: a.model or UNKNOWN), *columns[at:])
 
 
 def _sort(heading: str) -> str:
@@ -189,7 +204,8 @@ def ps(
     options = s.options
     if wide and options.output == "table":
         options = replace(options, output="wide")
-    print_items(items, PS, options, document=page, name=lambda a: a.name)
+    columns = _with_model(PS, items)
+    print_items(items, columns, options, document=page, name=lambda a: a.name)
     note(f"{page.slots_used} of {page.slots_total} slots used", options)
 
 

@@ -4,12 +4,14 @@ Goes in: a model's folder, or none for the running daemon's base; ranks, request
 Comes out: a table, or `lorad/plan.v1`.  Reads config.json here; the rest is `lorad.capacity`'s.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lorad import wire
 from lorad.cli.output import print_document
 from lorad.cli.plan_table import show
 from lorad.cli.session import Session, Usage, session
@@ -141,6 +143,15 @@ class _Base:
     slots: int = 1024
 
 
+def _generating(status: wire.Status) -> wire.Status | wire.ModelStatus:
+    """The model that is planned for: of several the first one that generates."""
+    each: Sequence[wire.Status | wire.ModelStatus] = status.models or (status,)
+    found = next((one for one in each if one.pooling is None), None)
+    if found is None:
+        raise Usage("a plan is of KV, and a pooling model has none")
+    return found
+
+
 def _base(
     s: Session,
     model: Path | None,
@@ -156,13 +167,12 @@ def _base(
 
     length, held, slots = 0, blocks, 1024
     if model is None:
-        status = s.client.status()
-        if status.pooling is not None:
-            raise Usage("a plan is of KV, and a pooling model has none")
+        status = _generating(s.client.status())
+        pool = status.pool or wire.PoolPicture()
         model, length, slots = Path(status.base), status.max_model_len, status.slots_total
         if not (dtype or block_size or blocks or memory != AUTO):
-            held = status.pool.total  # measured at its start, for its dtype and block size
-        dtype, block_size = dtype or status.dtype, block_size or status.pool.block_size
+            held = pool.total  # measured at its start, for its dtype and block size
+        dtype, block_size = dtype or status.dtype, block_size or pool.block_size
         if not block_size:
             raise Usage("the daemon's engine is not ready", hint="name the model's folder")
     spec = read_spec(model)

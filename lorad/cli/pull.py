@@ -63,6 +63,10 @@ def pull(
     name: Annotated[
         str, typer.Option(metavar="[TENANT/]NAME", help="Default: the reference's last word.")
     ] = "",
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help="The base it is for; default: the one that it fits."),
+    ] = "",
     replace: Annotated[
         bool, typer.Option("--replace", help="Give a known name a new revision.")
     ] = False,
@@ -86,6 +90,7 @@ def pull(
         reference=reference,
         revision=revision,
         name=name,
+        model=model,
         replace=replace,
         pin=pin,
         load=load,

@@ -6,11 +6,11 @@ counters from one scrape to the next, so that each only grows; one scrape at a t
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.adapters.states import RESIDENT, State
-from engine.messages import EngineSnapshot, RevisionStatus
+from engine.messages import RevisionStatus
 from lorad.metrics import requests
 from lorad.metrics.churn import Churn
 from lorad.metrics.engine_counts import EngineCounts
@@ -18,7 +18,7 @@ from lorad.metrics.labels import Key, Labelled, Series, summed
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
 from lorad.metrics.table import GATEWAY
-from lorad.service.meter import BASE, NameCounts
+from lorad.service.meter import NameCounts
 
 #: Counters with an adapter label.
 SERIES = (
@@ -64,16 +64,22 @@ class AdapterMetrics:
         self._series = {name: Series() for name in SERIES}
 
     def write(
-        self, sheet: Sheet, sources: Sources, now: Named, churn: Churn, engine: EngineCounts
+        self,
+        sheet: Sheet,
+        sources: Sources,
+        now: Named,
+        churn: Churn,
+        engines: Collection[EngineCounts],
     ) -> None:
         """All that has an adapter label."""
         moved = self._moved.since(dict(sources.meter.names))
         labelled = self._labelled.choose(
             now.known, now.pinned, now.resident, requests.uses(moved), time.monotonic()
         )
-        self._counters(sheet, labelled | {BASE}, now, moved, churn, engine)
+        bases = frozenset(sources.meter.bases)
+        self._counters(sheet, labelled | bases, now, moved, churn, engines, bases)
         self._gauges(sheet, labelled, now)
-        self._traffic(sheet, labelled | {BASE}, now, sources.picture.snapshot)
+        self._traffic(sheet, labelled | bases, now, sources)
 
     def _counters(
         self,
@@ -82,17 +88,18 @@ class AdapterMetrics:
         now: Named,
         moved: Mapping[str, NameCounts],
         churn: Churn,
-        engine: EngineCounts,
+        engines: Collection[EngineCounts],
+        bases: frozenset[str],
     ) -> None:
-        known = now.known | {BASE}
+        known = now.known | bases
         raw: dict[str, Mapping[Key, float]] = {
             "adapter_loads_total": dict(churn.loads),
             "adapter_evictions_total": dict(churn.evictions),
             "adapter_thrash_total": dict(churn.thrashes),
-            "prefix_cache_query_tokens_total": engine.asked,
-            "prefix_cache_hit_tokens_total": engine.hit,
-            "speculation_draft_tokens_total": engine.drafted,
-            "speculation_accepted_tokens_total": engine.accepted,
+            "prefix_cache_query_tokens_total": _added([engine.asked for engine in engines]),
+            "prefix_cache_hit_tokens_total": _added([engine.hit for engine in engines]),
+            "speculation_draft_tokens_total": _added([engine.drafted for engine in engines]),
+            "speculation_accepted_tokens_total": _added([engine.accepted for engine in engines]),
             **requests.series(moved),
         }
         for name, series in self._series.items():
@@ -116,15 +123,18 @@ class AdapterMetrics:
         sheet: Sheet,
         labelled: frozenset[str],
         now: Named,
-        snapshot: EngineSnapshot | None,
+        sources: Sources,
     ) -> None:
         """A revision that has lost its name still runs: it counts with the others."""
+        snapshot = sources.picture.snapshot
         working = {name: s for name, s in now.status.items() if s.running or s.waiting}
         for gauge in ("running", "waiting"):
             busy = {name: n for name, s in working.items() if (n := getattr(s, gauge))}
             values = _shared_out(busy, now)
             if snapshot is not None:
-                values[BASE] = getattr(snapshot.base, gauge)
+                for seen, base in zip(sources.models, sources.meter.bases, strict=True):
+                    one = seen.picture.snapshot
+                    values[base] = getattr(one.base, gauge) if one is not None else 0
                 values[""] = max(getattr(snapshot, gauge) - sum(values.values()), 0)
             shown = dict.fromkeys(labelled & now.status.keys(), 0.0) | summed(values, labelled)
             sheet.puts(f"requests_{gauge}", (((name,), n) for name, n in sorted(shown.items())))
@@ -139,6 +149,16 @@ def gateway(sheet: Sheet, now: Named, slots: int) -> None:
         for names in (resident, waiting)
     )
     sheet.put(GATEWAY, time.time(), *joined, str(slots))
+
+
+def _added(counts: Sequence[Counter[Key]]) -> Mapping[Key, float]:
+    """Of all engines; an adapter's are of one, as long as it is there."""
+    if len(counts) == 1:
+        return counts[0]
+    summed = Counter[Key]()
+    for one in counts:
+        summed.update(one)  # adding Counters would lose those that are 0
+    return summed
 
 
 def _shared_out(values: Mapping[str, float], now: Named) -> dict[str, float]:

@@ -20,6 +20,7 @@ from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
 from lorad.service.engine_link import LinkState
 from lorad.service.meter import KINDS
+from lorad.service.snapshot import Seen
 
 _STEP_BOUNDS = {
     "seconds": SECONDS,
@@ -33,21 +34,25 @@ MODES = ("inotify", "polling")
 
 
 def daemon(sheet: Sheet, sources: Sources, started: float) -> None:
-    link, model = sources.link, sources.settings.model
     sheet.put("build_info", 1.0, sources.version, revision())
-    dtype = link.info.dtype if link.info is not None else model.dtype
-    sheet.put("base_model_info", 1.0, model.name, dtype)
-    for state in get_args(LinkState):
-        sheet.put("engine_state", float(link.state == state), state)
     sheet.put("ready", float(sources.ready()[0]))
     sheet.put("draining", float(sources.draining()))
     sheet.put("start_time_seconds", started)
-    sheet.put("engine_last_step_timestamp_seconds", link.last_step_at)
-    sheet.put("engine_restarts_total", link.restarts)
     reloads = dict(sources.reloads)
     for outcome in ("success", "failure"):
         sheet.put("config_reloads_total", reloads.get(outcome, 0), outcome)
     sheet.put("config_last_reload_success", float(reloads.get("last", 1)))
+
+
+def engine(sheet: Sheet, seen: Seen) -> None:
+    """Of one model."""
+    link, model = seen.link, seen.settings
+    dtype = link.info.dtype if link.info is not None else model.dtype
+    sheet.put("base_model_info", 1.0, model.name, dtype)
+    for state in get_args(LinkState):
+        sheet.put("engine_state", float(link.state == state), state)
+    sheet.put("engine_last_step_timestamp_seconds", link.last_step_at)
+    sheet.put("engine_restarts_total", link.restarts)
 
 
 def http(sheet: Sheet, sources: Sources) -> None:
@@ -90,9 +95,8 @@ def steps(sheet: Sheet, totals: Totals) -> None:
     sheet.put("guide_late_masks_total", totals.late_masks)
 
 
-def memory(sheet: Sheet, sources: Sources) -> None:
-    """Without an engine there is no memory to speak of: zeros."""
-    snapshot = sources.picture.snapshot
+def memory(sheet: Sheet, snapshot: EngineSnapshot | None) -> None:
+    """Of one model.  Without an engine there is no memory to speak of: zeros."""
     if snapshot is not None:
         _arena(sheet, snapshot)
     for name in ("slots", "slots_used", "slots_pinned", "slot_bytes"):
@@ -101,7 +105,13 @@ def memory(sheet: Sheet, sources: Sources) -> None:
     sheet.put("ram_cache_limit_bytes", snapshot.ram_limit_bytes if snapshot else 0)
     draining = [s for s in snapshot.revisions if s.state == State.DRAINING] if snapshot else []
     sheet.put("adapters_draining", len(draining))
-    _gpu(sheet, sources)
+
+
+def machine(sheet: Sheet, sources: Sources) -> None:
+    """Cards and disks."""
+    infos = [seen.link.info for seen in sources.models]
+    for uuid in dict.fromkeys(info.device_uuid for info in infos if info is not None):
+        _gpu(sheet, sources, uuid)
     for name, folder in sources.folders().items():
         with contextlib.suppress(OSError):
             disk = os.statvfs(folder)
@@ -114,7 +124,7 @@ def prefix(sheet: Sheet, totals: Totals, snapshot: EngineSnapshot | None) -> Non
     sheet.put("prefix_cache_evicted_blocks_total", totals.evicted_blocks)
     sheet.put("prefix_saved_prefill_seconds_total", totals.saved_seconds)
     size = snapshot.pool.block_size if snapshot else 0
-    if size:  # it is the same for every engine of one daemon
+    if size:  # it is the same for every engine of one model
         counts = [*totals.distances.counts]
         above = sum(counts[_DISTANCE_BUCKETS:])
         counts = [*counts[:_DISTANCE_BUCKETS], *[0] * (_DISTANCE_BUCKETS - len(counts)), above]
@@ -198,12 +208,11 @@ def _slots(snapshot: EngineSnapshot | None) -> dict[str, int]:
     }
 
 
-def _gpu(sheet: Sheet, sources: Sources) -> None:
-    info = sources.link.info
-    use = sources.nvml.look(info.device_uuid) if info is not None else None
-    if info is None or use is None:
+def _gpu(sheet: Sheet, sources: Sources, uuid: str) -> None:
+    use = sources.nvml.look(uuid)
+    if use is None:
         return
-    sheet.put("gpu_memory_used_bytes", use.used_bytes, info.device_uuid)
-    sheet.put("gpu_memory_total_bytes", use.total_bytes, info.device_uuid)
+    sheet.put("gpu_memory_used_bytes", use.used_bytes, uuid)
+    sheet.put("gpu_memory_total_bytes", use.total_bytes, uuid)
     if use.busy is not None:
-        sheet.put("gpu_utilization_ratio", use.busy, info.device_uuid)
+        sheet.put("gpu_utilization_ratio", use.busy, uuid)

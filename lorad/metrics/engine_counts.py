@@ -60,9 +60,11 @@ class Totals:
 
 
 class EngineCounts:
-    """`take` each snapshot, on the event loop; the rest is for one other thread."""
+    """Of one model's engines.  `take` each snapshot, on the event loop; the rest is for one other
+    thread.  `base`: whose counters those of the base are."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: str = BASE) -> None:
+        self._base = base
         self.asked: Counter[tuple[str, ...]] = Counter()  # (name,) -> prefix tokens looked up
         self.hit: Counter[tuple[str, ...]] = Counter()
         self.drafted: Counter[tuple[str, ...]] = Counter()  # (name,) -> tokens of drafts
@@ -97,11 +99,11 @@ class EngineCounts:
     def keep(self, names: set[str]) -> None:
         """Forget every adapter that is not among `names`."""
         for counts in self._by_name:
-            for key in [key for key in counts if key[0] not in names and key[0] != BASE]:
+            for key in [key for key in counts if key[0] not in names and key[0] != self._base]:
                 del counts[key]
 
     def _add(self, snapshot: EngineSnapshot, name_of: NameOf) -> None:
-        self._add_one(snapshot.base, BASE)
+        self._add_one(snapshot.base, self._base)
         for status in snapshot.revisions:
             # Most have not been asked since: their names are not looked for.
             asked = status.prefix_query_tokens or status.draft_tokens

@@ -27,7 +27,9 @@ from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
 from lorad.metrics.tenants import TenantMetrics
 from lorad.registry.records import OperationRecord
+from lorad.service.meter import BASE
 from lorad.service.names import tenant_of
+from lorad.service.snapshot import Seen
 
 #: What removed adapters left behind is swept up this often, though nobody scrapes.
 SWEEP_SECONDS = 60.0
@@ -64,7 +66,9 @@ class Metrics:
         self.sources = sources
         self.pulled = Pulled()
         self._started = started
-        self._engine = EngineCounts()
+        bases = sources.meter.bases
+        each = zip(sources.models, bases, strict=True)
+        self._engines = {seen.name: EngineCounts(base) for seen, base in each}
         self._churn = Churn(self._named, sources.meter.drained)
         self._adapters = AdapterMetrics(sources.settings.metrics.adapter_labels)
         wanted = sources.settings.metrics
@@ -74,8 +78,8 @@ class Metrics:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lorad-metrics")
 
     # ------------------------------------------------------------- what happens
-    def take_snapshot(self, snapshot: EngineSnapshot) -> None:
-        self._engine.take(snapshot)
+    def take_snapshot(self, snapshot: EngineSnapshot, model: str) -> None:
+        self._engines[model].take(snapshot)
 
     def take_transition(self, event: AdapterEvent) -> None:
         self._churn.take(event)
@@ -117,26 +121,45 @@ class Metrics:
         return encode(registry), content_type
 
     def _fill(self, drains: Counter[Key]) -> Sheet:
-        sources, sheet = self.sources, Sheet(self._tenant_of)
+        sources = self.sources
+        sheet = Sheet(self._tenant_of, self._model_of if len(sources.models) > 1 else None)
         now = named(sources)
-        totals = self._engine.totals(sources.catalog.name_of)
-        self._engine.keep(set(now.known))
         collect.daemon(sheet, sources, self._started)
         collect.http(sheet, sources)
         collect.requests(sheet, sources)
-        collect.steps(sheet, totals)
-        collect.memory(sheet, sources)
-        collect.prefix(sheet, totals, sources.picture.snapshot)
+        for seen in sources.models:
+            sheet.model = seen.name
+            self._fill_engine(sheet, seen, set(now.known))
+        collect.machine(sheet, sources)
         collect.registry(sheet, sources)
         collect.watch(sheet, sources)
-        self._adapters.write(sheet, sources, now, self._churn, self._engine)
+        self._adapters.write(sheet, sources, now, self._churn, self._engines.values())
         if self._tenants is not None:
             self._tenants.write(sheet, sources.meter)
         self._write_churn(sheet, drains)
         self.pulled.write(sheet)
         snapshot = sources.picture.snapshot
-        gateway(sheet, now, snapshot.slots_total if snapshot else sources.settings.lora.slots)
+        slots = sources.settings.lora.slots * len(sources.models)
+        gateway(sheet, now, snapshot.slots_total if snapshot else slots)
         return sheet
+
+    def _fill_engine(self, sheet: Sheet, seen: Seen, known: set[str]) -> None:
+        """What one model's engine has counted and holds."""
+        engine, snapshot = self._engines[seen.name], seen.picture.snapshot
+        totals = engine.totals(self.sources.catalog.name_of)
+        engine.keep(known)
+        collect.engine(sheet, seen)
+        collect.steps(sheet, totals)
+        collect.memory(sheet, snapshot)
+        collect.prefix(sheet, totals, snapshot)
+
+    def _model_of(self, name: str) -> tuple[str, str]:
+        """An adapter, or a base among several: how it is called, and its model."""
+        base, colon, model = name.partition(":")
+        if base == BASE and colon:
+            return BASE, model
+        entry = self.sources.catalog.get(name)
+        return name, entry.model if entry is not None else ""
 
     def _write_churn(self, sheet: Sheet, drains: Counter[Key]) -> None:
         churn = self._churn

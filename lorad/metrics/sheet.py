@@ -13,18 +13,22 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.histogram import Histogram
-from lorad.metrics.table import METRICS, NAMES, PREFIX, Metric
+from lorad.metrics.table import METRICS, NAMES, OF_ENGINES, PREFIX, Metric
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 #: Adapter label -> tenant label.
 TenantOf = Callable[[str], str]
+#: Adapter label as it is counted -> as it is shown, and its model label.
+ModelOf = Callable[[str], tuple[str, str]]
 
 
 class Sheet(Collector):
-    """`tenant_of`: beside each adapter label there is one of its tenant."""
+    """`tenant_of`: beside each adapter label there is one of its tenant.  `model_of`: so there is
+    of its model, and what is of one engine has one too: that of `model`, which is set ahead."""
 
-    def __init__(self, tenant_of: TenantOf | None = None) -> None:
-        self._tenant_of = tenant_of
+    def __init__(self, tenant_of: TenantOf | None = None, model_of: ModelOf | None = None) -> None:
+        self._tenant_of, self._model_of = tenant_of, model_of
+        self.model = ""
         self._families = {m.name: _family(m, self._labels(m)) for m in METRICS}
 
     def put(self, name: str, value: float, *labels: str) -> None:
@@ -66,15 +70,25 @@ class Sheet(Collector):
         return NAMES[full], self._families[full]
 
     def _labels(self, metric: Metric) -> tuple[str, ...]:
-        tenant = self._tenant_of is not None and "adapter" in metric.labels
-        return (*metric.labels, "tenant") if tenant else metric.labels
+        adapter, labels = "adapter" in metric.labels, metric.labels
+        if self._tenant_of is not None and adapter:
+            labels = (*labels, "tenant")
+        if self._model_of is not None and (adapter or metric.name in OF_ENGINES):
+            labels = (*labels, "model")
+        return labels
 
     def _values(self, metric: Metric, labels: tuple[str, ...]) -> tuple[str, ...]:
         if len(labels) != len(metric.labels):
             raise ValueError(f"{metric.name} has the labels {metric.labels}")
-        if self._tenant_of is not None and "adapter" in metric.labels:
-            return (*labels, self._tenant_of(labels[metric.labels.index("adapter")]))
-        return labels
+        if "adapter" not in metric.labels:
+            of_engine = self._model_of is not None and metric.name in OF_ENGINES
+            return (*labels, self.model) if of_engine else labels
+        at = metric.labels.index("adapter")
+        more = [] if self._tenant_of is None else [self._tenant_of(labels[at])]
+        if self._model_of is not None:
+            adapter, model = self._model_of(labels[at])
+            labels, more = (*labels[:at], adapter, *labels[at + 1 :]), [*more, model]
+        return (*labels, *more)
 
 
 def _family(metric: Metric, labels: tuple[str, ...]) -> Family:

@@ -16,9 +16,9 @@ from lorad.metrics.http import HttpCounts
 from lorad.metrics.nvml import Nvml
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog
-from lorad.service.engine_link import EngineLink
 from lorad.service.meter import Meter
-from lorad.service.picture import Picture
+from lorad.service.pictures import Pictures
+from lorad.service.snapshot import Seen
 
 
 class Watching(Protocol):
@@ -40,8 +40,8 @@ class Sources:
 
     settings: Settings
     version: str
-    link: EngineLink
-    picture: Picture
+    models: tuple[Seen, ...]
+    picture: Pictures  # of all of them
     catalog: Catalog
     registry: Registry
     meter: Meter

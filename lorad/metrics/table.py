@@ -425,3 +425,19 @@ METRICS: tuple[Metric, ...] = (
 )
 
 NAMES = {metric.name: metric for metric in METRICS}
+
+#: Where several models are served, these have a label `model` too: they are of one engine.  So has
+#: whatever has an adapter label.
+OF_ENGINES = frozenset(
+    PREFIX + name
+    for name in (
+        *("engine_state", "engine_last_step_timestamp_seconds", "engine_restarts_total"),
+        *("step_seconds", "step_batch_tokens", "step_adapters", "step_lora_bytes"),
+        *("preemptions_total", "guide_late_masks_total", "adapters_draining"),
+        *("slots", "slots_used", "slots_pinned", "slot_bytes"),
+        *("ram_cache_bytes", "ram_cache_limit_bytes", "pool_blocks", "pool_block_bytes"),
+        *("kv_cache_usage_ratio", "kv_cache_blocks", "prefix_cache_blocks"),
+        *("prefix_cache_evicted_blocks_total", "prefix_reuse_distance_tokens"),
+        "prefix_saved_prefill_seconds_total",
+    )
+)

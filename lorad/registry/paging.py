@@ -41,6 +41,7 @@ def page(
     *,
     state: str | None = None,
     tenant: str | None = None,
+    model: str | None = None,
     q: str | None = None,
     labels: Mapping[str, str] | None = None,
     revs: Collection[str] | None = None,
@@ -51,7 +52,7 @@ def page(
     packing: Packing | None = None,
 ) -> Page:
     """One page of names.  invalid_value for an unknown state or sort, or a broken cursor."""
-    filters = _filters(state, tenant, q, labels, revs, without_revs)
+    filters = _filters(state, tenant, model, q, labels, revs, without_revs)
     total = connection.execute(select(func.count()).select_from(adapters).where(*filters)).scalar()
     limit = max(1, min(limit, MAX_PAGE))
     statement, key = page_statement(filters, sort=sort, limit=limit, cursor=cursor, packing=packing)
@@ -104,6 +105,7 @@ def _blocks(packing: Packing) -> ColumnElement[Any]:
 def _filters(
     state: str | None,
     tenant: str | None,
+    model: str | None,
     q: str | None,
     labels: Mapping[str, str] | None,
     revs: Collection[str] | None,
@@ -116,6 +118,8 @@ def _filters(
         filters.append(adapters.c.state == state)
     if tenant is not None:
         filters.append(adapters.c.tenant == tenant)
+    if model is not None:
+        filters.append(adapters.c.model == model)
     if q:
         filters.append(func.instr(adapters.c.name, q.lower()) > 0)
     for key, value in (labels or {}).items():

@@ -48,6 +48,7 @@ class Reader:
         *,
         state: str | None = None,
         tenant: str | None = None,
+        model: str | None = None,
         q: str | None = None,
         labels: Mapping[str, str] | None = None,
         revs: Collection[str] | None = None,
@@ -60,8 +61,9 @@ class Reader:
         """One page of names.
 
         `state` is a stored one; derived states are asked for with `revs` (names that serve one of
-        them) and `without_revs`.  `q` is a part of the name.  `sort` is a word of `paging.SORTS`,
-        "-" before it turns it round; "size" is of the blocks of `packing`, if given.
+        them) and `without_revs`.  `model` is the one that was registered, `q` a part of the name.
+        `sort` is a word of `paging.SORTS`, "-" before it turns it round; "size" is of the blocks of
+        `packing`, if given.
         invalid_value for what is unknown.
         """
         with self._read() as connection:
@@ -69,6 +71,7 @@ class Reader:
                 connection,
                 state=state,
                 tenant=tenant,
+                model=model,
                 q=q,
                 labels=labels,
                 revs=revs,

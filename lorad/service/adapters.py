@@ -19,18 +19,16 @@ from msgspec import structs
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.registry.store import StagingDir
-from lorad.service.engine_link import EngineLink
+from lorad.service.choosing import choose
 from lorad.service.events import EventRing
-from lorad.service.finishing import Finishing
 from lorad.service.gate import Gate
-from lorad.service.intake import Intake
-from lorad.service.losses import Losses
-from lorad.service.name_settings import NameSettings, in_range, labelled
+from lorad.service.intake import Found, Intake
+from lorad.service.lineup import Lineup, ModelAdapters
+from lorad.service.name_settings import in_range, labelled
 from lorad.service.names import Names
 from lorad.service.outcomes import Outcomes
 from lorad.service.pins import still_pinned
-from lorad.service.registration import Registration, Terms
-from lorad.service.revisions import Revisions
+from lorad.service.registration import Terms
 from lorad.service.tasks import Tasks
 from lorad.service.tenants import unknown
 from lorad.spelling import split_digest
@@ -42,6 +40,7 @@ class Resolved:
 
     name: str | None
     rev: str | None
+    model: str  # the base that runs it
     base: bool = False
     priority: int | None = None  # of the name; None: the base model has none
 
@@ -54,36 +53,27 @@ class Staged(Protocol):
 
 
 class AdapterService:
-    """One a daemon.  `check_pin` is PinRoom's; `refresh` makes what is shown next show a change."""
+    """One a daemon, whatever the models.  `refresh` makes what is shown next show a change."""
 
     def __init__(
         self,
         names: Names,
-        link: EngineLink,
+        models: Lineup,
         intake: Intake,
-        revisions: Revisions,
-        registration: Registration,
         events: EventRing,
         tasks: Tasks,
         *,
-        check_pin: Callable[[str, int], None],
         refresh: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.time,
         gate: Gate | None = None,
     ) -> None:
         self.gate = gate or Gate()
         self.on_removed: Callable[[str], None] = lambda name: None
-        self.revisions = revisions
-        self.refresh = refresh
-        self._names, self._link, self._intake = names, link, intake
-        self._registration, self._events, self._tasks = registration, events, tasks
-        self._check_pin, self._clock = check_pin, clock
-        self._settings = NameSettings(names, revisions.standing, events)
-        self.losses = Losses(names, revisions, events)
-        self.outcomes = Outcomes(names, revisions, tasks, refresh)
-        self.finishing = Finishing(names, revisions, registration, tasks, refresh)
+        self.models, self.refresh = models, refresh
+        self._names, self._intake = names, intake
+        self._events, self._tasks, self._clock = events, tasks, clock
+        self.outcomes = Outcomes(names, models, tasks, refresh)
         self._used: dict[str, float] = {}  # name -> time of last use, not yet in the registry
-        link.bring_up = self.finishing.bring_up
 
     @property
     def draining(self) -> bool:
@@ -97,8 +87,8 @@ class AdapterService:
         Raises model_not_found for what is unknown, quarantined or missing, draining, or what the
         engine's state is.  A cold adapter is no error: its request waits.
         """
-        resolved = Resolved(None, None, base=True)
-        if model != self._names.model:
+        resolved = Resolved(None, None, model, base=True)
+        if model not in self._names.models:
             name, digest = split_digest(model)
             entry = self._names.catalog.get(name)
             rev = entry.rev if entry is not None else None
@@ -106,18 +96,18 @@ class AdapterService:
             other = name != model and (len(digest) < 8 or not (rev or "").startswith(digest))
             if rev is None or other:
                 raise unknown(model)
-            resolved = Resolved(name, rev, priority=priority)
+            resolved = Resolved(name, rev, self.models.of(rev).model, priority=priority)
             self._used[name] = self._clock()
         self.gate.check(resolved.name)
-        self._link.check()
+        self.models[resolved.model].link.check()
         return resolved
 
     def lease(self, rev: str) -> None:
         """Hold `rev` until `release`, whatever becomes of the names that meant it."""
-        self.revisions.lease(rev)
+        self._names.catalog.lease(rev)
 
     def release(self, rev: str) -> None:
-        self.revisions.release(rev)
+        self._of(rev).revisions.release(rev)
 
     # ------------------------------------------------------------- adding and replacing
     async def stage(self, expected_bytes: int = 0) -> StagingDir:
@@ -133,6 +123,7 @@ class AdapterService:
         name: str,
         *,
         source: str,
+        model: str = "",
         replace: bool = False,
         pin: bool | None = None,
         priority: int | None = None,
@@ -147,6 +138,7 @@ class AdapterService:
         """
         terms = Terms(
             source=source,
+            model=model,
             replace=replace,
             pin=pin,
             priority=priority,
@@ -160,8 +152,9 @@ class AdapterService:
 
     async def load_now(self, rev: str) -> None:
         """Onto the GPU; before READY nothing is."""
-        if self._link.info is not None:
-            await self.revisions.load(rev)
+        model = self.models.of(rev)
+        if model.link.info is not None:
+            await model.revisions.load(rev)
 
     async def take(self, staging: Staged, name: str, terms: Terms) -> wire.Added:
         """The same for whoever has more to say; a name that is pinned is loaded."""
@@ -169,24 +162,43 @@ class AdapterService:
             in_range(terms.priority)
             labelled(terms.labels)
             async with self._names.lock(name):
-                added = await self._registration.take(StagingDir(staging.path), name, terms)
+                model, found = await self._choose(StagingDir(staging.path), name, terms)
+                taking = model.registration.take(StagingDir(staging.path), name, terms, found)
+                added = await taking
                 if added.unchanged and not terms.dry_run:
-                    await self._settings.set(name, terms.pin, terms.priority, terms.labels)
+                    await model.settings.set(name, terms.pin, terms.priority, terms.labels)
         finally:
             await self.discard(staging)
         entry = self._names.catalog.get(name)
         pinned = entry is not None and entry.pinned and entry.rev == added.rev
-        if pinned and not terms.dry_run and self._link.info is not None:
-            await self.revisions.load(added.rev)
+        if pinned and not terms.dry_run:
+            await self.load_now(added.rev)
         await self.refresh()
         return added
+
+    async def _choose(
+        self, staging: StagingDir, name: str, terms: Terms
+    ) -> tuple[ModelAdapters, Found | None]:
+        """The model that it is for; what is for none is filed, where that is wanted."""
+        self._names.check_free(name, terms.source, replace=terms.replace)
+        before = self._names.registry.get(name)
+        try:
+            return await choose(self.models, self._names, staging, name, terms.model, before)
+        except LoradError as error:
+            if terms.file_refusals and error.code == "adapter_invalid":
+                await self._file(name, terms.source, error, None)
+            raise
 
     async def quarantine(
         self, name: str, source: str, error: LoradError, *, display_name: str | None = None
     ) -> None:
         """File a folder that was refused; a name that serves goes on with what it has."""
         async with self._names.lock(name):
-            await self._registration.quarantine(name, source, error, display_name)
+            await self._file(name, source, error, display_name)
+
+    async def lose_files(self, rev: str) -> None:
+        """The store lost `rev`; see Losses."""
+        await self._of(rev).losses.lose_files(rev)
 
     # ------------------------------------------------------------- an operator's wishes
     async def load(self, names: wire.Names) -> wire.Results:
@@ -194,7 +206,7 @@ class AdapterService:
             rev = self._names.serving(name)
             if names.pin:
                 await self._pin(name)
-            await self.revisions.load(rev, names.tier)
+            await self.models.of(rev).revisions.load(rev, names.tier)
 
         return await self.outcomes.of("load", names, one)
 
@@ -205,7 +217,7 @@ class AdapterService:
             rev = self._names.serving(name)
             if wanted(rev)[0] and not names.force:
                 raise still_pinned(self._names.catalog, name, rev)
-            await self.revisions.evict(
+            await self.models.of(rev).revisions.evict(
                 rev,
                 to=names.to,
                 drain=names.drain_timeout_s,
@@ -215,7 +227,7 @@ class AdapterService:
 
         if not names.all:
             return await self.outcomes.of("evict", names, one)
-        held = [rev for rev in self.revisions.tiers if self.revisions.resident(rev)]
+        held = [rev for one in self.models for rev in one.revisions.all_resident()]
         chosen = [rev for rev in held if names.force or not wanted(rev)[0]]
         names_of = self._names.catalog.names_of
         every = {name for rev in chosen for name in names_of(rev)}
@@ -228,14 +240,14 @@ class AdapterService:
             rev = self._names.serving(name)
             await self._pin(name)
             if not names.no_load:
-                await self.revisions.load(rev)
+                await self.models.of(rev).revisions.load(rev)
 
         return await self.outcomes.of("pin", names, one)
 
     async def unpin(self, names: wire.Names) -> wire.Results:
         async def one(name: str) -> None:
             async with self._change(name):
-                await self._settings.set(name, False, None, None)
+                await self._model(name).settings.set(name, False, None, None)
 
         return await self.outcomes.of("unpin", names, one)
 
@@ -252,8 +264,8 @@ class AdapterService:
                     labels[key] = value
             labelled({key: labels[key] for key in patch.labels if key in labels}, len(labels))
             if patch.pinned and record.serving_rev is not None:
-                self._check_pin(record.serving_rev, 0)
-            await self._settings.set(name, patch.pinned, priority, labels)
+                self._model(name).check_pin(record.serving_rev, 0)
+            await self._model(name).settings.set(name, patch.pinned, priority, labels)
         await self.refresh()
 
     async def remove(
@@ -275,12 +287,12 @@ class AdapterService:
             record = self._names.known(name)
             rev = record.serving_rev
             if keep_files and rev is not None:
-                await self.revisions.shelf.keep_files(rev, True)
-            tombstone = None if forget else record.candidate_rev or rev
+                await self._model(name).revisions.shelf.keep_files(rev, True)
+            model, tombstone = self._model(name), None if forget else record.candidate_rev or rev
             await self._names.write(name, self._names.registry.remove(name, tombstone))
         self.gate.held.discard(name)
         self._events.publish("adapter.removed", name=name, rev=rev or "")
-        await self._registration.settle(rev, record.candidate_rev)
+        await model.registration.settle(rev, record.candidate_rev)
         await self.refresh()
         self.on_removed(name)
         return wire.Removed(name=name, rev=rev)
@@ -288,8 +300,11 @@ class AdapterService:
     def _go_on_if_it_stayed(self, name: str) -> None:
         """A disk that is full, say, kept the name, whose packing may have been left out."""
         entry = self._names.catalog.get(name)
-        if entry is not None and entry.candidate is not None and self._link.info is not None:
-            self._tasks.spawn(self.finishing.finish(entry))
+        if entry is None or entry.candidate is None:
+            return
+        model = self._model(name)
+        if model.link.info is not None:
+            self._tasks.spawn(model.finishing.finish(entry))
 
     async def flush(self) -> None:
         """Write the times of last use."""
@@ -298,10 +313,27 @@ class AdapterService:
             await asyncio.wrap_future(self._names.registry.touch_used(used))
 
     # ------------------------------------------------------------- inside
+    async def _file(
+        self, name: str, source: str, error: LoradError, display_name: str | None
+    ) -> None:
+        first = self.models.first
+        model = first.model if len(self.models) == 1 else ""
+        await first.registration.quarantine(name, source, error, display_name, model)
+
     async def _pin(self, name: str) -> None:
         async with self._change(name):
-            self._check_pin(self._names.serving(name), 0)
-            await self._settings.set(name, True, None, None)
+            model = self._model(name)
+            model.check_pin(self._names.serving(name), 0)
+            await model.settings.set(name, True, None, None)
+
+    def _model(self, name: str) -> ModelAdapters:
+        """Of a name; of one that no model of today serves, the first: nobody there knows it."""
+        entry = self._names.catalog.get(name)
+        return self.models.get(entry.model if entry is not None else "") or self.models.first
+
+    def _of(self, rev: str) -> ModelAdapters:
+        """The same of a revision."""
+        return self.models.get(self._names.catalog.model_of(rev) or "") or self.models.first
 
     @asynccontextmanager
     async def _change(self, name: str) -> AsyncIterator[None]:

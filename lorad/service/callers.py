@@ -6,7 +6,7 @@ it sent.  Comes out: a `Caller`, or why there is none.  In memory, since every r
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 from lorad.errors import LoradError
@@ -21,22 +21,22 @@ _HOW = "authorization: Bearer KEY; loractl tenant rotate-key NAME makes a new on
 
 def operator(callers: "Callers", who: str) -> Caller:
     """Who may use everything: where there are no tenants, nobody in particular."""
-    return Caller(Tenant(model=callers.model) if callers.names else None, who)
+    return Caller(Tenant(models=callers.models) if callers.names else None, who)
 
 
 class Callers:
-    """`model` is the base model's name; `operators` are the uids that may use the admin socket: on
+    """`models` are the bases' names; `operators` are the uids that may use the admin socket: on
     the inference socket they need be no tenant, so that `loractl run` works."""
 
     def __init__(
         self,
-        model: str,
+        models: Sequence[str],
         *,
         operators: Collection[int] = (),
         tenants: Iterable[TenantRecord] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.model, self._clock = model, clock
+        self.models, self._clock = tuple(models), clock
         self.operators = frozenset(operators)
         self._used: dict[str, float] = {}  # tenant -> when
         self._used_keys: dict[str, float] = {}
@@ -66,7 +66,7 @@ class Callers:
             return Caller(None, who)
         tenant = self._by_uid.get(-1 if uid is None else uid)
         if tenant is None and uid in self.operators:
-            return Caller(Tenant(model=self.model), who)
+            return Caller(Tenant(models=self.models), who)
         if tenant is None and auth == "peer":
             message = f"{who.partition(' pid')[0]} is no tenant of this daemon"
             raise LoradError("permission_denied", message, hint="loractl tenant set NAME --uid UID")
@@ -100,7 +100,7 @@ class Callers:
             max_priority=record.max_priority,
             adapters=record.adapters,
             base=record.base,
-            model=self.model,
+            models=self.models,
             rpm=record.rpm,
             tokens_per_minute=record.tokens_per_minute,
             queue=record.queue,

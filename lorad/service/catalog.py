@@ -21,6 +21,7 @@ class Entry:
     pinned: bool = False
     priority: int = 50
     source: str = ""  # the reference whose content `rev` is
+    model: str = ""  # the base that it is an adapter of
 
     @property
     def replaced(self) -> bool:
@@ -39,6 +40,7 @@ class Catalog:
         self._leases: Counter[str] = Counter()
         self._leaving: Counter[str] = Counter()  # names that somebody waits to remove
         self._last_name: dict[str, str] = {}  # how a revision without a name is called in events
+        self._models: dict[str, str] = {}  # revision -> the model that it is served on
         for entry in entries:
             self.put(entry)
 
@@ -57,7 +59,9 @@ class Catalog:
             if entry.source:
                 _add(self._sources, entry.source, entry.name)
             self._last_name[entry.rev] = entry.name
+            self._models[entry.rev] = entry.model
         if entry.candidate is not None:
+            self._models[entry.candidate] = entry.model
             self._candidates[entry.candidate] += 1
             self._last_name.setdefault(entry.candidate, entry.name)
 
@@ -108,6 +112,15 @@ class Catalog:
             return False, 50
         return any(e.pinned for e in entries), max(e.priority for e in entries)
 
+    def of(self, model: str) -> Iterator[Entry]:
+        """The names of one model's adapters."""
+        return (entry for entry in self if entry.model == model)
+
+    def model_of(self, rev: str) -> str | None:
+        """The model that a revision is served on, or was until it is forgotten; content is of one
+        model at a time."""
+        return self._models.get(rev)
+
     def referenced(self, rev: str) -> bool:
         """Does a name serve it, or is it about to?"""
         return rev in self._names or rev in self._candidates
@@ -138,6 +151,7 @@ class Catalog:
     def forget(self, rev: str) -> None:
         """A retired revision is gone from the engine and the store."""
         self._last_name.pop(rev, None)
+        self._models.pop(rev, None)
 
     # ------------------------------------------------------------- leases
     def lease(self, rev: str) -> None:

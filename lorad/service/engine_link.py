@@ -36,7 +36,7 @@ from engine.messages import (
 from engine.pooling.config import PoolingConfig
 from engine.pooling.requests import PoolRequest, PoolResult
 from lorad.errors import TABLE, BadConfig, LoradError, NoUsableDevice, StartError, from_engine
-from lorad.service.events import EventRing
+from lorad.service.events import EventRing, Level
 from lorad.service.flights import Flights, OnDelta
 from lorad.service.inputs import Inputs
 from lorad.service.turns import Turns
@@ -83,6 +83,9 @@ class Client(Protocol):
     async def stop(self, timeout: float = 10.0) -> None: ...
 
 
+Turn = Callable[[], contextlib.AbstractAsyncContextManager[EngineConfig | PoolingConfig]]
+
+
 async def _nothing(_: object) -> None:
     return None
 
@@ -99,7 +102,9 @@ class EngineLink:
         clock: Callable[[], float] = time.monotonic,
         first_pause: float = 0.5,
         replace_after: float = REPLACE_AFTER,
+        model: str = "",
     ) -> None:
+        """`model`: whose engine it is, where there are several."""
         self.config = config
         self.events = events
         self.state: LinkState = "starting"
@@ -112,6 +117,8 @@ class EngineLink:
         self._step = 0
         #: Revisions that the present engine process knows; kept by whoever sends AddRevision.
         self.known: set[str] = set()
+        #: Entered before a process starts, left when it is there or dead: what it is told.
+        self.turn: Turn = lambda: contextlib.nullcontext(config)
         self.bring_up: Callable[[EngineInfo], Awaitable[None]] = _nothing
         self.prepare: Callable[[str], Awaitable[None]] = _nothing
         self.on_adapter: Callable[[AdapterEvent], None] = lambda event: None
@@ -125,18 +132,21 @@ class EngineLink:
         self._new_client = new_client
         self._clock = clock
         self._pause = first_pause
-        self._replace_after = replace_after
+        self._replace_after, self._model = replace_after, model
         self._client: Client | None = None
         self._crashes: deque[float] = deque()
         self._moved = clock()  # when the state changed, or a start reported progress
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._waits = False  # for its turn to start a process
 
     # ------------------------------------------------------------- for the services
     def check(self) -> None:
         """Raise what a request is told while the engine cannot take it."""
         if self.state == "ready":
             return
+        if self.state == "stopped" and self.failed.done():
+            raise LoradError("engine_restarting", f"the engine is gone: {self.progress}")
         if self.state == "stopped":
             raise LoradError("draining", "lorad is stopping")
         code = "loading_base" if self.state == "starting" else self.state
@@ -194,7 +204,7 @@ class EngineLink:
     @property
     def tended(self) -> bool:
         """It is ready, or will be: a start reports progress, what stalls is replaced in time."""
-        if self.state in ("ready", "stopped"):
+        if self.state in ("ready", "stopped") or self._waits:
             return True
         stalled = self.state == "engine_stalled"
         patience = self._replace_after + REPLACE_GRACE if stalled else START_SILENCE
@@ -245,8 +255,21 @@ class EngineLink:
 
     async def _serve(self, client: Client) -> Fatal:
         """One process from spawn to death."""
+        async with contextlib.AsyncExitStack() as turn:
+            self._waits = True
+            config = await turn.enter_async_context(self.turn())
+            self._waits = False
+            return await self._serve_with(client, config, turn)
+
+    async def _serve_with(
+        self,
+        client: Client,
+        config: EngineConfig | PoolingConfig,
+        turn: contextlib.AsyncExitStack,
+    ) -> Fatal:
+        """`turn` is over once the engine has all of its memory."""
         try:
-            await client.start(self.config)
+            await client.start(config)
         except OSError as error:
             return Fatal("internal_error", f"cannot start the engine process: {error}")
         rising: asyncio.Task[None] | None = None
@@ -257,6 +280,7 @@ class EngineLink:
                 if isinstance(event, Fatal):
                     return event
                 if client.info is not None and rising is None:
+                    await turn.aclose()
                     rising = self._spawn(self._rise(client.info))
                 self._take(event)
         finally:
@@ -294,7 +318,7 @@ class EngineLink:
             self._kill()  # dead already, or of no use: its death is counted and it is replaced
             return
         self._set("ready", "ready")
-        self.events.publish("engine.ready", message=f"{info.device_name}, {info.dtype}")
+        self._tell("engine.ready", message=f"{info.device_name}, {info.dtype}")
 
     async def _warm_up(self) -> None:
         done = asyncio.get_running_loop().create_future()
@@ -331,11 +355,13 @@ class EngineLink:
             self._crashes.popleft()
         self.restarts += 1
         self._set("engine_restarting", f"the engine is restarting: {fatal.message}")
-        self.events.publish("engine.died", level="error", cause=fatal.code, message=fatal.message)
+        self._tell("engine.died", level="error", cause=fatal.code, message=fatal.message)
         self._end_all("engine_restarting", f"the engine ended: {fatal.message}")
 
     def _fail(self, error: StartError) -> None:
         self._set("stopped", error.message)
+        if self._model:  # the other models go on without it
+            self._tell("engine.died", level="error", cause="gave_up", message=error.message)
         if not self.failed.done():
             self.failed.set_exception(error)
 
@@ -349,7 +375,7 @@ class EngineLink:
             if stalled and since is None:
                 since = self._clock()
                 self._set("engine_stalled", "the step loop has not moved")
-                self.events.publish("engine.stalled", level="error", message=self.progress)
+                self._tell("engine.stalled", level="error", message=self.progress)
             elif stalled and since is not None and self._clock() - since > self._replace_after:
                 since = None
                 self._kill()
@@ -357,7 +383,7 @@ class EngineLink:
                 since = None
                 if self.state == "engine_stalled":
                     self._set("ready", "ready")
-                    self.events.publish("engine.ready", cause="moving again")
+                    self._tell("engine.ready", cause="moving again")
 
     # ------------------------------------------------------------- inside
     def _end_all(self, code: str, message: str) -> None:
@@ -372,6 +398,14 @@ class EngineLink:
         else:
             self.ready.clear()
         self.on_state()
+
+    def _tell(
+        self, type: str, *, level: Level = "info", cause: str = "", message: str = ""
+    ) -> None:
+        """An event; of several models it says whose."""
+        if self._model:
+            message = f"{self._model}: {message}" if message else self._model
+        self.events.publish(type, level=level, cause=cause, message=message)
 
     def _kill(self) -> None:
         client = self._client

@@ -5,20 +5,20 @@ says what the name means, the engine how its revision stands; `tell` puts both i
 pure function of them.  Changes nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from engine.adapters.states import State
-from engine.messages import EngineInfo, Explain, Explanation
+from engine.messages import Explain, Explanation
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.lifecycle import shown_state
 from lorad.registry.records import AdapterRecord
 from lorad.service.engine_link import EngineLink
 from lorad.service.gate import STOPPING, Gate
-from lorad.service.names import Names
+from lorad.service.names import Names, model_of
 from lorad.service.pins import pinning
 
 
@@ -39,17 +39,12 @@ class Shown(Protocol):
 
 
 class Explaining:
-    """`info` is the running engine's, None before it is known."""
+    """`links`: the engine of each model, by the model's name."""
 
     def __init__(
-        self,
-        names: Names,
-        link: EngineLink,
-        *,
-        info: Callable[[], EngineInfo | None],
-        gate: Gate | None = None,
+        self, names: Names, links: Mapping[str, EngineLink], *, gate: Gate | None = None
     ) -> None:
-        self._names, self._link, self._info = names, link, info
+        self._names, self._links = names, links
         self._gate = gate or Gate()
 
     async def explain(self, name: str) -> wire.Explained:
@@ -57,10 +52,11 @@ class Explaining:
         record = self._names.known(name)
         rev = record.serving_rev
         remote = rev is not None and rev in self._names.registry.store.remote
-        state, told = self._at_rest(record, remote=remote)
+        link = self._links.get(model_of(record, self._names.models))
+        state, told = self._at_rest(record, link, remote=remote)
         facts: Explanation | None = None
-        if told is None and rev is not None and rev in self._link.known:
-            facts = await self._ask(rev)
+        if told is None and link is not None and rev is not None and rev in link.known:
+            facts = await _ask(link, rev)
         if facts is not None:
             catalog = self._names.catalog
             others = [] if record.pinned else pinning(catalog, facts.rev)
@@ -73,9 +69,11 @@ class Explaining:
         serves = rev is not None and state not in (State.QUARANTINED, State.MISSING)
         if serves and self._gate.holds(name):
             told = _held_back(name, self._gate, facts)
-        return self._explained(record, state, told, facts)
+        return self._explained(record, state, told, facts, link)
 
-    def _at_rest(self, record: AdapterRecord, *, remote: bool) -> tuple[State, Told | None]:
+    def _at_rest(
+        self, record: AdapterRecord, link: EngineLink | None, *, remote: bool
+    ) -> tuple[State, Told | None]:
         """What the registry alone decides, and what an engine that is away does."""
         state = shown_state(record, None, remote=remote)
         if state is State.QUARANTINED:
@@ -90,13 +88,19 @@ class Explaining:
                 next="requests get 404 until it is added again",
                 hint=f"loractl add DIR --name {record.name}",
             )
+        if link is None:
+            return state, Told(
+                why=f"it is an adapter of {record.model}, which is not served here",
+                next="requests get 404 until that model is served again",
+                hint=f"loractl rm {record.name}, or a [[models]] with name = {record.model!r}",
+            )
         if record.serving_rev is None:
             return state, Told(
                 why="its first version is not ready yet", next="it serves once it is packed"
             )
-        if self._link.state != "ready":
+        if link.state != "ready":
             return state, Told(
-                why=f"the engine is not ready: {self._link.progress}",
+                why=f"the engine is not ready: {link.progress}",
                 next="requests are taken when it is",
                 hint="loractl status",
             )
@@ -107,18 +111,13 @@ class Explaining:
             )
         return state, None
 
-    async def _ask(self, rev: str) -> Explanation | None:
-        """None: the engine has just forgotten it."""
-        try:
-            answer = await self._link.call(Explain(self._link.next_id(), rev))
-        except LoradError as error:
-            if error.code != "model_not_found":
-                raise
-            return None
-        return answer.explanation
-
     def _explained(
-        self, record: AdapterRecord, state: State, told: Told, facts: Explanation | None
+        self,
+        record: AdapterRecord,
+        state: State,
+        told: Told,
+        facts: Explanation | None,
+        link: EngineLink | None,
     ) -> wire.Explained:
         return wire.Explained(
             name=record.name,
@@ -136,12 +135,12 @@ class Explaining:
             queue_turn=facts.queue_turn or None if facts else None,
             queue_turns=facts.queue_turns if facts else 0,
             load_seconds=facts.load_seconds if facts else None,
-            room=self._room(facts) if facts else None,
+            room=self._room(facts, link) if facts else None,
             cost=_cost(facts) if facts else None,
         )
 
-    def _room(self, facts: Explanation) -> wire.ExplainedRoom:
-        info, room = self._info(), facts.room
+    def _room(self, facts: Explanation, link: EngineLink | None) -> wire.ExplainedRoom:
+        info, room = link.info if link else None, facts.room
         block = info.block_bytes if info else 0
         label = self._names.catalog.label
         return wire.ExplainedRoom(
@@ -167,6 +166,17 @@ class Explaining:
             ),
             more_holders=room.num_holders - len(room.holders),
         )
+
+
+async def _ask(link: EngineLink, rev: str) -> Explanation | None:
+    """None: the engine has just forgotten it."""
+    try:
+        answer = await link.call(Explain(link.next_id(), rev))
+    except LoradError as error:
+        if error.code != "model_not_found":
+            raise
+        return None
+    return answer.explanation
 
 
 # ----------------------------------------------------------------- words

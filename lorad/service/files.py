@@ -24,10 +24,14 @@ OWN_TEMPLATE = "it brings its own chat template, which its chats are rendered wi
 
 
 class AdapterFiles:
-    """`spec` is the base model's, whose files are in `base`."""
+    """Of one model, by its place in the configuration: `spec` is its own, and its files are in
+    `base`."""
 
-    def __init__(self, settings: Settings, base: Path, spec: BaseSpec, link: EngineLink) -> None:
+    def __init__(
+        self, settings: Settings, base: Path, spec: BaseSpec, link: EngineLink, index: int = 0
+    ) -> None:
         self._settings, self._base, self._spec, self._link = settings, base, spec, link
+        self._index = index
         self._limits = Limits(
             max_rank=settings.lora.max_rank, max_bytes=settings.watch.max_adapter_bytes
         )
@@ -56,7 +60,7 @@ class AdapterFiles:
 
     def inspect(self, folder: Path, /) -> tuple[AdapterManifest, str]:
         """Manifest and digest.  Runs in a thread."""
-        dtype = self._settings.model.dtype
+        dtype = self._settings.models[self._index].dtype
         manifest = inspect(folder, self._spec, self._limits, served_dtype=dtype, base=self._base)
         try:
             template = ChatTemplate.load(folder)

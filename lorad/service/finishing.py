@@ -17,23 +17,24 @@ from lorad.service.tasks import Tasks
 
 
 class Finishing:
-    """`refresh` makes what is shown next show a change."""
+    """Of one model.  `refresh` makes what is shown next show a change."""
 
     def __init__(
         self,
+        model: str,
         names: Names,
         revisions: Revisions,
         registration: Registration,
         tasks: Tasks,
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
-        self._names, self._revisions = names, revisions
+        self._model, self._names, self._revisions = model, names, revisions
         self._registration, self._tasks, self._refresh = registration, tasks, refresh
 
     async def raise_pinned(self) -> None:
         """Those that are pinned and not up, as after a pin that found no room: once more."""
         held = self._revisions.resident
-        for entry in self._names.catalog:
+        for entry in self._names.catalog.of(self._model):
             if entry.pinned and entry.rev is not None and not held(entry.rev):
                 try:
                     await self._revisions.load(entry.rev)
@@ -45,7 +46,8 @@ class Finishing:
     async def bring_up(self, info: EngineInfo) -> None:
         """For a new engine: pinned adapters and replacements now; what else is unfinished goes on
         behind.  Who was told that a name is replaced must not meet the old revision again."""
-        first = [entry for entry in self._names.catalog if entry.pinned or entry.replaced]
+        ours = self._names.catalog.of(self._model)
+        first = [entry for entry in ours if entry.pinned or entry.replaced]
         await asyncio.gather(*(self.finish(entry) for entry in first))
         await self._revisions.revival.bring_up()
         await self._refresh()
@@ -53,7 +55,7 @@ class Finishing:
 
     async def _finish_the_rest(self) -> None:
         whole = await self._revisions.files.packed_already()
-        for entry in self._names.catalog:
+        for entry in self._names.catalog.of(self._model):
             if entry.candidate is not None or entry.rev not in whole:
                 await self.finish(entry)
                 await asyncio.sleep(0)  # thousands of looks at the registry, a request between two

@@ -12,7 +12,7 @@ What `rm` and a replaced revision's last lease leave goes at once, in `Revisions
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from lorad import wire
@@ -24,7 +24,7 @@ from lorad.registry.room import size_of, tree_bytes
 from lorad.registry.store import Store, leftovers
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
-from lorad.service.revisions import Revisions
+from lorad.service.shelf import Shelf
 
 log = logging.getLogger("lorad.store")
 
@@ -40,23 +40,25 @@ _WHY = {
 
 
 class Housekeeping:
-    """`make_room` brings the store under its budget: RoomMaker's `make`."""
+    """`links`: the engines of all models.  `make_room` brings the store under its budget:
+    RoomMaker's `make`."""
 
     def __init__(
-        self, registry: Registry, link: EngineLink, revisions: Revisions, events: EventRing
+        self, registry: Registry, links: Sequence[EngineLink], shelf: Shelf, events: EventRing
     ) -> None:
         self.make_room: Callable[[int], Awaitable[None]] = _as_it_is
         #: Told of a revision that a name serves, and whose files are not in the store any more.
         self.on_lost: Callable[[str], Awaitable[None]] = _as_it_is
-        self._registry, self._link, self._events = registry, link, events
-        self._revisions, self._shelf = revisions, revisions.shelf
+        self._registry, self._links, self._events = registry, links, events
+        self._shelf = shelf
         self._store: Store = registry.store
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
         """For ever: a round now, one when the engine is there, one every ROUND_SECONDS."""
         await self._round()
-        await self._link.ready.wait()
+        for link in self._links:
+            await link.ready.wait()
         while True:
             await self._round()
             await asyncio.sleep(ROUND_SECONDS)
@@ -102,8 +104,9 @@ class Housekeeping:
     # ------------------------------------------------------------- finding
     async def _find(self) -> list[wire.GarbageItem]:
         spared = self._shelf.spared()
-        info = self._link.info
-        streams = frozenset(Packing.of(info, info.block_bytes).streams) if info else None
+        infos = [link.info for link in self._links]
+        told = [Packing.of(info, info.block_bytes).streams for info in infos if info is not None]
+        streams = frozenset[str]().union(*told) if len(told) == len(infos) else None
         found = await asyncio.to_thread(self._look, spared, streams)
         arrived = self._shelf.spared() - spared
         return [item for item in found if item.kind == "packed" or item.rev not in arrived]

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -172,7 +172,7 @@ class Inbox:
         self, folder: InboxFolder, seen: Seen | None, registered: Callable[[], None]
     ) -> str:
         """The name under which it was filed as refused, "" if it was not."""
-        problem = _problem(folder, self._names.model)
+        problem = _problem(folder, self._names.models)
         if problem is not None:
             name = folder.name if folder.legal and self._is_ours(folder.name) else _made_up(folder)
             await self._file(name, folder, problem)
@@ -190,6 +190,7 @@ class Inbox:
         options = InboxOptions() if same_options and has_them else folder.options
         terms = Terms(
             source=SOURCE,
+            model=folder.options.model or "",
             replace=True,
             pin=options.pin,
             priority=options.priority,
@@ -313,7 +314,7 @@ class Inbox:
 
     def _is_ours(self, name: str) -> bool:
         record = self._names.registry.get(name)
-        return name != self._names.model and (record is None or record.source == SOURCE)
+        return name not in self._names.models and (record is None or record.source == SOURCE)
 
     def _retry(self, path: Path) -> None:
         if self.watcher is not None:
@@ -335,7 +336,7 @@ class Inbox:
         return lock
 
 
-def _problem(folder: InboxFolder, model: str) -> LoradError | None:
+def _problem(folder: InboxFolder, models: Sequence[str]) -> LoradError | None:
     """What is wrong with a folder before anybody looks at its files."""
     if not folder.legal:
         message = f"the folder {folder.display_name} has no adapter's name"
@@ -346,7 +347,7 @@ def _problem(folder: InboxFolder, model: str) -> LoradError | None:
             hint="rename it: [tenant/]name of a-z 0-9 . _ -, first a letter or digit",
         )
     problem = folder.problem
-    if not problem and folder.options.model not in (None, model):
+    if not problem and folder.options.model not in (None, *models):
         problem = f"lorad.toml: model = {folder.options.model!r} is not served here"
     if problem:
         return LoradError(

@@ -71,6 +71,16 @@ class Intake:
         self._files = asyncio.Semaphore(workers)
         self._packers = Line(workers)
 
+    def alike(self, *, inspect: Inspect, pack: Pack) -> "Intake":
+        """For another model: it looks and packs otherwise, and shares store, workers and room."""
+        other = Intake(self.store, inspect=inspect, pack=pack)
+        other._files, other._packers = self._files, self._packers
+        other.make_room = self._make_room
+        return other
+
+    async def _make_room(self, num_bytes: int, staged: int = 0) -> None:
+        await self.make_room(num_bytes, staged)
+
     async def stage(self, expected_bytes: int = 0) -> StagingDir:
         """A new staging folder for so many bytes; insufficient_storage if they have no room."""
         await self.make_room(expected_bytes)

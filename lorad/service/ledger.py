@@ -110,6 +110,7 @@ class Ledger:
             staging,
             item.name,
             source=item.source or "import",
+            model=item.model if self._adapters.models.get(item.model) else "",
             pin=item.pinned,
             priority=item.priority,
             labels=item.labels,

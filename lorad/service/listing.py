@@ -6,10 +6,11 @@ that ten thousand names cost what a page costs.  Reads only; the engine's part i
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from engine.adapters.states import STORED, State
-from engine.messages import EngineInfo, RevisionStatus
+from engine.messages import EngineInfo, EngineSnapshot, RevisionStatus
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.lifecycle import shown_state
@@ -18,8 +19,7 @@ from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog
 from lorad.service.events import EventRing, rfc3339
 from lorad.service.kinds import from_mlx, kinds_of, scalings_of
-from lorad.service.names import Names
-from lorad.service.picture import Picture
+from lorad.service.names import Names, model_of
 from lorad.spelling import split_digest
 
 #: Events and earlier revisions in one detail.
@@ -27,18 +27,28 @@ DETAIL_EVENTS, DETAIL_HISTORY = 20, 20
 _HELD = (State.LOADING, State.ACTIVE, State.IDLE, State.DRAINING)
 
 
+class Looked(Protocol):
+    """Of Pictures: all engines together; `snapshot` None: none is there."""
+
+    @property
+    def snapshot(self) -> EngineSnapshot | None: ...
+    @property
+    def by_rev(self) -> Mapping[str, RevisionStatus]: ...
+
+
 class Listing:
-    """`info` is the running engine's, None before it is known; `asks` says whose form a pair of
-    texts is put into, "" for the tokenizer's own."""
+    """`info` is that of a model's running engine, None before it is known, and of a model that is
+    not served; `asks` says by model whose form a pair of texts is put into, "" or none for the
+    tokenizer's own."""
 
     def __init__(
         self,
         names: Names,
-        picture: Picture,
+        picture: Looked,
         events: EventRing,
         *,
-        info: Callable[[], EngineInfo | None],
-        asks: str = "",
+        info: Callable[[str], EngineInfo | None],
+        asks: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._names, self._picture, self._events = names, picture, events
         self._registry: Registry = names.registry
@@ -50,6 +60,7 @@ class Listing:
         *,
         state: str | None = None,
         tenant: str | None = None,
+        model: str | None = None,
         q: str | None = None,
         sort: str = "name",
         limit: int = 100,
@@ -57,8 +68,12 @@ class Listing:
     ) -> wire.AdapterPage:
         """One page; `state` may be a derived one.  invalid_value for what is unknown."""
         filters = _state_filter(state, self._picture.by_rev, set(self._registry.store.remote))
+        self._names.check_model(model or "")
+        if len(self._names.models) == 1:
+            model = None  # all are its, whatever it was called when they came
         page: Page = self._registry.list(
             tenant=tenant,
+            model=model,
             q=q,
             sort=sort,
             limit=limit,
@@ -71,21 +86,22 @@ class Listing:
     def detail(self, name: str) -> wire.AdapterDetail:
         """Everything about one name; `name@digest` is accepted for its serving revision."""
         record = self._names.known(split_digest(name)[0])
+        info = self._info_of(record)
         revisions = self._revisions_of(record)
         serving = revisions.get(record.serving_rev or "")
         candidate = revisions.get(record.candidate_rev or "")
         return wire.AdapterDetail(
             adapter=self._row(record, serving),
-            serving=self._revision(serving),
-            candidate=self._revision(candidate),
+            serving=self._revision(serving, info),
+            candidate=self._revision(candidate, info),
             history=self._registry.revisions_of(record.name)[:DETAIL_HISTORY],
             events=self._events_of(record.name),
-            pooling=self.pooling(),
+            pooling=self.pooling(model_of(record, self._names.models)),
         )
 
-    def pooling(self) -> wire.PoolingPicture | None:
-        """How the model pools; None: it generates, or its engine is not there yet."""
-        return _pooling_of(self._info(), self._asks)
+    def pooling(self, model: str) -> wire.PoolingPicture | None:
+        """How a model pools; None: it generates, or its engine is not there yet."""
+        return _pooling_of(self._info(model), self._asks.get(model, ""))
 
     def slots(self) -> wire.SlotPage:
         """Resident or loading, in slot order; a revision without a name shows as name@digest."""
@@ -140,14 +156,14 @@ class Listing:
         return wire.Adapter(
             name=record.name,
             tenant=record.tenant,
-            model=record.model,
+            model=model_of(record, self._names.models) or record.model,
             state=shown_state(record, status, remote=self._is_remote(record)).value,
             pinned=record.pinned,
             priority=record.priority,
             rev=record.serving_rev,
             candidate_rev=record.candidate_rev,
             rank=revision.rank if revision else None,
-            num_bytes=self._packed_bytes(revision),
+            num_bytes=self._packed_bytes(revision, self._info_of(record)),
             source=record.source,
             labels=dict(record.labels),
             reason=record.reason,
@@ -161,17 +177,18 @@ class Listing:
 
     def _nameless(self, status: RevisionStatus, revision: RevisionRecord | None) -> wire.Adapter:
         """A replaced revision that still serves its requests."""
+        model = self._catalog.model_of(status.rev) or self._names.models[0]
         return wire.Adapter(
             name=self._catalog.label(status.rev),
             tenant=None,
-            model=self._names.model,
+            model=model,
             state=status.state,
             pinned=status.pinned,
             priority=status.priority,
             rev=status.rev,
             candidate_rev=None,
             rank=status.max_rank,
-            num_bytes=self._packed_bytes(revision),
+            num_bytes=self._packed_bytes(revision, self._info(model)),
             source="-",
             labels={},
             reason=None,
@@ -182,10 +199,12 @@ class Listing:
             **_live(status),
         )
 
-    def _revision(self, record: RevisionRecord | None) -> wire.Revision | None:
+    def _revision(
+        self, record: RevisionRecord | None, info: EngineInfo | None
+    ) -> wire.Revision | None:
         if record is None:
             return None
-        packed = record.packed_for(self._info())
+        packed = record.packed_for(info)
         mlx = from_mlx(self._registry.store.path(record.rev))
         return wire.Revision(
             rev=record.rev,
@@ -197,10 +216,10 @@ class Listing:
             num_layers=record.num_layers,
             dtype=record.dtype,
             file_bytes=record.file_bytes,
-            packed_bytes=self._packed_bytes(record) or 0,
+            packed_bytes=self._packed_bytes(record, info) or 0,
             num_blocks=packed.num_blocks if packed else 0,
             changes_kv=record.changes_kv,
-            keeps_kv=self.pooling() is None,
+            keeps_kv=info is None or info.pooling is None,
             kinds=kinds_of(record, mlx=mlx),
             scalings=scalings_of(record),
             alora_tokens=record.alora_tokens,
@@ -211,22 +230,25 @@ class Listing:
     def _is_remote(self, record: AdapterRecord) -> bool:
         return record.serving_rev in self._registry.store.remote
 
-    def _packing(self) -> Packing | None:
-        """By what `_packed_bytes` measures; None before the engine is known."""
-        info, snapshot = self._info(), self._picture.snapshot
-        if info is None or snapshot is None:
-            return None
-        return Packing.of(info, snapshot.pool.block_bytes)
+    def _info_of(self, record: AdapterRecord) -> EngineInfo | None:
+        return self._info(model_of(record, self._names.models))
 
-    def _packed_bytes(self, revision: RevisionRecord | None) -> int | None:
+    def _packing(self) -> Packing | None:
+        """By what `_packed_bytes` measures; None before the engine is known.  Of several models
+        each has blocks of its own: then files are what sizes are ordered by."""
+        info = self._info(self._names.models[0])
+        if info is None or self._picture.snapshot is None or len(self._names.models) > 1:
+            return None
+        return Packing.of(info, info.block_bytes)
+
+    def _packed_bytes(self, revision: RevisionRecord | None, info: EngineInfo | None) -> int | None:
         """Whole blocks once it is packed, its file's bytes before."""
         if revision is None:
             return None
-        packed = revision.packed_for(self._info())
-        snapshot = self._picture.snapshot
-        if packed is None or snapshot is None:
+        packed = revision.packed_for(info)
+        if packed is None or info is None or self._picture.snapshot is None:
             return revision.file_bytes
-        return packed.num_blocks * snapshot.pool.block_bytes
+        return packed.num_blocks * info.block_bytes
 
     def _revisions_of(self, record: AdapterRecord) -> Mapping[str, RevisionRecord]:
         wanted = [r for r in (record.serving_rev, record.candidate_rev) if r is not None]

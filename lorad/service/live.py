@@ -42,11 +42,12 @@ class Running(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """`name` None: the base model.  `received`: seconds of the service's clock."""
+    """`name` None: the base model itself, `model`.  `received`: seconds of the service's clock."""
 
     name: str | None
     account: Account
     received: float
+    model: str = ""
 
 
 @dataclass(slots=True)

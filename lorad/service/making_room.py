@@ -30,12 +30,16 @@ _NAMED = 3
 
 
 class RoomMaker:
-    """`collect` removes garbage.  One at a time makes room, so that two do not free it twice."""
+    """`of` has the revisions of the model that one is served on, None for what no model serves.
+    `collect` removes garbage.  One at a time makes room, so that two do not free it twice."""
 
     def __init__(
-        self, registry: Registry, revisions: Revisions, collect: Callable[[], Awaitable[object]]
+        self,
+        registry: Registry,
+        of: Callable[[str], Revisions | None],
+        collect: Callable[[], Awaitable[object]],
     ) -> None:
-        self._registry, self._revisions, self._collect = registry, revisions, collect
+        self._registry, self._of, self._collect = registry, of, collect
         self._store: Store = registry.store
         self._turn = asyncio.Lock()
 
@@ -67,15 +71,16 @@ class RoomMaker:
         for file in await asyncio.to_thread(self._registry.packed_by_use):
             files[file.rev].append(file.layout)
         for rev, layouts in files.items():
-            lacking -= await self._revisions.unpack(rev, layouts)
+            if (revisions := self._of(rev)) is not None:
+                lacking -= await revisions.unpack(rev, layouts)
             if lacking <= 0:
                 return
 
     async def _send_away(self, lacking: int) -> None:
-        if self._revisions.files.refetch is None:
-            return
         for rev, layouts in await asyncio.to_thread(self._fetchable):
-            lacking -= await self._revisions.unpack(rev, layouts, remote=True)
+            revisions = self._of(rev)
+            if revisions is not None and revisions.files.refetch is not None:
+                lacking -= await revisions.unpack(rev, layouts, remote=True)
             if lacking <= 0:
                 return
 

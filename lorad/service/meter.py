@@ -9,7 +9,7 @@ shown.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from engine.histogram import SECONDS, TOKENS, Histogram
@@ -21,6 +21,11 @@ BASE = "__base__"
 Kind = Literal["base", "lora"]
 KINDS: tuple[Kind, ...] = ("base", "lora")
 ENDPOINTS = ("chat_completions", "completions")
+
+
+def base_key(model: str) -> str:
+    """Whose counters those of one base among several are."""
+    return f"{BASE}:{model}"
 
 
 class NameCounts:
@@ -62,11 +67,15 @@ class KindCounts:
 
 
 class Meter:
-    """One a daemon."""
+    """One a daemon.  `models`: those that are served; of several, each base has counters."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, models: Sequence[str] = ()
+    ) -> None:
         self.clock = clock
-        self.names: dict[str, NameCounts] = {BASE: NameCounts()}
+        self._bases = {m: base_key(m) for m in models} if len(models) > 1 else {}
+        self.bases = tuple(self._bases.values()) or (BASE,)
+        self.names: dict[str, NameCounts] = {base: NameCounts() for base in self.bases}
         #: By the account that a request ran on.  Written when a sequence ends.
         self.tenants: dict[str, NameCounts] = {}
         self.kinds: dict[Kind, KindCounts] = {kind: KindCounts() for kind in KINDS}
@@ -85,9 +94,10 @@ class Meter:
         num_prompt: int,
         received: float,
         tenant: str = "",
+        model: str = "",
     ) -> "Span":
         """What the engine's deltas of one sequence go through; `received`: of this clock."""
-        counts = self.names.setdefault(name or BASE, NameCounts())
+        counts = self._counts(name, model)
         counts.sequences += 1
         return Span(self, choice, deliver, counts, rev, chat, num_prompt, received, tenant)
 
@@ -100,19 +110,24 @@ class Meter:
         num_inputs: int,
         num_tokens: int,
         received: float,
+        model: str = "",
     ) -> None:
         """A request for vectors or scores that was answered, a sequence for each input."""
         kind = self.kinds["base" if name is None else "lora"]
         if (seconds := kind.duration_seconds.get(endpoint)) is None:
             seconds = kind.duration_seconds[endpoint] = Histogram(SECONDS)
         seconds.observe(self.clock() - received)
-        whose = [self.names.setdefault(name or BASE, NameCounts())]
+        whose = [self._counts(name, model)]
         if tenant:
             whose.append(self.tenants.setdefault(tenant, NameCounts()))
         for counts in whose:
             counts.sequences += num_inputs
             counts.prompt_tokens += num_tokens
             counts.end("stop", num_inputs)
+
+    def _counts(self, name: str | None, model: str) -> NameCounts:
+        key = name or self._bases.get(model, self.bases[0])
+        return self.names.setdefault(key, NameCounts())
 
     def keep_tenants(self, names: Iterable[str]) -> None:
         """Forget every tenant that is not among `names`."""
@@ -122,7 +137,7 @@ class Meter:
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget every adapter that is not among `names`."""
-        kept = {BASE, *names}
+        kept = {*self.bases, *names}
         for name in [n for n in tuple(self.names) if n not in kept]:
             self.names.pop(name, None)
 

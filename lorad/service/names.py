@@ -8,7 +8,8 @@ import asyncio
 import difflib
 import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from heapq import nsmallest
@@ -32,12 +33,12 @@ NAME = re.compile(r"(?:[a-z0-9][a-z0-9._-]{0,62}/)?[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class Names:
-    """`model` is the base model's name, which no adapter may take."""
+    """`models` are the names of the bases that are served, which no adapter may take."""
 
-    def __init__(self, registry: Registry, catalog: Catalog, *, model: str) -> None:
+    def __init__(self, registry: Registry, catalog: Catalog, *, models: Sequence[str]) -> None:
         self.registry = registry
         self.catalog = catalog
-        self.model = model
+        self.models = tuple(models)
         self.on_change: Callable[[], None] = lambda: None
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
@@ -60,13 +61,13 @@ class Names:
         if record is None:
             self.catalog.drop(name)
         else:
-            self.catalog.put(entry_of(record))
+            self.catalog.put(entry_of(record, self.models))
         self.on_change()
 
     def known(self, name: str) -> AdapterRecord:
         """Its record; raises model_not_found."""
         record = self.registry.get(name)
-        if record is None and name == self.model:
+        if record is None and name in self.models:
             raise LoradError(
                 "model_not_found",
                 f"{name!r} is the base model, not an adapter",
@@ -96,6 +97,11 @@ class Names:
             raise LoradError("model_not_found", f"{name!r} has no files", hint="add it again")
         return rev
 
+    def unserved(self) -> dict[str, int]:
+        """How many adapters are of models that are not served, by the model's name."""
+        records = self.registry.pointing()
+        return Counter(r.model for r in records if not model_of(r, self.models))
+
     def refused(self) -> set[str]:
         """Every name that is quarantined or missing."""
         found: set[str] = set()
@@ -118,12 +124,19 @@ class Names:
                 param="name",
                 hint="[tenant/]name of a-z 0-9 . _ -, each up to 63, first a letter or digit",
             )
-        if name == self.model:
+        if name in self.models:
             raise LoradError(
                 "name_taken",
                 f"{name!r} is the base model's name",
                 details={"reason": "E_NAME_TAKEN"},
             )
+
+    def check_model(self, model: str) -> None:
+        """Raises invalid_value for one that is not served; "" is none in particular."""
+        if model and model not in self.models:
+            served = ", ".join(self.models)
+            message = f"no model {model[:80]!r} is served here"
+            raise LoradError("invalid_value", message, param="model", hint=f"there is {served}")
 
     def check_free(self, name: str, source: str, *, replace: bool = False) -> None:
         """May content from `source` be called `name`?  Raises invalid_value or name_taken.
@@ -149,16 +162,29 @@ class Names:
             )
 
 
-def entry_of(record: AdapterRecord) -> Entry:
-    """What the catalog keeps of a name: only a registered one serves.
+def model_of(record: AdapterRecord, models: Sequence[str]) -> str:
+    """Which of the bases that are served it is an adapter of, "" if it is of none.  Where there is
+    one alone, all are its: it may have had another name."""
+    if record.model in models:
+        return record.model
+    return models[0] if len(models) == 1 else ""
+
+
+def entry_of(record: AdapterRecord, models: Sequence[str]) -> Entry:
+    """What the catalog keeps of a name: only a registered one serves, of a base that is served.
 
     A new name means its candidate at once: a request for it waits for the packing.
     """
+    model = model_of(record, models)
     rev = record.serving_rev or record.candidate_rev
     # while a candidate waits, or after it failed, the source is the candidate's
     settled = record.reason is None and record.candidate_rev in (None, rev)
     source = record.source if settled and is_reference(record.source) else ""
-    entry = Entry(record.name, rev, record.candidate_rev, record.pinned, record.priority, source)
+    entry = Entry(
+        record.name, rev, record.candidate_rev, record.pinned, record.priority, source, model
+    )
+    if not model:  # nobody can pack or load it
+        return replace(entry, rev=None, candidate=None)
     return entry if record.stored_state == State.REGISTERED else replace(entry, rev=None)
 
 

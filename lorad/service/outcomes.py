@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from engine.adapters.states import State
 from lorad import wire
 from lorad.errors import LoradError
+from lorad.service.lineup import Lineup
 from lorad.service.names import Names
-from lorad.service.revisions import Revisions
 from lorad.service.tasks import Tasks
 
 #: (verb, name, what of it runs on) -> the id of an operation that tells what became of it.
@@ -29,12 +29,12 @@ class Outcomes:
     def __init__(
         self,
         names: Names,
-        revisions: Revisions,
+        models: Lineup,
         tasks: Tasks,
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self.on_left: OnLeft = _nobody
-        self._names, self._revisions = names, revisions
+        self._names, self._models = names, models
         self._tasks, self._refresh = tasks, refresh
 
     async def of(
@@ -90,7 +90,9 @@ class Outcomes:
             )
         entry = self._names.catalog.get(name)
         rev = entry.rev if entry is not None else None
-        state = self._revisions.tiers.get(rev, State.REGISTERED) if rev else State.QUARANTINED
+        state = State.QUARANTINED
+        if rev:
+            state = self._models.of(rev).revisions.tiers.get(rev, State.REGISTERED)
         return wire.ItemResult(
             name=name, ok=True, state=state.value, rev=rev or "", operation=operation
         )

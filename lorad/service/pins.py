@@ -15,19 +15,21 @@ from lorad.service.engine_link import EngineLink
 
 
 class PinRoom:
-    """All sizes in blocks of the arena."""
+    """Of one model.  All sizes in blocks of its arena."""
 
     def __init__(
-        self, registry: Registry, catalog: Catalog, link: EngineLink, settings: Lora
+        self, registry: Registry, catalog: Catalog, link: EngineLink, settings: Lora, *, model: str
     ) -> None:
         self._registry, self._catalog, self._link = registry, catalog, link
+        self._model = model
         self.settings = settings
 
     def check(self, rev: str, file_bytes: int = 0) -> None:
         """Raise no_room if `rev` (of `file_bytes`, where it is not registered yet) is too much."""
         if self._link.info is None:
             return  # what is too much shows when it is loaded
-        pinned = {e.rev for e in self._catalog if e.pinned and e.rev is not None}
+        ours = self._catalog.of(self._model)
+        pinned = {e.rev for e in ours if e.pinned and e.rev is not None}
         if rev in pinned:
             return
         records = self._registry.revisions([*pinned, rev])
@@ -49,7 +51,9 @@ class PinRoom:
         if self.settings.pin_limit:
             return self.settings.pin_limit // info.block_bytes
         floor = self._floor(info)
-        largest = self._registry.list(sort="-size", limit=1).items
+        others = any(entry.model != self._model for entry in self._catalog)
+        model = self._model if others else None  # a model that is alone may have been renamed
+        largest = self._registry.list(sort="-size", limit=1, model=model).items
         rev = largest[0].serving_rev if largest else None
         record = self._registry.revision(rev) if rev is not None else None
         return info.num_blocks - floor - (self._blocks(record) if record else 0)

@@ -16,6 +16,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
+    Mapping,
     Sequence,
 )
 from concurrent.futures import Executor
@@ -77,15 +78,22 @@ class Facts:
     labels_of: Callable[[str], tuple[str, ...]] = lambda rev: ()
 
 
+@dataclass(frozen=True, slots=True)
+class PoolBackend:
+    """`facts` None: the model generates, and makes no vectors."""
+
+    link: PoolLink
+    facts: Callable[[], Facts | None]
+
+
 class PoolingService:
-    """`facts` None: the model generates, and makes no vectors.  What was used is counted where all
+    """`backends`: what is behind each model, by its name.  What was used is counted where all
     requests are: in `meter` and `crowd`; `trace` hears of each that has ended."""
 
     def __init__(
         self,
         reception: Reception,
-        link: PoolLink,
-        facts: Callable[[], Facts | None],
+        backends: Mapping[str, PoolBackend],
         *,
         limits: PoolLimits,
         meter: Meter,
@@ -94,7 +102,7 @@ class PoolingService:
         trace: Callable[[PoolTrace], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._reception, self._link, self._facts = reception, link, facts
+        self._reception, self._backends = reception, dict(backends)
         self._limits, self._meter, self._crowd = limits, meter, crowd
         self._pool, self._clock = pool, clock
         self._trace = trace or (lambda trace: None)
@@ -151,15 +159,17 @@ class PoolingService:
         deadline = received + min(self._limits.deadline, wish.timeout or math.inf)
         self._reception.check_open()
         resolved = await self._reception.find(wish.model, caller, deadline)
-        self._link.check()
-        facts = self._facts()
+        backend = self._backends[resolved.model]
+        backend.link.check()
+        facts = backend.facts()
         if facts is None:
             raise _generates(wish.model)
         account = account_of(resolved.name, wish.priority, resolved.priority, caller)
         trace.name, trace.rev, trace.tenant = resolved.name, resolved.rev, account.tenant.name
+        trace.model = resolved.model
         guest = self._reception.admit(resolved, account, 1, deadline=deadline)
-        unit = Unit(self, wish.endpoint, facts, guest, deadline)
-        self._crowd.enter(unit, Live(resolved.name, account, received))
+        unit = Unit(self, backend.link, wish.endpoint, facts, guest, deadline)
+        self._crowd.enter(unit, Live(resolved.name, account, received, resolved.model))
         if guest.spending is not None:
             guest.spending.follow(lambda: unit.num_tokens)
         try:
@@ -171,6 +181,7 @@ class PoolingService:
         self._meter.pooled(
             wish.endpoint,
             name=guest.name,
+            model=guest.model,
             tenant=account.tenant.name,
             num_inputs=unit.num_results,
             num_tokens=unit.num_tokens,
@@ -211,6 +222,7 @@ class Unit:
     def __init__(
         self,
         service: PoolingService,
+        link: PoolLink,
         endpoint: Endpoint,
         facts: Facts,
         guest: Guest,
@@ -225,7 +237,7 @@ class Unit:
             () if guest.rev is None else facts.labels_of(guest.rev),
             facts.text.asks is not None and facts.text.asks.takes_instruction,
         )
-        self._service, self._facts, self._guest = service, facts, guest
+        self._service, self._link, self._facts, self._guest = service, link, facts, guest
         self._deadline = deadline
         self._flying = 0  # tokens that the engine has
         self._landed = asyncio.Event()
@@ -302,7 +314,7 @@ class Unit:
             deadline_seconds=max(self._deadline - service._clock(), 0.001),
         )
         try:
-            result = await service._link.pool(request)
+            result = await self._link.pool(request)
         except LoradError as error:
             if error.code == "invalid_value" and error.param is None:
                 error.param = prepared.param

@@ -41,6 +41,7 @@ class Wish(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     reference: str
     name: str = ""
+    model: str = ""
     replace: bool = False
     pin: bool = False
     load: bool = False
@@ -99,6 +100,7 @@ class Pulls:
         wish = Wish(
             reference=reference.text,
             name=_name(start, reference),
+            model=start.model,
             replace=start.replace,
             pin=start.pin,
             load=start.load,
@@ -106,6 +108,7 @@ class Pulls:
             secret=bool(start.token) or reference.private,
         )
         self._names.check_legal(wish.name)
+        self._names.check_model(wish.model)
         text = msgspec.json.encode(wish).decode()
         asked = Asked(reference, start.token, start.offline)
         async with self._beginning:
@@ -173,7 +176,9 @@ class Pulls:
             if error.code not in PASSING:
                 await self._adapters.discard(staging)
             raise
-        terms = Terms(source=resolved.reference, replace=wish.replace, pin=wish.pin or None)
+        terms = Terms(
+            source=resolved.reference, model=wish.model, replace=wish.replace, pin=wish.pin or None
+        )
         return await self._adapters.take(staging, wish.name, terms)
 
     async def _settle(self, wish: Wish, rev: str) -> None:

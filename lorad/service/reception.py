@@ -21,7 +21,7 @@ from lorad.spelling import is_reference
 
 
 class Guest:
-    """One request that was let in.  `name` and `rev` None: the base model.
+    """One request that was let in.  `name` and `rev` None: the base model, `model`.
 
     `fail`, once somebody has set it, ends the request with an error; `leave` gives everything back,
     once however often it is called.
@@ -29,14 +29,14 @@ class Guest:
 
     def __init__(
         self,
-        name: str | None,
-        rev: str | None,
+        resolved: Resolved,
         account: Account,
         place: Place,
         spending: Spending | None,
         gone: Callable[["Guest"], None],
     ) -> None:
-        self.name, self.rev, self.account = name, rev, account
+        self.name, self.rev, self.model = resolved.name, resolved.rev, resolved.model
+        self.account = account
         self.place, self.spending = place, spending
         self.fail: Callable[[LoradError], None] | None = None
         self._gone: Callable[[Guest], None] | None = gone
@@ -49,7 +49,7 @@ class Guest:
 
 
 class Reception:
-    """`door` holds back, `rates` counts by tenant, `gate` turns away; those inside are counted by
+    """`doors` hold back, `rates` counts by tenant, `gate` turns away; those inside are counted by
     name.  Event loop only."""
 
     def __init__(
@@ -62,7 +62,8 @@ class Reception:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rates = Rates(clock)
-        self.door = Door(limits, clock)  # sequences that the engine has not answered yet
+        #: By model: sequences that its engine has not answered yet.
+        self.doors: dict[str, Door] = {}
         self.limits = limits
         self._adapters, self._clock = adapters, clock
         self._finder: Finder = finder or AsNamed()
@@ -75,7 +76,8 @@ class Reception:
     def limit(self, limits: Limits) -> None:
         """For requests that come from now on."""
         self.limits = limits
-        self.door.limit(limits)
+        for door in self.doors.values():
+            door.limit(limits)
 
     # ----------------------------------------------------------------- in
     def check_open(self) -> None:
@@ -109,7 +111,7 @@ class Reception:
         """Let `count` sequences in.  Raises queue_full, tenant_rate_limited."""
         self.rates.check(account.tenant)
         with contextlib.ExitStack() as undo:
-            place = self.door.enter(
+            place = self._door(resolved.model).enter(
                 (account.tenant.name, resolved.rev, account.priority),
                 count,
                 seconds=deadline - self._clock(),
@@ -121,7 +123,7 @@ class Reception:
                 self._adapters.lease(resolved.rev)
             undo.pop_all()
         spending = self.rates.begin(account.tenant)
-        guest = Guest(resolved.name, resolved.rev, account, place, spending, self._leave)
+        guest = Guest(resolved, account, place, spending, self._leave)
         self._of[guest.name] += 1
         self._guests[guest] = None
         return guest
@@ -168,7 +170,18 @@ class Reception:
         """From now on new requests answer 503 `draining`; running ones go on."""
         self._gate.closed = STOPPING
 
+    @property
+    def waiting(self) -> int:
+        """Sequences that have had no answer yet."""
+        return sum(door.waiting for door in self.doors.values())
+
     # ----------------------------------------------------------------- inside
+    def _door(self, model: str) -> Door:
+        """Models wait for engines of their own: one that is swamped keeps nobody from another."""
+        if (door := self.doors.get(model)) is None:
+            door = self.doors[model] = Door(self.limits, self._clock)
+        return door
+
     async def _find(self, model: str, deadline: float | None) -> str:
         """The name behind a model.  Who waits for a pull counts as active, but stands in no queue:
         nobody who could run is kept out."""

@@ -39,6 +39,7 @@ class Terms:
     """How to take a folder in.  None leaves a setting as it is (new: unpinned, priority 50)."""
 
     source: str
+    model: str = ""  # the base that it is for; "" = the one that it fits
     replace: bool = False
     pin: bool | None = None
     priority: int | None = None
@@ -50,10 +51,11 @@ class Terms:
 
 
 class Registration:
-    """Called by AdapterService with the name's lock held."""
+    """Onto one model.  Called by AdapterService with the name's lock held."""
 
     def __init__(
         self,
+        model: str,
         names: Names,
         link: EngineLink,
         intake: Intake,
@@ -62,14 +64,18 @@ class Registration:
         *,
         check_pin: Callable[[str, int], None],
     ) -> None:
-        self._names, self._link, self._intake = names, link, intake
+        self._model, self._names, self._link, self._intake = model, names, link, intake
         self._revisions, self._events = revisions, events
         self._check_pin = check_pin
 
-    async def take(self, staging: StagingDir, name: str, terms: Terms) -> wire.Added:
-        """All of it; before the engine is ready it ends with the registration."""
+    async def take(
+        self, staging: StagingDir, name: str, terms: Terms, found: Found | None = None
+    ) -> wire.Added:
+        """All of it; before the engine is ready it ends with the registration.  `found`: it was
+        inspected for this model."""
         self._names.check_free(name, terms.source, replace=terms.replace)
-        found = await self._find(staging, name, terms)
+        found = found or await self._find(staging, name, terms)
+        await self._vet_content(found.rev, name, terms)
         before = self._names.registry.get(name)
         serves = before is not None and before.stored_state == State.REGISTERED
         old = before.serving_rev if before is not None and serves else None
@@ -104,12 +110,34 @@ class Registration:
                 await self.quarantine(name, terms.source, error, None)
             raise
 
+    def _check_content(self, rev: str) -> None:
+        """Content is of one model at a time, as all that is known of it is by revision."""
+        model = self._names.catalog.model_of(rev)
+        if model in (None, "", self._model):
+            return
+        label = self._names.catalog.label(rev)
+        raise LoradError(
+            "adapter_invalid",
+            f"this content is an adapter of {model} already ({label}), and not of {self._model}",
+            details={"reason": "E_MODEL"},
+            hint=f"loractl rm {label}, or add it for {model}",
+        )
+
+    async def _vet_content(self, rev: str, name: str, terms: Terms) -> None:
+        try:
+            self._check_content(rev)
+        except LoradError as error:
+            if terms.file_refusals:
+                await self.quarantine(name, terms.source, error, None)
+            raise
+
     async def _register(
         self, found: Found, name: str, terms: Terms, before: AdapterRecord | None
     ) -> None:
         """Into the store, then the registry: from here on it is acknowledged."""
         pin = self._granted(found, name, terms)
         async with self._revisions.shelf.hold(found.rev):
+            self._check_content(found.rev)  # another name may have brought it meanwhile
             revision = await self._intake.keep(found, self._packed_bytes(found))
             self._revisions.renew(found.rev)
             try:
@@ -118,7 +146,7 @@ class Registration:
                     self._names.registry.register(
                         name,
                         tenant=tenant_of(name),
-                        model=self._names.model,
+                        model=self._model,
                         source=terms.source,
                         revision=revision,
                         labels=terms.labels,
@@ -192,9 +220,15 @@ class Registration:
             self._revisions.consider_retiring(rev)
 
     async def quarantine(
-        self, name: str, source: str, error: LoradError, display_name: str | None
+        self,
+        name: str,
+        source: str,
+        error: LoradError,
+        display_name: str | None,
+        model: str | None = None,
     ) -> None:
-        """File what was refused before it had a revision; what serves goes on."""
+        """File what was refused before it had a revision; what serves goes on.  `model` "": nobody
+        knows whose it was to be."""
         reason = error.details.get("reason", error.code.upper())
         before, message = self._names.registry.get(name), _with_advice(error)
         if before is not None and (before.reason, before.reason_message) == (reason, message):
@@ -208,7 +242,7 @@ class Registration:
                 message,
                 display_name,
                 tenant=tenant_of(name),
-                model=self._names.model,
+                model=self._model if model is None else model,
             ),
         )
         self._tell(name, "", reason, error)

@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from lorad.service.live import Crowd, Live, Running
 from lorad.service.meter import Meter, Span
 from lorad.service.plan import plan
 from lorad.service.reception import Guest, Reception
-from lorad.service.seams import Adapters, Finder, Guide, Limits, Link, Text
+from lorad.service.seams import Adapters, Backend, Finder, Limits, Resolved, Text
 from lorad.service.tenants import ANYBODY, Account, Caller, Tenant, account_of
 from lorad.service.trace import Trace
 
@@ -40,33 +40,29 @@ DEADLINE_GRACE_SECONDS = 2.0
 
 
 class RequestService:
-    """`text` picks tokenizer and template of a revision; `base_digest` names the base model.
-    `trace` hears of every request when it has ended; None: traces are off, and cost nothing."""
+    """`backends`: what is behind each model, by its name.  `trace` hears of every request when it
+    has ended; None: traces are off, and cost nothing."""
 
     def __init__(
         self,
         adapters: Adapters,
-        link: Link,
-        text: Callable[[str | None], Text],
+        backends: Mapping[str, Backend],
         *,
         limits: Limits,
         version: str,
-        base_digest: str,
         pool: Executor | None = None,
         finder: Finder | None = None,
         gate: Gate | None = None,
-        guide: Guide | None = None,
         trace: Callable[[Trace], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.aborted: Counter[str] = Counter()  # reason -> requests that ended before their end
-        self.meter = Meter(clock)
-        self._link, self._text = link, text
+        self.meter = Meter(clock, tuple(backends))
+        self._backends, self._version = dict(backends), version
         self._limits, self._pool, self._clock = limits, pool, clock
-        self._guide, self._trace = guide, trace
-        self._fingerprint = f"lorad-{version}-{base_digest[:8]}"
+        self._trace = trace
         self.reception = Reception(adapters, limits=limits, finder=finder, gate=gate, clock=clock)
-        self.rates, self.door = self.reception.rates, self.reception.door
+        self.rates = self.reception.rates
         self.crowd = Crowd()
 
     def limit(self, limits: Limits) -> None:
@@ -82,7 +78,7 @@ class RequestService:
     @property
     def waiting(self) -> int:
         """Sequences that have had no answer from the engine yet."""
-        return self.door.waiting
+        return self.reception.waiting
 
     # ----------------------------------------------------------------- one request
     async def start(self, ask: Ask, caller: Caller = ANYBODY) -> Generation:
@@ -110,37 +106,41 @@ class RequestService:
         deadline = received + min(self._limits.deadline, ask.timeout or math.inf)
         self.reception.check_open()
         resolved = await self.reception.find(ask.model, caller, deadline)
-        info = self.engine()
+        backend, info = self._backends[resolved.model], self.engine(resolved.model)
         _check_generates(ask.model, info)
         account = account_of(resolved.name, ask.priority, resolved.priority, caller)
         if trace is not None:
             trace.name, trace.rev, trace.tenant = resolved.name, resolved.rev, account.tenant.name
+            trace.model = resolved.model
         _check_fallback(ask, account.tenant)
         guest = self.reception.admit(
             resolved,
             account,
             ask.num_sequences,
             deadline=deadline,
-            starts_per_second=self._link.starts_per_second,
+            starts_per_second=backend.link.starts_per_second,
         )
         try:
-            text, prompts = await self._in_pool(partial(self._prepare, ask, guest.rev))
+            preparing = partial(_prepare, ask, partial(backend.text, guest.rev))
+            text, prompts = await self._in_pool(preparing)
             ends = _ends(ask, text, info)
-            ask = await self._guided(ask, info, account.tenant.name)
+            ask = await _guided(ask, backend, info, account.tenant.name)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
             closed = partial(self._closed, guest, trace)
-            generation = self._generation(ask, guest, closed, text, prompts, ends, deadline)
+            generation = self._generation(
+                ask, guest, backend, closed, text, prompts, ends, deadline
+            )
         except BaseException:
             guest.leave()
             raise
         # From here on the generation gives back.
-        self.crowd.enter(generation, Live(resolved.name, account, received))
+        self.crowd.enter(generation, Live(resolved.name, account, received, resolved.model))
         guest.fail = generation.fail
         if guest.spending is not None:
             guest.spending.follow(lambda: generation.usage().total)
         try:
             sequences = self._submit(
-                generation, resolved.name, account, sampling, received, deadline
+                generation, backend, resolved, account, sampling, received, deadline
             )
             if trace is not None:
                 trace.sequences = sequences
@@ -156,23 +156,31 @@ class RequestService:
         """The adapter's own name, where `model` is a reference to one that is here."""
         return self.reception.named(model)
 
-    def resolve(self, model: str, caller: Caller = ANYBODY) -> str | None:
-        """The revision that `model` means; raises what `start` would, which may pull it first."""
-        return self.reception.resolve(model, caller).rev
+    def resolve(self, model: str, caller: Caller = ANYBODY) -> Resolved:
+        """What `model` means; raises what `start` would, which may pull it first."""
+        return self.reception.resolve(model, caller)
 
-    def engine(self) -> EngineInfo:
-        """The engine's facts; raises while it cannot take requests."""
-        self._link.check()
-        if self._link.info is None:
+    def engine(self, model: str) -> EngineInfo:
+        """The facts of a base's engine; raises while it cannot take requests."""
+        link = self._backends[model].link
+        link.check()
+        if link.info is None:
             raise LoradError("loading_base", "the base model is still loading")
-        return self._link.info
+        return link.info
 
-    async def with_text(self, model: str, work: Callable[[Text], T], caller: Caller = ANYBODY) -> T:
+    def facts(self, model: str) -> EngineInfo | None:
+        """The same where nobody waits for an answer of it: None while it is not there."""
+        return self._backends[model].link.info
+
+    async def with_text(
+        self, model: str, work: Callable[[Text], T], caller: Caller = ANYBODY
+    ) -> tuple[T, str]:
         """`work` in a worker thread, on the text of what `model` means; the files that it reads
-        stay until it has ended."""
-        rev = (await self.reception.find(model, caller)).rev
+        stay until it has ended.  Its result, and the base's name."""
+        found = await self.reception.find(model, caller)
+        rev, text = found.rev, self._backends[found.model].text
         with self.reception.leased(rev):
-            return await self._in_pool(lambda: work(self._text(rev)))
+            return await self._in_pool(lambda: work(text(rev))), found.model
 
     # ----------------------------------------------------------------- the daemon's hand
     def drain(self) -> None:
@@ -226,31 +234,11 @@ class RequestService:
         """Tokenising takes milliseconds that belong to nobody else's stream."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def _guided(self, ask: Ask, info: EngineInfo, tenant: str) -> Ask:
-        """With the grammar of the format that it asks for."""
-        if ask.format is None:
-            return ask
-        if self._guide is None:
-            message = f"{ask.format.param} is not served here"
-            raise LoradError("unsupported_parameter", message, param=ask.format.param)
-        grammar = await self._guide.grammar(ask.format, info, tenant)
-        return replace(ask, sampling=msgspec.structs.replace(ask.sampling, grammar=grammar))
-
-    def _prepare(self, ask: Ask, rev: str | None) -> tuple[Text, list[tuple[int, ...]]]:
-        """In a worker thread: the text of the revision, and the ids of every prompt."""
-        text = self._text(rev)
-        if ask.chat:
-            rendered = text.render(ask.messages, ask.template_vars, ask.tools)
-            return text, [tuple(text.encode(rendered, add_special=False))]
-        return text, [
-            tuple(text.encode(prompt, add_special=True)) if isinstance(prompt, str) else prompt
-            for prompt in ask.prompts
-        ]
-
     def _generation(
         self,
         ask: Ask,
         guest: Guest,
+        backend: Backend,
         closed: Callable[[Generation], None],
         text: Text,
         prompts: list[tuple[int, ...]],
@@ -273,10 +261,10 @@ class RequestService:
                 )
             )
         generation = Generation(
-            Owner(self._link.abort, guest.place.leave, closed),
+            Owner(backend.link.abort, guest.place.leave, closed),
             ask,
             rev=rev,
-            fingerprint=f"{self._fingerprint}-{rev[:8] if rev else 'base'}",
+            fingerprint=f"lorad-{self._version}-{backend.digest[:8]}-{rev[:8] if rev else 'base'}",
             text=text,
             prompts=prompts,
             choices=choices,
@@ -287,7 +275,8 @@ class RequestService:
     def _submit(
         self,
         generation: Generation,
-        name: str | None,
+        backend: Backend,
+        resolved: Resolved,
         account: Account,
         sampling: Sequence[SamplingParams],
         received: float,
@@ -310,7 +299,8 @@ class RequestService:
             span = self.meter.span(
                 choice,
                 generation.deliver,
-                name=name,
+                name=resolved.name,
+                model=resolved.model,
                 rev=generation.rev,
                 chat=ask.chat,
                 num_prompt=len(submit.prompt),
@@ -318,8 +308,31 @@ class RequestService:
                 tenant=account.tenant.name,
             )
             spans.append(span)
-            self._link.submit(submit, span)
+            backend.link.submit(submit, span)
         return spans
+
+
+def _prepare(ask: Ask, text_of: Callable[[], Text]) -> tuple[Text, list[tuple[int, ...]]]:
+    """In a worker thread: the text of the revision, and the ids of every prompt."""
+    text = text_of()
+    if ask.chat:
+        rendered = text.render(ask.messages, ask.template_vars, ask.tools)
+        return text, [tuple(text.encode(rendered, add_special=False))]
+    return text, [
+        tuple(text.encode(prompt, add_special=True)) if isinstance(prompt, str) else prompt
+        for prompt in ask.prompts
+    ]
+
+
+async def _guided(ask: Ask, backend: Backend, info: EngineInfo, tenant: str) -> Ask:
+    """With the grammar of the format that it asks for."""
+    if ask.format is None:
+        return ask
+    if backend.guide is None:
+        message = f"{ask.format.param} is not served here"
+        raise LoradError("unsupported_parameter", message, param=ask.format.param)
+    grammar = await backend.guide.grammar(ask.format, info, tenant)
+    return replace(ask, sampling=msgspec.structs.replace(ask.sampling, grammar=grammar))
 
 
 def _check_generates(model: str, info: EngineInfo) -> None:

@@ -36,7 +36,8 @@ log = logging.getLogger("lorad.revisions")
 
 
 class Revisions:
-    """One lock a revision: preparing, changing and retiring the same one never overlap."""
+    """Of one model.  One lock a revision: preparing, changing and retiring the same one never
+    overlap.  `shelf` is that of all models."""
 
     def __init__(
         self,
@@ -46,14 +47,17 @@ class Revisions:
         catalog: Catalog,
         events: EventRing,
         tasks: Tasks,
+        shelf: Shelf | None = None,
+        *,
+        model: str,
     ) -> None:
         self.tiers: dict[str, State] = {}  # as the engine's last transition left it
-        self.shelf = Shelf(registry, catalog)
+        self.shelf = shelf or Shelf(registry, catalog)
         self.news = news = RevisionNews(events, catalog)
         self.files = PackedFiles(registry, link, intake, catalog, self.shelf, news)
         self.mending = Mending(self.repack, news, tasks)
         self.standing = Standing(link, catalog, news, lambda: self.on_change())
-        self.revival = Revival(catalog, news, tasks, self.load)
+        self.revival = Revival(model, catalog, news, tasks, self.load)
         self.on_retired: Callable[[str], None] = lambda rev: None
         self.on_change: Callable[[], None] = lambda: None
         self._registry, self._link, self._intake = registry, link, intake
@@ -236,6 +240,9 @@ class Revisions:
                     self._link.known.add(rev)
                     await self.standing.follow(rev)  # what was changed meanwhile went past it
         self.consider_retiring(rev)
+
+    def all_resident(self) -> list[str]:
+        return [rev for rev in self.tiers if self.resident(rev)]
 
     def resident(self, rev: str) -> bool:
         return self.tiers.get(rev) in RESIDENT

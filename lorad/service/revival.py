@@ -17,16 +17,18 @@ PARALLEL_LOADS = 8
 
 
 class Revival:
-    """`load` brings one revision to the GPU, or raises LoradError."""
+    """Of one model.  `load` brings one revision to the GPU, or raises LoradError."""
 
     def __init__(
         self,
+        model: str,
         catalog: Catalog,
         news: RevisionNews,
         tasks: Tasks,
         load: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._catalog, self._news, self._tasks, self._load = catalog, news, tasks, load
+        self._model, self._catalog, self._news = model, catalog, news
+        self._tasks, self._load = tasks, load
         self._lost: dict[str, None] = {}  # on the GPU when an engine died, and not back yet
 
     def remember(self, revs: Iterable[str]) -> None:
@@ -41,7 +43,7 @@ class Revival:
         """Give a new engine its pinned adapters; what else was resident follows by itself."""
         priority = {
             entry.rev: self._catalog.wanted(entry.rev)[1]
-            for entry in self._catalog
+            for entry in self._catalog.of(self._model)
             if entry.pinned and entry.rev is not None
         }
         await self._load_all(sorted(priority, key=lambda rev: (-priority[rev], rev)), "pin")

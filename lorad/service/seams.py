@@ -4,6 +4,7 @@ Knows none of the classes that fill them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.messages import EngineInfo, SequenceDelta, Submit
@@ -11,12 +12,15 @@ from lorad.service.ask import Format, Message, Tool
 
 
 class Resolved(Protocol):
-    """A name after `AdapterService.resolve`; `rev` and `name` None are the base model's."""
+    """A name after `AdapterService.resolve`; `rev` and `name` None are the base model's, whose
+    name is `model`."""
 
     @property
     def rev(self) -> str | None: ...
     @property
     def name(self) -> str | None: ...
+    @property
+    def model(self) -> str: ...
     @property
     def priority(self) -> int | None: ...
 
@@ -99,6 +103,17 @@ class Guide(Protocol):
     """Of Guides: the grammar of a format; raises why there is none."""
 
     async def grammar(self, asked: Format, info: EngineInfo, tenant: str = "") -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What stands behind one model: its engine, its text (called with a revision, or None for the
+    base), and who makes grammars for it.  `digest` tells its base from another."""
+
+    link: Link
+    text: Callable[[str | None], Text]
+    digest: str
+    guide: Guide | None = None
 
 
 class Limits(Protocol):

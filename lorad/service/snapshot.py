@@ -1,19 +1,37 @@
 """Snapshot: one plain picture of the daemon for CLI, TUI and health checks.
 
-Goes in: the link, the picture of the engine, the listing.  Comes out: `wire.Status`, and whether
-requests are taken, with the reason if not.  Reads only.
+Goes in: the models with their links and pictures, the listing.  Comes out: `wire.Status`, and
+whether requests are taken, with the reason if not.  Reads only.
 """
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from engine.messages import EngineSnapshot
 from lorad import wire
-from lorad.config import Settings
+from lorad.config import Model, Settings
 from lorad.service.adapters import AdapterService
+from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
 from lorad.service.listing import Listing
 from lorad.service.picture import Picture
+from lorad.service.pictures import Pictures
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One model, as it is looked at."""
+
+    settings: Model
+    link: EngineLink
+    picture: Picture
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
 
 
 class Snapshot:
@@ -22,17 +40,18 @@ class Snapshot:
     def __init__(
         self,
         settings: Settings,
-        link: EngineLink,
-        picture: Picture,
+        models: Sequence[Seen],
+        pictures: Pictures,
         listing: Listing,
         adapters: AdapterService,
+        catalog: Catalog,
         *,
         version: str,
         instance_id: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._link, self._picture = settings, link, picture
-        self._listing, self._adapters = listing, adapters
+        self._settings, self._models, self._pictures = settings, tuple(models), pictures
+        self._listing, self._adapters, self._catalog = listing, adapters, catalog
         self._version, self._instance_id = version, instance_id
         self._clock = clock
         self._started = clock()
@@ -40,34 +59,53 @@ class Snapshot:
         self.detail = listing.detail
         self.slots = listing.slots
         self.counts = listing.counts
-        self.look = picture.look
+        self.look = pictures.look
 
-    def ready(self) -> tuple[bool, str]:
-        """Are requests taken?  Else the error code that they get."""
-        if self._adapters.gate.closed or self._link.state == "stopped":
+    def ready(self, model: str | None = None) -> tuple[bool, str]:
+        """Are requests for all models taken, or for one of them?  Else the error code that those
+        get which are not."""
+        asked = [one for one in self._models if model in (None, one.name)]
+        states = [one.link.state for one in asked]
+        if self._adapters.gate.closed or all(state == "stopped" for state in states):
             return False, "draining"
-        if self._link.state == "ready":
+        state = next((state for state in states if state != "ready"), "ready")
+        if state == "ready":
             return True, ""
-        return False, "loading_base" if self._link.state == "starting" else self._link.state
+        codes = {"starting": "loading_base", "stopped": "engine_restarting"}
+        return False, codes.get(state, state)
+
+    def waiting(self) -> str:
+        """Which of several models are not ready, by name."""
+        if len(self._models) == 1:
+            return ""
+        return ", ".join(one.name for one in self._models if one.link.state != "ready")
+
+    def _reason(self) -> str:
+        """How far those are that are not ready."""
+        if len(self._models) == 1:
+            return self._models[0].link.progress
+        away = [one for one in self._models if one.link.state != "ready"]
+        return "; ".join(f"{one.name}: {one.link.progress}" for one in away)
 
     def status(self, counts: Mapping[str, int] | None = None) -> wire.Status:
         """`counts`: names by state, for who has asked the registry already."""
-        settings, info, snapshot = self._settings, self._link.info, self._picture.snapshot
+        settings, snapshot, first = self._settings, self._pictures.snapshot, self._models[0]
+        info = first.link.info
         ready, code = self.ready()
-        statuses = self._picture.by_rev.values()
+        statuses = self._pictures.by_rev.values()
         return wire.Status(
             version=self._version,
             instance_id=self._instance_id,
             pid=os.getpid(),
             state="ready" if ready else code,
-            reason="" if ready else self._adapters.gate.closed or self._link.progress,
+            reason="" if ready else self._adapters.gate.closed or self._reason(),
             uptime_seconds=self._clock() - self._started,
-            base=settings.model.base,
-            model=settings.model.name,
-            device=info.device if info else settings.model.device,
+            base=first.settings.base,
+            model=first.name,
+            device=info.device if info else first.settings.device,
             device_name=info.device_name if info else "",
-            dtype=info.dtype if info else settings.model.dtype,
-            max_model_len=info.max_model_len if info else settings.model.max_model_len,
+            dtype=info.dtype if info else first.settings.dtype,
+            max_model_len=info.max_model_len if info else first.settings.max_model_len,
             inference_socket=settings.inference.socket,
             admin_socket=settings.admin.socket,
             inbox=settings.watch.dir if settings.watch.mode != "off" else None,
@@ -81,35 +119,71 @@ class Snapshot:
             waiting=snapshot.waiting if snapshot else 0,
             ram_used_bytes=snapshot.ram_used_bytes if snapshot else 0,
             ram_limit_bytes=snapshot.ram_limit_bytes if snapshot else 0,
-            pool=_pool(self._picture),
-            prefix=prefix_of(self._picture),
+            pool=_pool(snapshot) or wire.PoolPicture(),
+            prefix=prefix_of(snapshot),
             generated_tokens=snapshot.generated_tokens if snapshot else 0,
             prompt_tokens=snapshot.prompt_tokens if snapshot else 0,
             forward_passes=snapshot.forward_passes if snapshot else 0,
             preemptions=snapshot.preemptions if snapshot else 0,
             thrashes=snapshot.thrashes if snapshot else 0,
-            engine_pid=self._link.pid,
+            engine_pid=first.link.pid,
             drained=tuple(sorted(self._adapters.gate.held)),
-            engine_restarts=self._link.restarts,
-            tasks=settings.model.tasks,
-            pooling=self._listing.pooling(),
+            engine_restarts=sum(one.link.restarts for one in self._models),
+            tasks=first.settings.tasks,
+            pooling=self._listing.pooling(first.name),
+            models=self._each(),
+        )
+
+    def _each(self) -> tuple[wire.ModelStatus, ...]:
+        names = Counter(entry.model for entry in self._catalog if entry.rev is not None)
+        return tuple(
+            _model(one, names[one.name], self._listing.pooling(one.name)) for one in self._models
         )
 
 
-def prefix_of(picture: Picture) -> wire.PrefixPicture:
-    """The engine's counts in the words of the wire; zeros without an engine."""
-    if picture.snapshot is None:
-        return wire.PrefixPicture()
-    prefix = picture.snapshot.prefix
-    return wire.PrefixPicture(
-        **{name: getattr(prefix, name) for name in wire.PrefixPicture.__struct_fields__}
+def _model(seen: Seen, num_adapters: int, pooling: wire.PoolingPicture | None) -> wire.ModelStatus:
+    link, settings, snapshot = seen.link, seen.settings, seen.picture.snapshot
+    info = link.info
+    return wire.ModelStatus(
+        name=settings.name,
+        base=settings.base,
+        state=link.state,
+        reason="" if link.state == "ready" else link.progress,
+        tasks=settings.tasks,
+        device=info.device if info else settings.device,
+        device_name=info.device_name if info else "",
+        dtype=info.dtype if info else settings.dtype,
+        max_model_len=info.max_model_len if info else settings.max_model_len,
+        num_adapters=num_adapters,
+        slots_total=snapshot.slots_total if snapshot else 0,
+        slots_used=snapshot.slots_used if snapshot else 0,
+        running=snapshot.running if snapshot else 0,
+        waiting=snapshot.waiting if snapshot else 0,
+        ram_used_bytes=snapshot.ram_used_bytes if snapshot else 0,
+        ram_limit_bytes=snapshot.ram_limit_bytes if snapshot else 0,
+        pool=_pool(snapshot),
+        prefix=prefix_of(snapshot),
+        generated_tokens=snapshot.generated_tokens if snapshot else 0,
+        prompt_tokens=snapshot.prompt_tokens if snapshot else 0,
+        forward_passes=snapshot.forward_passes if snapshot else 0,
+        engine_pid=link.pid,
+        engine_restarts=link.restarts,
+        pooling=pooling,
     )
 
 
-def _pool(picture: Picture) -> wire.PoolPicture:
-    if picture.snapshot is None:
-        return wire.PoolPicture()
-    pool = picture.snapshot.pool
+def prefix_of(snapshot: EngineSnapshot | None) -> wire.PrefixPicture:
+    """The engine's counts in the words of the wire; zeros without an engine."""
+    if snapshot is None:
+        return wire.PrefixPicture()
+    return wire.PrefixPicture(
+        **{name: getattr(snapshot.prefix, name) for name in wire.PrefixPicture.__struct_fields__}
+    )
+
+
+def _pool(snapshot: EngineSnapshot | None) -> wire.PoolPicture | None:
+    if snapshot is None:
+        return None
     return wire.PoolPicture(
-        **{name: getattr(pool, name) for name in wire.PoolPicture.__struct_fields__}
+        **{name: getattr(snapshot.pool, name) for name in wire.PoolPicture.__struct_fields__}
     )

@@ -20,7 +20,7 @@ BASE_PRIORITY = 50
 class Tenant:
     """`weight`: of two that always wait, 2.0 is served twice the tokens of 1.0.
 
-    `adapters` are globs of names and references, `model` is the base model's name, which is asked
+    `adapters` are globs of names and references, `models` are the bases' names, which are asked
     for only if `base`.  0 is no limit, and for `queue` limits.queue_per_tenant.
     """
 
@@ -29,7 +29,7 @@ class Tenant:
     max_priority: int = 100
     adapters: tuple[str, ...] = ("*",)
     base: bool = True
-    model: str = ""
+    models: tuple[str, ...] = ()
     rpm: int = 0
     tokens_per_minute: int = 0
     queue: int = 0
@@ -42,7 +42,7 @@ class Tenant:
     def may(self, model: str) -> bool:
         """Use what a request calls `model`?  Asks nobody whether there is such a thing, so that
         the answer takes as long for what there is as for what there is not."""
-        if model == self.model:
+        if model in self.models:
             return self.base
         name, _ = split_digest(model)
         if is_reference(name):  # without the commit or the etags that it may be pinned to

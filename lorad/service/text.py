@@ -76,13 +76,16 @@ class RevisionText:
 
 
 class TextService:
-    """Call it with a revision, or None for the base.  Thread-safe."""
+    """Of one model, whose base is the setting `key`.  Call it with a revision, or None for the
+    base.  Thread-safe."""
 
-    def __init__(self, base: Path, folder_of: Callable[[str], Path]) -> None:
+    def __init__(
+        self, base: Path, folder_of: Callable[[str], Path], *, key: str = "models.base"
+    ) -> None:
         try:
             self.base = RevisionText(Tokenizer.load(base), ChatTemplate.load(base))
         except TextError as error:
-            raise BadConfig(f"models.base: {error}") from error
+            raise BadConfig(f"{key}: {error}") from error
         #: Told, on any thread, of a revision whose files are not where they should be.
         self.on_missing: Callable[[str], None] = lambda rev: None
         self._folder_of = folder_of

@@ -21,15 +21,15 @@ class Trace:
     """`received` and `ended` are of the meter's clock."""
 
     __slots__ = (
-        *("_tell", "ask", "ended", "error", "generation", "name", "received", "rev", "sequences"),
-        "tenant",
+        *("_tell", "ask", "ended", "error", "generation", "model", "name", "received", "rev"),
+        *("sequences", "tenant"),
     )
 
     def __init__(self, ask: Ask, received: float, tell: Callable[["Trace"], None]) -> None:
         self.ask, self.received, self._tell = ask, received, tell
         self.name: str | None = None  # of the adapter; None: the base, or it was never found
         self.rev: str | None = None
-        self.tenant = ""
+        self.tenant = self.model = ""
         self.sequences: list[Span] = []  # that were given to the engine
         self.generation: Generation | None = None  # None: it never began
         self.error: BaseException | None = None
@@ -61,15 +61,15 @@ class PoolTrace:
     """The same of a request for vectors or scores; made at its receipt, told at its end."""
 
     __slots__ = (
-        *("ended", "error", "name", "num_inputs", "num_tokens", "received", "rev", "tenant"),
-        "wish",
+        *("ended", "error", "model", "name", "num_inputs", "num_tokens", "received", "rev"),
+        *("tenant", "wish"),
     )
 
     def __init__(self, wish: Wish, received: float) -> None:
         self.wish, self.received, self.ended = wish, received, received
         self.name: str | None = None  # of the adapter; None: the base, or it was never found
         self.rev: str | None = None
-        self.tenant = ""
+        self.tenant = self.model = ""
         self.num_inputs = self.num_tokens = 0  # that were computed
         self.error: BaseException | None = None
 

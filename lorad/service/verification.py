@@ -15,15 +15,15 @@ from engine.errors import EngineError
 from engine.messages import Finding, PackedManifest, Verified, VerifyReport, VerifyRevision
 from lorad import wire
 from lorad.errors import LoradError, from_engine
-from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.intake import Intake
+from lorad.service.lineup import Lineup, ModelAdapters
 from lorad.service.names import Names
-from lorad.service.revisions import Revisions
 from lorad.service.tasks import Tasks
 
-#: (stored folder, folder for a fresh packed file, probe file, packed file to compare) -> its word.
-Run = Callable[[Path, Path, Path, Path | None], Awaitable[Verified]]
+#: (model, stored folder, folder for a fresh packed file, probe file, packed file to compare) -> its
+#: word.
+Run = Callable[[str, Path, Path, Path, Path | None], Awaitable[Verified]]
 #: One that is evicted while it is looked at is brought back, this many times.
 TRIES = 3
 HINT = "loractl evict {name} --to disk, then loractl load {name}: it is read and copied again"
@@ -37,24 +37,22 @@ class Verification:
     def __init__(
         self,
         names: Names,
-        link: EngineLink,
+        models: Lineup,
         intake: Intake,
-        revisions: Revisions,
         events: EventRing,
         tasks: Tasks,
         *,
         run: Run,
     ) -> None:
-        self._names, self._link, self._intake = names, link, intake
-        self._revisions, self._events, self._tasks = revisions, events, tasks
-        self._run = run
+        self._names, self._models, self._intake = names, models, intake
+        self._events, self._tasks, self._run = events, tasks, run
         self._turn = asyncio.Lock()
 
     async def verify(self, wish: wire.Names) -> wire.Verifications:
         """Each name that is given, or with `all` each that is on the GPU."""
         chosen = list(dict.fromkeys(wish.names))
         if wish.all:
-            resident = filter(self._revisions.resident, self._revisions.tiers)
+            resident = [rev for one in self._models for rev in one.revisions.all_resident()]
             chosen = sorted(n for rev in resident for n in self._names.catalog.names_of(rev))
         elif not chosen:
             raise LoradError("invalid_value", "names is empty", param="names")
@@ -88,32 +86,38 @@ class Verification:
 
     async def _examine(self, rev: str, full: bool) -> VerifyReport:
         store, staging = self._intake.store, await asyncio.to_thread(self._intake.store.stage)
-        self._revisions.lease(rev)
+        model = self._models.of(rev)
+        model.revisions.lease(rev)
         try:
-            packed = await self._revisions.files.packed(rev)
+            packed = await model.revisions.files.packed(rev)
             probe, compared = staging.path / "probe", Path(packed.path) if full else None
-            source = await self._source(store.path(rev), staging.path, probe, compared)
-            report = await self._compare(packed, probe)
+            folders = store.path(rev), staging.path, probe, compared
+            source = await self._source(model.model, *folders)
+            report = await self._compare(model, packed, probe)
         finally:
-            self._revisions.release(rev)
+            model.revisions.release(rev)
             await self._intake.discard(staging)
         return _together(rev, source, report)
 
-    async def _source(self, folder: Path, out: Path, probe: Path, packed: Path | None) -> Verified:
+    async def _source(
+        self, model: str, folder: Path, out: Path, probe: Path, packed: Path | None
+    ) -> Verified:
         try:
-            return await self._run(folder, out, probe, packed)
+            return await self._run(model, folder, out, probe, packed)
         except EngineError as error:  # stored files that are refused now, or the process was ended
             raise from_engine(error) from error
         except OSError as error:
             message = f"cannot start the verifier: {error}"
             raise LoradError("internal_error", message) from error
 
-    async def _compare(self, packed: PackedManifest, probe: Path) -> VerifyReport:
+    async def _compare(
+        self, model: ModelAdapters, packed: PackedManifest, probe: Path
+    ) -> VerifyReport:
         for attempt in range(TRIES):
-            await self._revisions.load(packed.rev)
+            await model.revisions.load(packed.rev)
             try:
-                answer = await self._link.call(
-                    VerifyRevision(self._link.next_id(), packed.rev, str(probe))
+                answer = await model.link.call(
+                    VerifyRevision(model.link.next_id(), packed.rev, str(probe))
                 )
             except LoradError as error:
                 if error.code != "conflict" or attempt == TRIES - 1:

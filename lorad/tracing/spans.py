@@ -39,7 +39,8 @@ class Spans:
         """All spans of one request, ended."""
         at = self._wall()
         operation = names.CHAT if trace.ask.chat else names.COMPLETION
-        known = trace.name or (self._base if trace.generation is not None else "")
+        base = trace.model or self._base
+        known = trace.name or (base if trace.generation is not None else "")
         root = self._tracer.start_span(
             f"{operation} {known}".strip(),
             context=_parent(trace.ask),
@@ -56,7 +57,8 @@ class Spans:
     def draw_pooled(self, trace: PoolTrace) -> None:
         """The one span of a request for vectors or scores."""
         at, wish = self._wall(), trace.wish
-        known = trace.name or (self._base if trace.num_inputs else "")
+        base = trace.model or self._base
+        known = trace.name or (base if trace.num_inputs else "")
         attributes: dict[str, Any] = {
             names.OPERATION: wish.endpoint,
             names.PROVIDER: names.SERVICE,

@@ -80,6 +80,7 @@ class RequestFact(Fact):
             [
                 ("state", row.state, "warn" if row.state == "queued" else "good"),
                 ("adapter", row.adapter or "the base model", "strong"),
+                *([("model", row.model, "")] if row.model else []),
                 ("rev", row.rev, ""),
                 ("route", row.endpoint, ""),
                 ("age", age(row.age_seconds), ""),

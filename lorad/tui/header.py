@@ -24,7 +24,7 @@ from lorad.tui.draw import (
 )
 from lorad.tui.draw import size as bytes_of
 from lorad.tui.panel import Line, Painted, Span, both_ends, fitted, wide
-from lorad.wire import PoolPicture
+from lorad.wire import PoolPicture, Status
 from lorad.wire_stream import Board, Spread
 
 STATE_INKS = {"ready": "good", "stopped": "bad", "engine_stalled": "bad"}
@@ -118,7 +118,7 @@ def _identity(board: Board, width: int, source: str, doubt: str) -> list[Part]:
         (1, refusals),
         (7, _said("pid", str(s.pid))),
         (3, _said("up", age(s.uptime_seconds))),
-        (2, ((s.model or s.base, "strong"), (f" {s.dtype}" if roomy else "", "faint"))),
+        (2, _models(s, roomy=roomy)),
         (
             4,
             (
@@ -128,6 +128,17 @@ def _identity(board: Board, width: int, source: str, doubt: str) -> list[Part]:
         ),
         (9, ((source, "faint"),)),
     ]
+
+
+def _models(s: Status, *, roomy: bool) -> Line:
+    """The one that is served, or all of them; one that is not ready says so by its ink."""
+    if len(s.models) < 2:
+        return ((s.model or s.base, "strong"), (f" {s.dtype}" if roomy else "", "faint"))
+    spans: list[Span] = []
+    for one in s.models:
+        ink = "strong" if one.state == "ready" else STATE_INKS.get(one.state, "warn")
+        spans += [(one.name, ink), (" ", "")]
+    return tuple(spans[:-1])
 
 
 def _figures(board: Board, no_pool: bool) -> list[Part]:

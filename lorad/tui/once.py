@@ -28,7 +28,7 @@ from lorad.tui.draw import (
     stacked,
     width_of,
 )
-from lorad.wire import PoolPicture
+from lorad.wire import ModelStatus, PoolPicture
 from lorad.wire_stream import CHURN_BUCKET_SECONDS, Board, Drain, Slot, Spread
 
 #: Rows of a list that may be long.
@@ -66,11 +66,12 @@ def _summary(board: Board, glyphs: Glyphs) -> Iterator[str]:
         state,
         f"pid {s.pid}",
         f"up {age(s.uptime_seconds)}",
-        f"base {inert(s.model)} {s.dtype}",
+        *([f"base {inert(s.model)} {s.dtype}"] if len(s.models) < 2 else []),
         f"{gpu}{busy}",
         f"unix:{inert(s.admin_socket)}",
         clock(board.time),
     )
+    yield from _models(s.models)
     yield _spaced(
         f"req/s {load.requests_per_second:.1f}",
         f"tok/s {rate(load.tokens_per_second)}",
@@ -93,6 +94,22 @@ def _summary(board: Board, glyphs: Glyphs) -> Iterator[str]:
     )
 
 
+def _models(models: Sequence[ModelStatus]) -> Iterator[str]:
+    """Of several, a line each."""
+    for one in models if len(models) > 1 else ():
+        state = one.state.upper() + (f" ({inert(one.reason)})" if one.reason else "")
+        yield _spaced(
+            f"model   {inert(one.name)}",
+            state,
+            f"{one.dtype} on {inert(one.device)}",
+            "/".join(map(inert, one.tasks)),
+            f"run {one.running}",
+            f"wait {one.waiting}",
+            f"slots {one.slots_used}/{one.slots_total}",
+            f"restarts {one.engine_restarts}" if one.engine_restarts else "",
+        )
+
+
 def _pool(pool: PoolPicture, glyphs: Glyphs) -> Iterator[str]:
     if not pool.total:
         return
@@ -112,7 +129,8 @@ def _slots(board: Board, glyphs: Glyphs) -> Iterator[str]:
     yield _title(f"SLOTS  {counts}")
     rows = sorted(board.slots.values(), key=lambda r: (r.slot is None, r.slot or 0, r.name))
     if rows:
-        yield from _table(SLOTS, rows, glyphs)
+        said = any(row.model for row in rows)
+        yield from _table([*SLOTS[:2], _MODEL, *SLOTS[2:]] if said else SLOTS, rows, glyphs)
     else:
         yield "no adapter is resident"
 
@@ -242,6 +260,7 @@ SLOTS: Sequence[_Column] = (
     _Column("TOK/S", lambda r, g: rate(r.tokens_per_second), right=True),
     _Column("IDLE", lambda r, g: age(0.0 if r.running else r.idle_seconds), right=True),
 )
+_MODEL = _Column("MODEL", lambda r, g: r.model or UNKNOWN)
 DRAINS: Sequence[_Column] = (
     _Column("NAME", lambda r, g: r.name or "the daemon"),
     _Column("REV", lambda r, g: r.rev[:6] + (f" {g.to} {r.next_rev[:6]}" if r.next_rev else "")),
@@ -260,7 +279,7 @@ CACHES: Sequence[_Column] = (
 )
 REQUESTS: Sequence[_Column] = (
     _Column("ID", lambda r, g: r.id),
-    _Column("ADAPTER", lambda r, g: r.adapter or "(base)"),
+    _Column("ADAPTER", lambda r, g: r.adapter or f"({r.model or 'base'})"),
     _Column("STATE", lambda r, g: r.state),
     _Column("AGE", lambda r, g: age(r.age_seconds), right=True),
     _Column("PROMPT", lambda r, g: count(r.prompt_tokens), right=True),

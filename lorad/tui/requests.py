@@ -52,6 +52,7 @@ def fields_of(key: str, row: Row) -> Mapping[str, str]:
     return {
         "id": row.id,
         "state": row.state,
+        "model": row.model,
         "tenant": row.tenant,
         "client": row.client,
         "rev": row.rev,
@@ -84,7 +85,7 @@ class RequestsListing(Listing[Row]):
         super().__init__(fields_of, SORTS, "age")
 
     def text_of(self, key: str, row: Row) -> str:
-        return f"{row.adapter or BASE} {row.id} {row.client}"
+        return f"{_called(row)} {row.id} {row.client}"
 
 
 class RequestsPanel(Grid[Row]):
@@ -140,7 +141,12 @@ def _plain(text: Callable[[Row], str], ink: str = "") -> Callable[[str, Row, Gly
 
 
 def _adapter(key: str, row: Row, glyphs: Glyphs) -> Line:
-    return ((row.adapter, "name"),) if row.adapter else ((BASE, "faint"),)
+    return ((_called(row), "name" if row.adapter else "faint"),)
+
+
+def _called(row: Row) -> str:
+    """Its adapter, or the base: of several, which."""
+    return row.adapter or (f"({row.model})" if row.model else BASE)
 
 
 def _pace(key: str, row: Row, glyphs: Glyphs) -> Line:

@@ -45,11 +45,12 @@ Cell = Callable[[str, Slot, Glyphs], Line]
 
 
 def fields_of(key: str, row: Slot) -> Mapping[str, str]:
-    """What a filter can ask for: `state:idle`, `pin:yes`, `tenant:acme`."""
+    """What a filter can ask for: `state:idle`, `pin:yes`, `tenant:acme`, `model:tiny`."""
     return {
         "state": row.state,
         "pin": "yes" if row.pinned else "no",
         "tenant": row.tenant or "",
+        "model": row.model,
         "rev": row.rev,
         "slot": "" if row.slot is None else str(row.slot),
         "rank": "" if row.rank is None else str(row.rank),
@@ -60,6 +61,7 @@ def fields_of(key: str, row: Slot) -> Mapping[str, str]:
 SORTS: Mapping[str, Callable[[str, Slot], object]] = {
     "slot": lambda key, row: (row.slot is None, row.slot or 0),
     "name": lambda key, row: key,
+    "model": lambda key, row: row.model,
     "rev": lambda key, row: row.rev,
     "state": lambda key, row: _attention(row),
     "pin": lambda key, row: not row.pinned,
@@ -176,8 +178,9 @@ def hits_cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
 
 
 @cache
-def slot_columns(room: int) -> tuple[Column[Slot], ...]:
-    """All of them: of `room` 3 with what only a wide screen has place for, of 1 and 0 shortened."""
+def slot_columns(room: int, *, several: bool = False) -> tuple[Column[Slot], ...]:
+    """All of them: of `room` 3 with what only a wide screen has place for, of 1 and 0 shortened.
+    `several`: there is more than one model."""
     pin, hit, name = ((1, 5, 20), (1, 9, 28), (3, 13, 22), (3, 19, 30))[room]
     life = _plain(lambda r: percent(ratio(r.life_hit_tokens, r.life_query_tokens)), "faint")
     columns: tuple[Column[Slot], ...] = (
@@ -200,6 +203,9 @@ def slot_columns(room: int) -> tuple[Column[Slot], ...]:
         Column("evict", "EVICT", 5, _number(lambda r: r.evictions, count), True, drop=11),
         Column("idle", "IDLE", 5, _plain(lambda r: age(_idle(r)), "faint"), True, drop=1),
     )
+    if several:
+        model = Column("model", "MODEL", 12, _plain(lambda r: r.model, "faint"), drop=1)
+        columns = (*columns[:2], model, *columns[2:])
     return columns if room == 3 else tuple(c for c in columns if c.key not in _ONLY_WIDE)
 
 
@@ -226,7 +232,8 @@ class SlotsPanel(Grid[Slot]):
 
     def columns_at(self, width: int) -> tuple[Column[Slot], ...]:
         room = sum(width >= least for least in (NARROW, ROOMY, WIDE))
-        return slot_columns(3 if self.wide else room)
+        several = any(row.model for row in self.listing.rows.values())
+        return slot_columns(3 if self.wide else room, several=several)
 
     def title(self) -> Line:
         board = self.top.shown

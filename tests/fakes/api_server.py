@@ -37,8 +37,9 @@ from lorad.service.audit import Audit
 from lorad.service.callers import Callers
 from lorad.service.events import EventRing, rfc3339, utc_now
 from lorad.service.guides import Guides
-from lorad.service.pooling import PoolingService
+from lorad.service.pooling import PoolBackend, PoolingService
 from lorad.service.requests import RequestService
+from lorad.service.seams import Backend
 from lorad.service.tenancy import Tenancy
 from lorad.service.text import RevisionText
 from lorad.text.template import ChatTemplate
@@ -194,6 +195,7 @@ class Meant:
     rev: str | None
     name: str | None = None
     priority: int | None = None
+    model: str = BASE
 
 
 class FakeAdapters:
@@ -398,8 +400,11 @@ class FakeListing:
     async def look(self) -> None:
         self.looks += 1
 
-    def ready(self) -> tuple[bool, str]:
+    def ready(self, model: str | None = None) -> tuple[bool, str]:
         return not self.not_ready, self.not_ready
+
+    def waiting(self) -> str:
+        return ""
 
     def status(self) -> wire.Status:
         zero: dict[type, Any] = {int: 0, str: "", float: 0.0}
@@ -582,18 +587,21 @@ class ApiServer:
         self.events = EventRing(capacity=8, instance_id="i1")
         self.requests = RequestService(
             self.adapters,
-            self.engine,
-            lambda rev: tooled if rev == REVS["bible"] else text,
+            {
+                BASE: Backend(
+                    self.engine,
+                    lambda rev: tooled if rev == REVS["bible"] else text,
+                    "ba5eba5eba5e",
+                    self.guides,
+                )
+            },
             limits=self.limits,
             version="0.1.0",
-            base_digest="ba5eba5eba5e",
-            guide=self.guides,
             trace=self.trace,
         )
         self.pooling = PoolingService(
             self.requests.reception,
-            self.pool,
-            lambda: self.pool.facts,
+            {BASE: PoolBackend(self.pool, lambda: self.pool.facts)},
             limits=self.limits,
             meter=self.requests.meter,
             crowd=self.requests.crowd,
@@ -601,7 +609,7 @@ class ApiServer:
         )
         self.board = FakeBoards(self.listing, self.events)
         operators = admin_uids(self.settings.admin.allow_uids)
-        self.callers = Callers(BASE, operators=operators)
+        self.callers = Callers((BASE,), operators=operators)
         self.tenancy: Any = None
         self.audit: Any = Deaf()
         if self.registry is not None:
@@ -627,7 +635,6 @@ class ApiServer:
             listing=self.listing,
             board=self.board,
             events=self.events,
-            link=self.engine,
             uploads=self.uploads,
             folders=SimpleNamespace(add=self.adapters.add_folder),
             metrics=self.metrics,

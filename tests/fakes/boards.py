@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from lorad.tui.messages import Changed, Message, Whole
-from lorad.wire import EventItem, PoolPicture, PrefixPicture, Status
+from lorad.wire import EventItem, ModelStatus, PoolPicture, PrefixPicture, Status
 from lorad.wire_stream import (
     Board,
     Check,
@@ -357,6 +357,30 @@ def small() -> Board:
         )
     }
     return board(rows, drains=drains)
+
+
+def two_models() -> Board:
+    """A generator, and an encoder whose engine is away; each slot and request says whose it is."""
+    board = small()
+    models = (
+        ModelStatus(name="llama", base="/m/llama", state="ready", tasks=("generate",), running=2),
+        ModelStatus(
+            name="minilm",
+            base="/m/minilm",
+            state="engine_restarting",
+            reason="the engine is restarting",
+            tasks=("embed",),
+            slots_total=8,
+        ),
+    )
+    slots = {n: replace(row, model="llama") for n, row in board.slots.items()}
+    first, *_ = slots
+    slots[first] = replace(slots[first], model="minilm")
+    requests = {id: replace(row, model="llama") for id, row in board.requests.items()}
+    base, *_ = requests
+    requests[base] = replace(requests[base], adapter="", model="minilm")
+    state = replace(board.status, models=models)
+    return replace(board, status=state, slots=slots, requests=requests)
 
 
 def many(number: int = 256) -> Board:

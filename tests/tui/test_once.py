@@ -95,3 +95,13 @@ def test_a_drain_that_is_held_says_who_ends_it() -> None:
     text = shown(replace(boards.small(), drains={"": held}))
     assert "the daemon" in text
     assert "until loractl resume" in text
+
+
+def test_several_models_have_a_line_each_and_rows_say_whose_they_are() -> None:
+    text = shown(boards.two_models())
+    assert "model   llama  READY" in text and "run 2" in text
+    assert "model   minilm  ENGINE_RESTARTING (the engine is restarting)" in text
+    heading = next(line for line in text.splitlines() if line.startswith("SLOT"))
+    assert heading.split()[:3] == ["SLOT", "NAME", "MODEL"]
+    assert "(minilm)" in text, "a request for that base itself"
+    assert "MODEL" not in shown(boards.small()) and "(minilm)" not in shown(boards.small())

@@ -211,3 +211,14 @@ def test_panels_fill_the_height_whatever_it_is(width, height):
         assert p.slots + middle + p.events == height
         assert p.slots >= 5
         assert p.beside is (width >= 100 and height >= 24)
+
+
+def test_of_several_models_the_header_names_all_and_slots_say_whose_they_are(play, boards):
+    async def act(stage):
+        await stage.resize(160, 36)
+        text = stage.text()
+        assert "llama minilm" in text and "MODEL" in text
+        await stage.press("3")
+        assert "(minilm)" in stage.text()
+
+    play(act, boards.two_models())

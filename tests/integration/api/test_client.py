@@ -24,7 +24,9 @@ def admin(api):
 def test_pictures_come_as_structs(api, admin):
     assert admin.status().adapters == {"idle": 2}
     assert admin.slots().slots_total == 8
-    assert admin.version() == wire.Version(version="0.1.0", model="tiny", base="tiny")
+    assert admin.version() == wire.Version(
+        version="0.1.0", model="tiny", base="tiny", models=("tiny",)
+    )
     assert [a.name for a in admin.every_adapter(limit=1)] == ["acme/sql", "bible"]
     assert admin.adapters(limit=1).cursor == "1"
     assert admin.adapter("acme/sql").adapter.rev == "a1" * 32
@@ -93,6 +95,7 @@ def test_a_folder_is_uploaded_file_by_file_and_committed(api, admin, tmp_path):
     assert name == "acme/new"
     assert options == {
         "source": "upload",
+        "model": "",
         "replace": True,
         "pin": True,
         "priority": 60,

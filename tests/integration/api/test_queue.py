@@ -33,7 +33,8 @@ def test_one_tenant_that_fills_its_queue_leaves_the_others_theirs(make_api, conn
     assert (answer.status, answer.code) == (429, "tenant_rate_limited")
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.headers["x-should-retry"] == "true"
-    assert api.requests.door.refused == {"tenant_rate_limited": 1}
+    (door,) = api.requests.reception.doors.values()
+    assert door.refused == {"tenant_rate_limited": 1}
     other = post(connect(api.inference), ASK | {"model": "bible"})
     api.until(lambda: len(api.engine.submits) == 9)
     assert {s.tenant for s in api.engine.submits} == {"acme", ""}

@@ -81,7 +81,8 @@ def test_ls_filters(server, loractl, make_row):
     assert [a["name"] for a in picked["items"]] == ["bible"]
     assert picked["total"] == 1
     loractl("ls", "--state", "idle", "--tenant", "acme", "--sort", "-LAST-USED")
-    assert server.filters == {"state": "idle", "tenant": "acme", "q": None, "sort": "-last_used"}
+    told = {"state": "idle", "tenant": "acme", "model": None, "q": None, "sort": "-last_used"}
+    assert server.filters == told
     assert loractl("ls", "--label", "env").exit == 2
 
 
@@ -246,6 +247,44 @@ def test_status_says_what_there_is(server, loractl):
     assert "store dir   -\n" in said, "a daemon that does not tell"
     assert loractl("status", "--json").json["schema"] == "lorad/status.v1"
     assert len(loractl("status", "-o", "jsonl").out.splitlines()) == 1
+
+
+def test_status_of_several_models_has_figures_of_each(server, loractl, monkeypatch):
+    pool = wire.PoolPicture(total=8, free=8, block_bytes=1 << 20, block_size=0)
+    models = (
+        wire.ModelStatus(name="llama", base="/m/llama", state="ready", tasks=("generate",)),
+        wire.ModelStatus(
+            name="minilm",
+            base="/m/minilm",
+            state="engine_restarting",
+            reason="again",
+            tasks=("embed", "rerank"),
+            pool=pool,
+            num_adapters=2,
+            engine_restarts=1,
+        ),
+    )
+    status = msgspec.structs.replace(server._status(), models=models)
+    monkeypatch.setattr(server.api.listing, "status", lambda: status)
+    said = loractl("status").out
+    assert said.count("model       ") == 2 and "/m/llama" in said and "/m/minilm" in said
+    assert "engine_restarting (again)" in said and "embed, rerank" in said
+    assert "8 blocks of 1M, adapters 0 active and 0 idle" in said
+    assert "no engine" in said, "of the first, which tells of no pool"
+
+
+def test_lists_say_whose_an_adapter_is_where_that_is_not_the_same_for_all(
+    server, loractl, make_row
+):
+    assert "MODEL" not in loractl("ls").out
+    server.rows["bible"] = make_row("bible", model="vectors", slot=1)
+    server.rows["acme/sql"] = make_row("acme/sql", slot=0)
+    for command in ("ls", "ps"):
+        heading, *rows = loractl(command).out.splitlines()
+        at = heading.index("MODEL")
+        assert {row[at:].split()[0] for row in rows} == {"tiny", "vectors"}
+    loractl("ls", "--model", "vectors")
+    assert server.filters["model"] == "vectors"
 
 
 def test_ping_is_0_when_ready_and_10_when_not(server, loractl):

@@ -23,7 +23,7 @@ from lorad.errors import LoradError, from_engine
 from lorad.service.live import Crowd
 from lorad.service.meter import Meter
 from lorad.service.pool_ask import Cut, Input, PoolAsk, ScoreAsk, Wish
-from lorad.service.pooling import Facts, PoolingService
+from lorad.service.pooling import Facts, PoolBackend, PoolingService
 from lorad.service.reception import Reception
 from lorad.service.tenants import ANYBODY
 from lorad.text.pooling import PoolingText
@@ -104,6 +104,7 @@ class Base:
     """Nobody but the base model, whatever it is called."""
 
     rev = name = priority = None
+    model = "m"
 
     def __init__(self) -> None:
         self.leases: Counter[str] = Counter()
@@ -123,9 +124,8 @@ def service_of(folder: Path, link: CoreLink) -> PoolingService:
     facts = Facts(link.core.info, text, ("embed", "rerank", "classify"))
     limits = Limits()
     reception = Reception(Base(), limits=limits)
-    return PoolingService(
-        reception, link, lambda: facts, limits=limits, meter=Meter(), crowd=Crowd()
-    )
+    backends = {"m": PoolBackend(link, lambda: facts)}
+    return PoolingService(reception, backends, limits=limits, meter=Meter(), crowd=Crowd())
 
 
 @pytest.fixture(scope="module")

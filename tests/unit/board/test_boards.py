@@ -27,7 +27,13 @@ class World:
         )
         self.sources = SimpleNamespace(
             settings=SimpleNamespace(shutdown=SimpleNamespace(drain_timeout=30.0)),
-            link=SimpleNamespace(info=None, pid=None),
+            models=(
+                SimpleNamespace(
+                    name="tiny",
+                    link=SimpleNamespace(info=None, pid=None),
+                    picture=self.picture,
+                ),
+            ),
             picture=self.picture,
             catalog=Catalog([Entry("sql", "r1")]),
         )
@@ -59,7 +65,7 @@ class World:
     def take(self, *revisions, **fields):
         taken = self.told.snapshot(*revisions, **fields)
         self.picture.snapshot = taken
-        self.boards.take_snapshot(taken)
+        self.boards.take_snapshot()
 
 
 @pytest.fixture

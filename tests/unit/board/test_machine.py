@@ -19,13 +19,13 @@ class Gpu:
 
 
 def test_the_machine_is_sampled_without_an_engine_and_without_a_gpu():
-    told = Sampler(Gpu()).sample(None, "")
+    told = Sampler(Gpu()).sample([], "")
     assert told.daemon_rss_bytes > 0 and 0 < told.host_used_bytes < told.host_total_bytes
     assert (told.gpu_busy, told.gpu_used_bytes, told.engine_rss_bytes) == (None, None, 0)
 
 
 def test_the_gpu_is_the_engines_and_a_process_that_is_gone_is_nothing():
-    told = Sampler(Gpu()).sample(2**22 + 1, "GPU-1")
+    told = Sampler(Gpu()).sample([2**22 + 1], "GPU-1")
     assert (told.gpu_busy, told.gpu_used_bytes, told.gpu_total_bytes) == (0.5, 5, 10)
     assert (told.engine_cpu, told.engine_rss_bytes) == (0.0, 0)
 
@@ -51,9 +51,9 @@ def test_a_share_is_of_the_time_between_two_samples(monkeypatch):
 
     monkeypatch.setattr("lorad.board.machine.psutil.Process", Process)
     sampler = Sampler(Gpu(), clock=lambda: now[0])
-    sampler.sample(None, "")
+    sampler.sample([], "")
     now[0], spent[0] = 102.0, 2.5
-    assert sampler.sample(None, "").daemon_cpu == 0.75
+    assert sampler.sample([], "").daemon_cpu == 0.75
 
 
 # ----------------------------------------------------------------- health
@@ -72,7 +72,11 @@ def sources(tmp_path):
     watcher = SimpleNamespace(mode="inotify", num_overflows=0)
     return SimpleNamespace(
         settings=settings,
-        link=SimpleNamespace(state="ready", progress="", restarts=0),
+        models=(
+            SimpleNamespace(
+                name="tiny", link=SimpleNamespace(state="ready", progress="", restarts=0)
+            ),
+        ),
         folders=lambda: {"state": tmp_path},
         watcher=lambda: watcher,
         registry=SimpleNamespace(
@@ -102,12 +106,12 @@ def test_where_all_is_well_every_check_says_so(look):
     ("state", "level"), [("engine_stalled", "error"), ("loading_base", "warn"), ("ready", "ok")]
 )
 def test_an_engine_is_as_its_state_says(look, sources, state, level):
-    sources.link.state = state
+    sources.models[0].link.state = state
     assert look()["engine"].level == level
 
 
 def test_an_engine_that_was_replaced_is_worth_a_look(look, sources):
-    sources.link.restarts = 2
+    sources.models[0].link.restarts = 2
     assert (look()["engine"].level, "2 times" in look()["engine"].message) == ("warn", True)
 
 

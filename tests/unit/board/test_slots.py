@@ -102,7 +102,7 @@ def test_a_history_of_hits_has_holes_where_nothing_was_asked(told_of):
 def shown(told, *statuses, names=()):
     catalog = Catalog(Entry(name, rev, **fields) for name, rev, fields in names)
     taken = told.snapshot(*statuses)
-    return rows(held_of(taken), 1024, catalog, SlotWindows())
+    return rows(held_of(taken), lambda rev: 1024, catalog, SlotWindows())
 
 
 def test_each_name_of_a_revision_has_a_row_with_its_own_pin_and_priority(told):
@@ -134,7 +134,7 @@ def test_a_replaced_revision_is_called_by_the_name_that_it_had(told):
     catalog = Catalog([Entry("sql", "old-digest")])
     catalog.put(Entry("sql", "new-digest"))
     taken = told.snapshot(told.status("old-digest", slot=1, state="active"))
-    (row,) = rows(held_of(taken), 1024, catalog, SlotWindows()).values()
+    (row,) = rows(held_of(taken), lambda rev: 1024, catalog, SlotWindows()).values()
     assert row.name == "sql@old-dige"
 
 

@@ -30,7 +30,7 @@ class Spec:
 def fine(tmp_path, monkeypatch):
     """fine(**sections): settings that a start takes, but for these sections."""
     monkeypatch.setattr(checks, "check_files", lambda settings: None)
-    monkeypatch.setattr(checks, "spec_of", lambda settings: Spec())
+    monkeypatch.setattr(checks, "spec_of", lambda settings, index: Spec())
     usual = {
         "models": (Model(base="/models/tiny", name="tiny", device="cpu"),),
         "watch": Watch(dir=str(tmp_path / "state/inbox")),

@@ -72,7 +72,7 @@ def test_files_that_name_the_words_are_believed(decide, qwen3):
     (qwen3 / "modules.json").write_text(json.dumps(modules))
     (qwen3 / "1_L" / "config.json").write_text(json.dumps({"true_token_id": 7}))
     settings, form = decide(qwen3)
-    assert settings.model.tasks == ("rerank",) and form.words == () and form.asks is not None
+    assert settings.models[0].tasks == ("rerank",) and form.words == () and form.asks is not None
     checks.check_all(settings)
 
 

@@ -45,7 +45,7 @@ def write(tmp_path, base):
 def test_defaults_need_nothing_but_a_base(write, env, base, tmp_path):
     write("")
     settings, _ = load(None, env)
-    assert settings.model.name == "tiny-llama"
+    assert settings.models[0].name == "tiny-llama"
     assert settings.watch.dir == str(tmp_path / "inbox")
     assert settings.inference.socket == str(tmp_path / "run" / "inference.sock")
     assert settings.engine_config().model == str(base)
@@ -82,7 +82,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_conf_d_beats_main(wri
 def test_the_environment_changes_the_first_model(write, env):
     write("")
     env |= {"LORAD_MODELS__0__NAME": "other", "LORAD_MODELS__DETERMINISTIC": "yes"}
-    model = load(None, env)[0].model
+    model = load(None, env)[0].models[0]
     assert (model.name, model.deterministic) == ("other", True)
 
 
@@ -129,7 +129,7 @@ def test_lists_in_the_environment_are_split_at_commas(write, env):
         ("[admin]\nmode = '0666'\n", "admin.mode: a socket that everybody", ""),
         ("[admin]\nmode = 'rw'\n", "admin.mode: an octal mode", ""),
         ("[admin]\nallow_uids = [0, -1]\n", "admin.allow_uids: user ids", ""),
-        ("[[models]]\nbase = '/x'\n", "models: one model a daemon", "another daemon"),
+        ("[[models]]\nbase = '/x'\n", "models.1.base: no config.json in /x", ""),
         ("not toml", "lorad.toml", ""),
         ("[limits]\nbody = 0\n", "limits.body: 4KiB or more", ""),
         ("[limits]\nheaders = 0\n", "limits.headers: 4KiB or more", ""),

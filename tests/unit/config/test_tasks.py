@@ -45,14 +45,14 @@ def llama(tmp_path):
 )
 def test_an_encoder_pools_by_what_its_files_hold(configure, tmp_path, files, tasks):
     settings = configure(write_bert(tmp_path / "bert", **files))
-    assert settings.model.tasks == tasks and settings.model.pools
+    assert settings.models[0].tasks == tasks and settings.models[0].pools
     checks.check_all(settings)
 
 
 def test_every_other_model_generates_unless_it_is_said(configure, llama):
-    assert configure(llama).model.tasks == ("generate",)
-    assert not configure(llama).model.pools
-    assert configure(llama, 'tasks = ["embed"]').model.pools
+    assert configure(llama).models[0].tasks == ("generate",)
+    assert not configure(llama).models[0].pools
+    assert configure(llama, 'tasks = ["embed"]').models[0].pools
 
 
 def test_a_classifier_that_sentence_transformers_saved_is_one_all_the_same(configure, tmp_path):
@@ -61,13 +61,13 @@ def test_a_classifier_that_sentence_transformers_saved_is_one_all_the_same(confi
     told = {"transformer_task": "sequence-classification"}
     (folder / "sentence_bert_config.json").write_text(json.dumps(told))
     settings = configure(folder)
-    assert settings.model.tasks == ("rerank", "classify")
+    assert settings.models[0].tasks == ("rerank", "classify")
     checks.check_all(settings)
 
 
 def test_a_sentence_transformers_folder_pools_whatever_its_model(configure, llama):
     (llama / "modules.json").write_text("[]")
-    assert configure(llama).model.tasks == ("embed",)
+    assert configure(llama).models[0].tasks == ("embed",)
 
 
 def test_settings_reach_the_engine_by_its_names(configure, tmp_path):
@@ -175,7 +175,7 @@ def test_a_decoder_pools_where_it_is_said(configure, llama):
 def test_a_decoder_without_a_head_that_generates_pools_by_itself(configure, llama, changes, tasks):
     write(llama, **changes)
     settings = configure(llama)
-    assert settings.model.tasks == tasks
+    assert settings.models[0].tasks == tasks
     assert base.spec_of(settings).num_labels == (0 if tasks == ("embed",) else 3 - len(tasks))
     with pytest.raises(BadConfig, match="architecture Llama") as caught:
         base.spec_of(configure(llama, 'tasks = ["generate"]'))

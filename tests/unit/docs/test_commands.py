@@ -115,8 +115,8 @@ def test_every_toml_that_a_page_shows_is_of_settings_that_there_are(page):
         for section, table in tomllib.loads(block).items():
             if section in ADAPTERS_OWN:
                 continue
-            (keys,) = table if isinstance(table, list) else (table,)
-            assert [key for key in keys if f"{section}.{key}" not in known] == [], block
+            for keys in table if isinstance(table, list) else (table,):
+                assert [key for key in keys if f"{section}.{key}" not in known] == [], block
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -15,6 +15,7 @@ from lorad.metrics.sources import Sources
 from lorad.registry.counts import Counts
 from lorad.service.catalog import Catalog, Entry
 from lorad.service.meter import Meter
+from lorad.service.snapshot import Seen
 
 POOL = PoolStatus(
     total=100,
@@ -77,10 +78,11 @@ class World:
             file_bytes=lambda: 4096,
             backed_up_at=lambda: 0.0,
         )
+        link = SimpleNamespace(state="ready", info=None, restarts=0, last_step_at=0.0)
         self.sources = Sources(
             settings=settings,
             version="0.1.0",
-            link=SimpleNamespace(state="ready", info=None, restarts=0, last_step_at=0.0),
+            models=(Seen(settings.models[0], link, self.picture),),
             picture=self.picture,
             catalog=self.catalog,
             registry=registry,
@@ -101,7 +103,7 @@ class World:
     def take(self, taken):
         self.picture.snapshot = taken
         self.picture.by_rev = {r.rev: r for r in taken.revisions}
-        self.metrics.take_snapshot(taken)
+        self.metrics.take_snapshot(taken, "tiny")
 
     def use(self, name, tokens=1):
         """A sequence that has ended."""

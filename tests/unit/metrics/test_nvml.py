@@ -64,7 +64,7 @@ def test_a_machine_without_the_driver_says_nothing():
 
 
 def test_the_gpu_is_named_by_its_uuid(world, library):
-    world.sources.link.info = SimpleNamespace(device_uuid=UUID, dtype="bfloat16")
+    world.sources.models[0].link.info = SimpleNamespace(device_uuid=UUID, dtype="bfloat16")
     assert world.value("gpu_memory_used_bytes", gpu=UUID) == 600
     assert world.value("gpu_utilization_ratio", gpu=UUID) == 0.25
     assert world.value("base_model_info", model="tiny", dtype="bfloat16") == 1

@@ -47,6 +47,7 @@ from lorad.service.events import EventRing
 from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
 from lorad.service.intake import Intake
+from lorad.service.lineup import Lineup, ModelAdapters
 from lorad.service.listing import Listing
 from lorad.service.making_room import RoomMaker
 from lorad.service.names import Names, entry_of
@@ -297,17 +298,26 @@ class World:
         self.link = EngineLink(
             EngineConfig(model="m"), self.events, new_client=self.new_client, first_pause=0.0
         )
-        self.catalog = Catalog(entry_of(s.adapter) for s in self.registry.all_serving())
-        self.names = Names(self.registry, self.catalog, model="base")
+        records = [serving.adapter for serving in self.registry.all_serving()]
+        self.catalog = Catalog(entry_of(record, ("base",)) for record in records)
+        self.names = Names(self.registry, self.catalog, models=("base",))
         self.picture = Picture(self.link)
         self.intake = Intake(self.store, inspect=self.inspect, pack=self.pack)
         self.revisions = Revisions(
-            self.registry, self.link, self.intake, self.catalog, self.events, self.tasks
+            self.registry,
+            self.link,
+            self.intake,
+            self.catalog,
+            self.events,
+            self.tasks,
+            model="base",
         )
-        self.housekeeping = Housekeeping(self.registry, self.link, self.revisions, self.events)
-        room = RoomMaker(self.registry, self.revisions, self.housekeeping.collect)
+        shelf = self.revisions.shelf
+        self.housekeeping = Housekeeping(self.registry, [self.link], shelf, self.events)
+        room = RoomMaker(self.registry, lambda rev: self.revisions, self.housekeeping.collect)
         self.intake.make_room = self.housekeeping.make_room = room.make
         self.registration = Registration(
+            "base",
             self.names,
             self.link,
             self.intake,
@@ -316,7 +326,8 @@ class World:
             check_pin=self.check_pin,
         )
         self.pins_refused = False
-        self.adapters = AdapterService(
+        self.model = ModelAdapters(
+            "base",
             self.names,
             self.link,
             self.intake,
@@ -327,7 +338,16 @@ class World:
             check_pin=self.check_pin,
             refresh=self.picture.refresh,
         )
-        self.listing = Listing(self.names, self.picture, self.events, info=lambda: self.info)
+        self.lineup = Lineup(self.catalog, [self.model])
+        self.adapters = AdapterService(
+            self.names,
+            self.lineup,
+            self.intake,
+            self.events,
+            self.tasks,
+            refresh=self.picture.refresh,
+        )
+        self.listing = Listing(self.names, self.picture, self.events, info=lambda model: self.info)
         self.inbox = Inbox(
             self.adapters,
             self.names,
@@ -338,8 +358,8 @@ class World:
             copy=lambda folder, staging: shutil.copytree(folder, staging.path, dirs_exist_ok=True),
             on_delete="keep",
         )
-        self.adapters.losses.on_lost = self.inbox.recover
-        self.housekeeping.on_lost = self.adapters.losses.lose_files
+        self.model.losses.on_lost = self.inbox.recover
+        self.housekeeping.on_lost = self.adapters.lose_files
 
     def new_client(self):
         client = FakeClient(self.info)

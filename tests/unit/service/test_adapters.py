@@ -664,7 +664,7 @@ def test_lost_files_of_a_replaced_revision_do_not_take_the_new_one_away(world):
         flip = w.registry.register(  # on disk, and the catalog has not heard of it
             "a", model="base", source="upload", revision=revision
         )
-        await w.adapters.losses.mark_missing(w.rev(1))
+        await w.model.losses.mark_missing(w.rev(1))
         assert flip.done()
         assert w.registry.get("a").stored_state == "registered"
         assert w.adapters.resolve("a").rev == w.rev(2)

@@ -30,7 +30,7 @@ MODES = ("peer", "key", "peer+key")
 
 @pytest.fixture
 def callers():
-    return Callers("tiny", operators=(0,), tenants=RECORDS, clock=lambda: 400.0)
+    return Callers(("tiny",), operators=(0,), tenants=RECORDS, clock=lambda: 400.0)
 
 
 def who(callers, uid, key, auth):
@@ -71,7 +71,7 @@ def test_a_key_with_the_id_of_another_is_not_that_one(callers):
 
 def test_an_older_key_is_good_until_its_time_is_over():
     moment = [499.0]
-    callers = Callers("tiny", tenants=RECORDS, clock=lambda: moment[0])
+    callers = Callers(("tiny",), tenants=RECORDS, clock=lambda: moment[0])
     assert who(callers, None, OLD.text, "key") == "acme"
     moment[0] = 500.0
     assert who(callers, None, OLD.text, "key") == "invalid_api_key"
@@ -79,7 +79,7 @@ def test_an_older_key_is_good_until_its_time_is_over():
 
 
 def test_without_tenants_the_socket_alone_decides():
-    callers = Callers("tiny", operators=(0,))
+    callers = Callers(("tiny",), operators=(0,))
     for auth in ("peer", "peer+key"):
         assert callers.identify(1234, 7, "", auth).tenant is None
     for auth in ("key", "peer+key"):

@@ -194,13 +194,13 @@ def verifier(w, *source, is_now=None):
     """
     asked = []
 
-    async def run(folder, out, probe, packed):
+    async def run(model, folder, out, probe, packed):
         asked.append(SimpleNamespace(folder=folder, out=out, probe=probe, packed=packed))
         assert out.is_dir() and probe.parent == out
         checked = 50 if packed else 0
         return Verified(rev=is_now or folder.name, bytes_checked=checked, findings=source)
 
-    service = Verification(w.names, w.link, w.intake, w.revisions, w.events, w.tasks, run=run)
+    service = Verification(w.names, w.lineup, w.intake, w.events, w.tasks, run=run)
     return service, asked
 
 
@@ -323,12 +323,12 @@ def test_a_verifier_that_fails_is_its_adapters_failure_and_the_next_is_verified(
         await w.add("b", 2)
         faults = [fault]
 
-        async def run(folder, out, probe, packed):
+        async def run(model, folder, out, probe, packed):
             if faults:
                 raise faults.pop()
             return Verified(rev=folder.name)
 
-        service = Verification(w.names, w.link, w.intake, w.revisions, w.events, w.tasks, run=run)
+        service = Verification(w.names, w.lineup, w.intake, w.events, w.tasks, run=run)
         w.engine.reports = [GOOD]
         done = await service.verify(wire.Names(names=("a", "b")))
         assert [(i.name, i.ok, i.code) for i in done.items] == [("a", False, code), ("b", True, "")]

@@ -9,6 +9,7 @@ import pytest
 
 from lorad.errors import LoradError
 from lorad.service.requests import RequestService
+from lorad.service.seams import Backend
 
 
 class Adapters:
@@ -16,7 +17,7 @@ class Adapters:
         self.leases = Counter()
 
     def resolve(self, model):
-        return SimpleNamespace(rev=None if model == "base" else model)
+        return SimpleNamespace(rev=None if model == "base" else model, model="base")
 
     def lease(self, rev):
         self.leases[rev] += 1
@@ -40,10 +41,10 @@ def test_a_revision_whose_text_is_read_is_leased_meanwhile(fails):
 
     async def scenario():
         service = RequestService(
-            adapters, SimpleNamespace(), text, limits=None, version="0", base_digest="0"
+            adapters, {"base": Backend(SimpleNamespace(), text, "0")}, limits=None, version="0"
         )
         with pytest.raises(LoradError) if fails else nullcontext():
-            assert await service.with_text("r1", work) == "words read"
+            assert await service.with_text("r1", work) == ("words read", "base")
 
     asyncio.run(scenario())
     assert seen == [1]

@@ -36,7 +36,7 @@ def test_the_prefix_cache_is_shown_as_the_engine_tells_it(world):
     async def scenario(w):
         await w.picture.refresh()
         told = wire.PrefixPicture(query_tokens=90, hit_tokens=32, found_blocks=(1, 1))
-        assert prefix_of(w.picture) == told
+        assert prefix_of(w.picture.snapshot) == told
 
     world(scenario)
 

@@ -8,7 +8,7 @@ from lorad.service.pins import PinRoom
 
 
 def room(w, **settings):
-    return PinRoom(w.registry, w.catalog, w.link, Lora(**settings))
+    return PinRoom(w.registry, w.catalog, w.link, Lora(**settings), model="base")
 
 
 def test_pins_leave_the_kv_floor_and_the_largest_adapter(world):

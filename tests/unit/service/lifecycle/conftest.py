@@ -20,6 +20,7 @@ from lorad.config import Limits
 from lorad.registry import writer
 from lorad.service.ask import Ask
 from lorad.service.requests import RequestService
+from lorad.service.seams import Backend
 from lorad.text.detok import Piece as Decoded
 
 _TESTS = Path(__file__).parents[3]
@@ -103,11 +104,9 @@ class Home(service_parts.World):
         self.link._kill = lambda: self.client.die(Fatal("internal_error", "replaced"))
         self.requests = RequestService(
             self.adapters,
-            self.link,
-            lambda rev: Words(),
+            {"base": Backend(self.link, lambda rev: Words(), "0" * 8)},
             limits=Limits(queue=60, queue_per_tenant=20, deadline=60.0),
             version="1",
-            base_digest="0" * 8,
             pool=virtual.InlineExecutor(1),
             clock=self.loop.time,
         )

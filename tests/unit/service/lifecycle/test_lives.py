@@ -303,7 +303,8 @@ class Life:
         home, engine = self.home, self.home.client.engine
         assert (home.requests.active, home.requests.waiting, home.link.running) == (0, 0, 0)
         assert home.catalog._leases == {} and not home.link.flights._preparing
-        assert +home.requests.door._lines == {}, "somebody waits at the door"
+        doors = home.requests.reception.doors.values()
+        assert not any(+door._lines for door in doors), "somebody waits at the door"
         known = {revision.rev: revision for revision in engine.residency.revisions()}
         assert set(known) == home.link.known, "engine and daemon know different revisions"
         used = {rev for e in home.catalog for rev in (e.rev, e.candidate) if rev}

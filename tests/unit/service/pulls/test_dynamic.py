@@ -277,7 +277,7 @@ def test_what_was_quarantined_later_is_pulled_anew(scene):
         name = f"hf:acme/sql@{s.put('acme/sql', 1)}"
         dynamic = s.dynamic("hf:acme/*")
         assert await dynamic.find(name, 5.0) == name
-        await s.world.adapters.losses.mark_damaged(s.world.rev(1), "block 0 is wrong")
+        await s.world.model.losses.mark_damaged(s.world.rev(1), "block 0 is wrong")
         with pytest.raises(LoradError):
             s.world.adapters.resolve(name)
         assert await dynamic.find(name, 5.0) == name

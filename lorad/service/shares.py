@@ -1,0 +1,46 @@
+"""Shares: several engines on one card, each with its part of the memory.
+
+Goes in: the engine links, and what each may take.  Comes out: an engine's turn to start, and what
+it is told.  An engine measures what of the card is taken, by whomever, and fills up to
+`gpu_memory_utilization`: so those that may be on a card start one after the other, and each is told
+its own share and the shares of those that are there already.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from msgspec import structs
+
+from engine.config import EngineConfig
+from engine.pooling.config import PoolingConfig
+
+
+class Link(Protocol):
+    """Of EngineLink; `pid` None: no process of it lives."""
+
+    config: EngineConfig | PoolingConfig
+
+    @property
+    def pid(self) -> int | None: ...
+
+
+class Shares:
+    """`links`: those that may be on the card."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = tuple(links)
+        self._turn = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, link: Link) -> AsyncIterator[EngineConfig | PoolingConfig]:
+        """What `link`'s next process is told.  Hold it until that has taken its memory."""
+        async with self._turn:
+            config = link.config
+            if isinstance(config, EngineConfig):
+                there = [o.config for o in self._links if o is not link and o.pid is not None]
+                taken = sum(c.gpu_memory_utilization for c in there if isinstance(c, EngineConfig))
+                whole = min(config.gpu_memory_utilization + taken, 1.0)
+                config = structs.replace(config, gpu_memory_utilization=whole)
+            yield config

@@ -1,0 +1,125 @@
+"""Of several models each engine has its own series, and what is of the daemon stays one."""
+
+import asyncio
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from msgspec import structs
+
+from lorad.config import Model
+from lorad.metrics.metrics import Metrics
+from lorad.metrics.table import GATEWAY, OF_ENGINES
+from lorad.service.catalog import Entry
+from lorad.service.meter import Meter
+from lorad.service.pictures import together
+from lorad.service.snapshot import Seen
+
+
+class Two:
+    """The world's model, and one that is called "vectors"."""
+
+    def __init__(self, world):
+        self.world, first = world, world.sources.models[0]
+        self.pictures = {"tiny": SimpleNamespace(snapshot=None)}
+        self.pictures["vectors"] = SimpleNamespace(snapshot=None)
+        link = SimpleNamespace(state="loading_base", info=None, restarts=3, last_step_at=0.0)
+        second = Model(base="/models/bert", name="vectors", dtype="float16")
+        self.meter = Meter(models=("tiny", "vectors"))
+        sources = dataclasses.replace(
+            world.sources,
+            models=(
+                Seen(first.settings, first.link, self.pictures["tiny"]),
+                Seen(second, link, self.pictures["vectors"]),
+            ),
+            meter=self.meter,
+        )
+        self.metrics = Metrics(sources, started=0.0)
+
+    def take(self, model, snapshot):
+        self.pictures[model].snapshot = snapshot
+        every = [p.snapshot for p in self.pictures.values() if p.snapshot is not None]
+        self.world.picture.snapshot = together(every)
+        self.world.picture.by_rev = {s.rev: s for one in every for s in one.revisions}
+        self.metrics.take_snapshot(snapshot, model)
+
+    def lines(self):
+        return asyncio.run(self.metrics.scrape(""))[0].decode().splitlines()
+
+    def of(self, name):
+        return [line for line in self.lines() if line.startswith((f"{name}{{", f"{name} "))]
+
+
+@pytest.fixture
+def two(world):
+    return Two(world)
+
+
+def test_what_is_of_one_engine_says_whose_it_is(two, told):
+    two.take("tiny", told.snapshot(slots_used=5))
+    two.take("vectors", told.snapshot(slots_used=2))
+    assert two.of("lorad_slots_used") == [
+        'lorad_slots_used{model="tiny"} 5.0',
+        'lorad_slots_used{model="vectors"} 2.0',
+    ]
+    assert two.of("lorad_engine_restarts_total") == [
+        'lorad_engine_restarts_total{model="tiny"} 0.0',
+        'lorad_engine_restarts_total{model="vectors"} 3.0',
+    ]
+    assert 'lorad_engine_state{model="vectors",state="loading_base"} 1.0' in two.lines()
+    assert 'lorad_base_model_info{dtype="float16",model="vectors"} 1.0' in two.lines()
+    assert len(two.of("lorad_ready")) == 1
+
+
+def test_adapters_and_bases_are_told_with_their_model(two, told):
+    two.world.catalog.put(Entry("sql", "rev-sql", model="tiny"))
+    two.world.catalog.put(Entry("topics", "rev-topics", model="vectors"))
+    two.take("tiny", told.snapshot(told.status("sql", running=2)))
+    base = structs.replace(told.snapshot().base, waiting=3)
+    two.take("vectors", told.snapshot(told.status("topics"), base=base, waiting=3))
+    for name, model in (("sql", "tiny"), (None, "vectors")):
+        two.meter.pooled(
+            "embeddings",
+            name=name,
+            model=model,
+            tenant="",
+            num_inputs=1,
+            num_tokens=4,
+            received=0.0,
+        )
+    assert sorted(two.of("lorad_prompt_tokens_total")) == [
+        'lorad_prompt_tokens_total{adapter="__base__",model="tiny"} 0.0',
+        'lorad_prompt_tokens_total{adapter="__base__",model="vectors"} 4.0',
+        'lorad_prompt_tokens_total{adapter="sql",model="tiny"} 4.0',
+    ]
+    assert 'lorad_requests_running{adapter="sql",model="tiny"} 2.0' in two.lines()
+    assert 'lorad_requests_waiting{adapter="__base__",model="vectors"} 3.0' in two.lines()
+    assert 'lorad_requests_waiting{adapter="__base__",model="tiny"} 0.0' in two.lines()
+
+
+def test_gateways_find_one_series_of_all_models(two, told):
+    two.world.catalog.put(Entry("sql", "rev-sql", model="tiny"))
+    two.world.catalog.put(Entry("topics", "rev-topics", model="vectors"))
+    two.take("tiny", told.snapshot(told.status("sql")))
+    two.take("vectors", told.snapshot(told.status("topics")))
+    (line,) = two.of(GATEWAY)
+    assert 'running_lora_adapters="sql,topics"' in line and 'max_lora="16"' in line
+    assert "model=" not in line
+
+
+def test_an_engine_that_is_replaced_lets_no_counter_of_either_fall(two, told):
+    two.take("tiny", told.snapshot(pid=1, preemptions=5))
+    two.take("vectors", told.snapshot(pid=2, preemptions=7))
+    two.take("vectors", told.snapshot(pid=3, preemptions=1))
+    assert two.of("lorad_preemptions_total") == [
+        'lorad_preemptions_total{model="tiny"} 5.0',
+        'lorad_preemptions_total{model="vectors"} 8.0',
+    ]
+
+
+def test_one_model_alone_has_no_label_for_it(world, told):
+    world.take(told.snapshot())
+    text = world.text()
+    for name in OF_ENGINES:
+        assert f"{name}{{model=" not in text
+    assert 'adapter="__base__",model=' not in text
