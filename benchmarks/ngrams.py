@@ -11,17 +11,21 @@ One JSON line for each adapter, kind and longest draft on stdout:
   tokens_a_draw      their ratio: what a step is worth at best
   drafted, accepted  tokens of drafts, and those that were right
 and with `always` for drafts of full length, whatever the share of right ones.  `words` lines say
-the same for matches of 2, 3, 4 and 6 tokens at the least.  --check answers all again with drafts
-of 4, and ends with exit status 1 if an answer differs.
+the same for matches of 2, 3, 4 and 6 tokens at the least.  Then, of this machine, the least of many
+turns: microseconds to begin a sequence, to learn 512 places, and to guess 8 tokens where nothing is
+found, where a text repeats itself, and where every place has to be looked at.  --check answers
+all again with drafts of 4, and ends with exit status 1 if an answer differs.
 """
 
 import argparse
 import inspect
 import json
+import random
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +35,7 @@ from engine import ngram, speculation
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.messages import SamplingParams
+from engine.ngram import NgramIndex
 from engine.sequence import Sequence
 from engine.speculation import Speculation
 from lorad.text.template import ChatTemplate
@@ -165,6 +170,33 @@ def report(answers: list[Answered]) -> None:
     speculation.WORTH = usual
 
 
+def microseconds() -> dict[str, float]:
+    """The host's share of it."""
+    plain = random.Random(0).choices(range(50_000), k=20_000)
+    repeated = [1, 2, 3, 4, 5] * 2000
+    shared = [*range(1, ngram.LONGEST)]  # one less than ends the search at once
+    similar = [t for n in range(500) for t in (1000 + n, *shared)] + [7000, *shared]
+    known = {"nothing": plain, "repeated": repeated, "similar": similar}
+    told = {
+        "begin": _least(NgramIndex),
+        "learn_512": _least(lambda: NgramIndex().learn(plain, 512)),
+    }
+    for name, tokens in known.items():
+        index = NgramIndex()
+        index.learn(tokens, len(tokens))
+        told[f"guess_{name}"] = _least(lambda i=index, t=tokens: i.guess(t, 8))  # type: ignore[misc]
+    return told
+
+
+def _least(act: Callable[[], object], turns: int = 300) -> float:
+    times = []
+    for _ in range(turns):
+        start = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - start)
+    return round(min(times) * 1e6, 1)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -177,6 +209,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     answers = answer(options)
     report(answers)
+    print(json.dumps({"microseconds": microseconds()}), flush=True)
     if not options.check:
         return 0
     again = answer(options, drafts=4)

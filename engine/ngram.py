@@ -13,7 +13,7 @@ from array import array
 #: Tokens that an earlier place has to share at the least.  Two are shared by chance all the time.
 GRAM = 3
 #: Earlier places that are looked at, the newest first; and tokens of each that are compared.
-TRIES, LONGEST = 16, 32
+TRIES, LONGEST = 8, 16
 #: Heads of the chains of places with one hash.
 HEADS = 1 << 15
 _MASK = HEADS - 1
@@ -70,6 +70,8 @@ class NgramIndex:
                 length += 1
             if length > longest:
                 best, longest = place, length
+                if length == LONGEST:
+                    break  # none is better, and those to come are older
             place = self._before[place - GRAM + 1]
         return best
 

@@ -259,12 +259,14 @@ def _live(a: wire.Adapter) -> tuple[tuple[str, str], ...]:
     prefix = human_prefix(
         a.prefix_query_tokens, a.prefix_hit_tokens, a.prefix_lost_tokens, a.prefix_saved_seconds
     )
+    drafts = f"{human_ratio(a.accepted_tokens, a.draft_tokens)} of {a.draft_tokens} tokens right"
     return (
         ("slot", _number(a.slot)),
         ("requests", f"{a.running} running, {a.waiting} waiting"),
         ("used", f"{human_age(age_of(a.last_used_at))} ago" if a.last_used_at else "never"),
         ("loads", f"{a.loads}, evictions {a.evictions}, thrashes {a.thrashes}"),
         ("prefix", prefix),
+        *([("drafts", drafts)] if a.draft_tokens else []),
     )
 
 

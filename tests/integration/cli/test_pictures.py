@@ -309,6 +309,9 @@ def test_show_and_status_say_what_the_prefix_cache_did(server, loractl, make_row
     server.rows["bible"] = make_row("bible", prefix_saved_seconds=1.25, **counts)
     told = "75% of 400 tokens hit, 1.2s of prefill saved, 5% lost to evictions\n"
     assert f"prefix    {told}" in loractl("show", "bible").out
+    assert "drafts" not in loractl("show", "bible").out
+    server.rows["bible"] = make_row("bible", draft_tokens=400, accepted_tokens=300)
+    assert "drafts    75% of 400 tokens right\n" in loractl("show", "bible").out
     said = loractl("status").out
     assert "prefix      --\n" in said, "nothing was asked: that is no share of nothing"
     assert "  reuse     no block was asked for twice\n" in said

@@ -4,12 +4,15 @@
 lengths are right up to every place.  What n-grams find by themselves has tests of its own.
 """
 
+import json
 import random
+from dataclasses import replace
 from zlib import crc32
 
+import msgspec
 import pytest
 
-from engine import speculation
+from engine import grammar, guides, speculation
 from engine.messages import Abort, Evict, GetSnapshot, Load
 
 WISHES = [
@@ -80,18 +83,19 @@ def plain() -> dict:
     return {}
 
 
-def without(plain, start_core, adapters, prompt, seed):
+def without(plain, start_core, adapters, prompt, seed, **device):
     if seed not in plain:
-        driver = start_core(max_batch_tokens=48)
+        driver = start_core(max_batch_tokens=48, **device)
         driver.add(*adapters)
         plain[seed] = play(driver, adapters, prompt, seed)
     return plain[seed]
 
 
-def compare(plain, start_core, adapters, prompt, seed, tokens, **sizes) -> None:
-    right = without(plain, start_core, adapters, prompt, seed)
+def compare(plain, start_core, adapters, prompt, seed, tokens, device=None, **sizes) -> None:
+    device = device or {}
+    right = without(plain, start_core, adapters, prompt, seed, **device)
     known = {name: answer[0] for name, answer in right.items()}
-    driver = drafting(start_core, known, tokens, max_batch_tokens=48, **sizes)
+    driver = drafting(start_core, known, tokens, max_batch_tokens=48, **sizes, **device)
     driver.add(*adapters)
     assert play(driver, adapters, prompt, seed) == right
     snapshot = driver.call(GetSnapshot).snapshot
@@ -121,6 +125,17 @@ def test_answers_are_those_without_drafts_of_any_length(
 ) -> None:
     for seed in (1, 2):
         compare(plain, start_core, adapters, prompt, seed, tokens, lookahead=lookahead, **sizes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lookahead", [False, True])
+@pytest.mark.parametrize("tokens", [1, 4, 8])
+def test_answers_on_a_card_are_those_without_drafts(
+    start_core, adapters, prompt, tokens, lookahead
+) -> None:
+    """Deterministic, so that a row's bits are the same whoever stands beside it."""
+    card = {"device": "cuda", "dtype": "float32", "deterministic": True, "max_rank": 16}
+    compare({}, start_core, adapters, prompt, 1, tokens, device=card, lookahead=lookahead)
 
 
 @pytest.mark.parametrize(
@@ -229,3 +244,47 @@ def test_drafts_make_fewer_steps(start_core, prompt) -> None:
     outcome = driver.core.stats
     assert outcome.generated_tokens == 40 == outcome.generated_by_rev[None]
     assert driver.core.runner.forward_passes == plain - outcome.accepted_by_rev[None]
+
+
+@pytest.mark.parametrize("wait", [guides.WAIT_SECONDS, 0.0])
+def test_guided_answers_beside_drafts_stay_what_they_are_and_have_none(
+    start_core, worded_dir, prompt, wait
+) -> None:
+    """Without a wait every mask is late: rows are put off in steps that hold drafts."""
+    schema = {"enum": ["a word", "another one", "and a third, which is longer"]}
+    text = grammar.json_schema(json.dumps(schema))
+    right: dict[str, list[int]] = {}
+    for speculating in (False, True):
+        if speculating:
+            driver = drafting(start_core, right, 4, model=worded_dir, lookahead=True)
+        else:
+            driver = start_core(worded_dir)
+        driver.core.guides._wait_seconds = wait
+        for n in range(2):
+            driver.submit(f"guided {n}", prompt(9, n), grammar=text, temperature=1.0, seed=n)
+            driver.submit(f"free {n}", prompt(12, n), max_tokens=60, ignore_eos=True)
+        driver.finish()
+        answers = {name: story.tokens for name, story in driver.stories.items()}
+        right = right or answers
+    assert answers == right
+    drafted = sum(len(right[f"free {n}"]) for n in range(2))
+    assert 20 < driver.core.stats.accepted_by_rev[None] < drafted
+
+
+def test_an_activated_lora_drafts_on_its_own_rows_alone(start_core, adapters, prompt) -> None:
+    """Its blocks before the invocation are the base's, and drafts come behind it."""
+    ids = prompt(40)
+    manifest = msgspec.structs.replace(adapters[0].manifest, alora_tokens=tuple(ids[20:22]))
+    called = replace(adapters[0], manifest=manifest)
+    right: dict[str, list[int]] = {}
+    for speculating in (False, True):
+        driver = drafting(start_core, right, 5) if speculating else start_core()
+        driver.add(called)
+        for name, rev in (("base", None), ("called", called.rev), ("again", called.rev)):
+            driver.submit(name, ids, rev, max_tokens=40, ignore_eos=True)
+            driver.finish()
+        right = right or {name: story.tokens for name, story in driver.stories.items()}
+    assert {name: story.tokens for name, story in driver.stories.items()} == right
+    assert right["called"] == right["again"] != right["base"]
+    assert driver.core.stats.accepted_by_rev[called.rev] > 10
+    assert driver.stories["called"].cached == 16, "the base's block"

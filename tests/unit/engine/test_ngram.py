@@ -35,12 +35,12 @@ def test_a_guess_continues_the_longest_match_the_newest_of_equals() -> None:
     draw, met = random.Random(0), 0
     for _ in range(3000):
         ids = draw.choice([2, 3, 5])
-        tokens = [draw.randrange(ids) for _ in range(draw.randrange(TRIES + 2))]
+        tokens = [draw.randrange(ids) for _ in range(draw.randrange(TRIES + GRAM + 1))]
         most = draw.randrange(1, 9)
         right = by_looking(tokens, most)
         assert learned(tokens).guess(tokens, most) == right, tokens
         met += bool(right)
-    assert met > 500
+    assert met > 300
 
 
 def test_what_repeats_is_guessed_at_any_length() -> None:
@@ -83,3 +83,4 @@ def test_the_work_is_bounded_however_often_the_end_stands_in_the_text() -> None:
     index = learned(plain)
     index.guess(Counted(plain), 4)
     assert Counted.looked_at <= 2 * TRIES * (LONGEST + 1) + 8
+    assert index.learn(plain, 512) == 0
