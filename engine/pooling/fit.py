@@ -34,12 +34,11 @@ def usual_tasks(folder: Path) -> tuple[str, ...]:
         if "LogitScore" in kinds:
             return (RERANK,)
         config = read_json(folder / "config.json", required=not listed)
-        known = is_encoder(config) or config.get("model_type") in FAMILIES
+        known = is_encoder(config) or str(config.get("model_type")) in FAMILIES
     except EngineError:
         return (EMBED,) if listed else (GENERATE,)
     if known and "Pooling" not in kinds and _class_of(config).endswith(CLASSIFIER):
-        labels = config.get("id2label") or range(config.get("num_labels") or 2)
-        return (RERANK, CLASSIFY) if len(labels) == 1 else (CLASSIFY,)
+        return (RERANK, CLASSIFY) if _num_labels(config) == 1 else (CLASSIFY,)
     bare = known and _class_of(config).endswith("Model")
     return (EMBED,) if listed or bare or is_encoder(config) else (GENERATE,)
 
@@ -85,6 +84,14 @@ def read_model(config: PoolingConfig) -> tuple[Path, BaseSpec, PoolingSpec]:
 def _class_of(config: Mapping[str, Any]) -> str:
     named = config.get("architectures") or [""]
     return str(named[0] if isinstance(named, list) else named)
+
+
+def _num_labels(config: Mapping[str, Any]) -> int:
+    """As they are named, else counted; what is neither is refused when the model is read."""
+    named, count = config.get("id2label"), config.get("num_labels")
+    if isinstance(named, dict) and named:
+        return len(named)
+    return count if isinstance(count, int) else 2
 
 
 def _check_words(spec: BaseSpec, pooling: PoolingSpec) -> None:

@@ -182,6 +182,28 @@ def test_a_decoder_without_a_head_that_generates_pools_by_itself(configure, llam
     assert caught.value.hint == f"tasks = {json.dumps(tasks)}"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": ["llama"]},
+        {"architectures": {"LlamaForSequenceClassification": 1}},
+        {"architectures": "LlamaForSequenceClassification", "num_labels": "two"},
+        {"architectures": ["LlamaForSequenceClassification"], "id2label": 7},
+        {"architectures": [["LlamaModel"]]},
+    ],
+)
+def test_odd_files_are_for_something_and_refused_in_one_line(configure, llama, changes):
+    write(llama, **changes)
+    settings = configure(llama)
+    assert settings.model.tasks in (("generate",), ("classify",))
+    try:
+        base.spec_of(settings)
+    except BadConfig as refused:
+        assert "\n" not in refused.message
+    else:
+        assert settings.model.tasks == ("classify",)  # of two classes, as transformers counts
+
+
 @pytest.mark.parametrize("setting", ["prefix_cache", "chunked_prefill"])
 def test_what_a_pooled_decoder_is_not_served_with_is_refused_by_its_key(configure, llama, setting):
     write(llama)
