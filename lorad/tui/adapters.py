@@ -108,7 +108,9 @@ class AdaptersPanel(Grid[Row]):
     # ------------------------------------------------------------- telling
     def columns_at(self, width: int) -> tuple[Column[Row], ...]:
         board = self.top.shown
-        return columns(board.time if board is not None else "")
+        if board is None:
+            return columns("")
+        return columns(board.time, several=len(board.status.models) > 1)
 
     def title(self) -> Line:
         pages = self.listing
@@ -206,10 +208,12 @@ def _used(now: str) -> Callable[[str, Row, Glyphs], Line]:
     return cell
 
 
-def columns(now: str) -> tuple[Column[Row], ...]:
-    """`now` is the daemon's time."""
+def columns(now: str, *, several: bool = False) -> tuple[Column[Row], ...]:
+    """`now` is the daemon's time; `several`: there is more than one model."""
     used = Column("used", "USED", 5, _used(now), right=True, drop=1)
-    return (*_COLUMNS[:-1], used, _COLUMNS[-1])
+    name, *others, source = _COLUMNS
+    model = Column[Row]("model", "MODEL", 12, lambda k, r, g: ((r.model, "faint"),), drop=1)
+    return (name, *([model] if several else []), *others, used, source)
 
 
 _COLUMNS: tuple[Column[Row], ...] = (

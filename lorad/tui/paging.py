@@ -87,6 +87,7 @@ def fields_of(key: str, row: wire.Adapter) -> Mapping[str, str]:
     return {
         "state": row.state,
         "tenant": row.tenant or "",
+        "model": row.model,
         "pin": "yes" if row.pinned else "no",
         "rank": "" if row.rank is None else str(row.rank),
         "rev": row.rev or "",

@@ -213,12 +213,15 @@ def test_panels_fill_the_height_whatever_it_is(width, height):
         assert p.beside is (width >= 100 and height >= 24)
 
 
-def test_of_several_models_the_header_names_all_and_slots_say_whose_they_are(play, boards):
+def test_of_several_models_the_header_names_all_and_rows_say_whose_they_are(play, boards, fakes):
     async def act(stage):
         await stage.resize(160, 36)
         text = stage.text()
         assert "llama minilm" in text and "MODEL" in text
         await stage.press("3")
         assert "(minilm)" in stage.text()
+        await stage.press("2")
+        await stage.until(lambda: not stage.app.view.grid.listing.due)
+        assert "MODEL" in stage.text()
 
-    play(act, boards.two_models())
+    play(act, boards.two_models(), daemon=fakes.FakeDaemon(fakes.adapter(1)))

@@ -76,6 +76,17 @@ def test_what_is_in_effect_is_described_with_what_waits_for_a_restart(setup):
     assert reload.describe().needs_restart == {}
 
 
+def test_models_wait_for_a_restart_each_key_by_the_model_that_has_it(setup, tmp_path):
+    write, reload, applied, _ = setup
+    second = f'[[models]]\nbase = "{tmp_path / "base"}"\nname = "second"\ndevice = "cpu"\n'
+    write(second)
+    assert asyncio.run(reload()).needs_restart == ("models",)
+    assert reload.describe().needs_restart == {"models": 2}
+    assert len(applied[-1].models) == 1, "nobody is told of a model that has no engine"
+    write("threads = 3\n")
+    assert asyncio.run(reload()).needs_restart == ("models.threads",)
+
+
 @pytest.mark.parametrize(
     ("text", "key", "hint"),
     [

@@ -22,9 +22,13 @@ from lorad.service.meter import Meter
 from lorad.service.names import Names, entry_of
 from lorad.service.picture import Picture
 from lorad.service.pictures import Pictures, together
+from lorad.service.reception import Reception
 from lorad.service.registration import Registration
+from lorad.service.requests import RequestService
 from lorad.service.revisions import Revisions
+from lorad.service.seams import Backend
 from lorad.service.shares import Shares
+from lorad.service.tenants import Tenant, account_of
 
 
 class Home:
@@ -346,3 +350,53 @@ def test_an_engine_that_waits_for_its_turn_is_loaded_after_the_other(fake, event
 
     asyncio.run(scenario())
     assert len(made) == 2
+
+
+def test_a_model_that_is_swamped_keeps_nobody_from_another():
+    limits = SimpleNamespace(queue=1, queue_per_tenant=9, deadline=9.0)
+    reception = Reception(SimpleNamespace(), limits=limits)
+    account = account_of(None, None, None)
+
+    def ask(model):
+        resolved = SimpleNamespace(name=None, rev=None, model=model, priority=None)
+        return reception.admit(resolved, account, 1, deadline=1e9)
+
+    first, other = ask("a"), ask("b")
+    with pytest.raises(LoradError, match="1 sequences wait already") as refused:
+        ask("a")
+    assert refused.value.code == "queue_full" and reception.waiting == 2
+    first.leave()
+    ask("a").leave()
+    other.leave()
+    assert reception.waiting == 0 and reception.active == 0
+
+
+def test_text_and_facts_are_those_of_the_model_that_is_meant():
+    def resolve(model):
+        return SimpleNamespace(name=None, rev=None, model=model, priority=None)
+
+    links = {name: SimpleNamespace(check=lambda: None, info=name.upper()) for name in "ab"}
+    backends = {
+        name: Backend(link, lambda rev, name=name: f"text of {name}", "0")
+        for name, link in links.items()
+    }
+    adapters = SimpleNamespace(resolve=resolve)
+    service = RequestService(adapters, backends, limits=None, version="0")
+
+    async def scenario():
+        for name in "ab":
+            assert await service.with_text(name, str) == (f"text of {name}", name)
+            assert service.engine(name) == service.facts(name) == name.upper()
+        links["b"].info = None
+        with pytest.raises(LoradError, match="still loading"):
+            service.engine("b")
+        assert service.engine("a") == "A"
+
+    asyncio.run(scenario())
+
+
+def test_a_tenant_without_the_base_has_none_of_the_bases():
+    for base in (True, False):
+        tenant = Tenant("acme", adapters=("acme/*",), base=base, models=("a", "b"))
+        assert tenant.may("a") is base and tenant.may("b") is base
+        assert tenant.may("acme/x") and not tenant.may("other/x")
