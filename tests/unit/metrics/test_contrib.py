@@ -7,7 +7,7 @@ from pathlib import Path
 import promql_parser
 import pytest
 
-from lorad.metrics.table import NAMES
+from lorad.metrics.table import NAMES, OF_ENGINES
 
 CONTRIB = Path(__file__).parents[3] / "docs/contrib"
 DASHBOARD = json.loads((CONTRIB / "grafana/lorad.json").read_text(encoding="utf-8"))
@@ -66,10 +66,17 @@ def test_every_metric_and_label_that_is_named_exists(where, expression):
         assert metric is not None, f"{where} names {series}, which /metrics lacks"
         assert (metric.type == "histogram") == (series != metric.name), f"{where}: {series}"
         labels |= set(metric.labels)
+        # It is there where several models are; without it a group is as if it were not named.
+        labels |= {"model"} if metric.name in OF_ENGINES or "adapter" in metric.labels else set()
         used = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selected))
         assert used <= {*metric.labels, "le", "instance"}, f"{where}: {series} has no {used}"
     for group in GROUPED.findall(expression):
         assert {label.strip() for label in group.split(",")} <= labels, where
+
+
+def test_an_engine_that_idles_is_not_taken_for_stalled_while_another_runs():
+    stalled = rules()["LoradEngineStalled"]
+    assert "and on (instance, model) sum by (instance, model) (lorad_requests_running)" in stalled
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
