@@ -83,7 +83,8 @@ def test_documents_are_ranked_by_the_head_and_by_vectors(daemon):
     ranked = post(daemon, "/v1/rerank", query="some words", documents=documents)["results"]
     scores = {r["index"]: r["relevance_score"] for r in ranked}
     tei = post(daemon, "/rerank", query="some words", texts=documents, truncate=True)
-    assert {item["index"]: item["score"] for item in tei} == scores
+    # Which inputs share a step is chance, and the last bit hangs on it.
+    assert {item["index"]: item["score"] for item in tei} == pytest.approx(scores, rel=1e-5)
     each = [
         post(daemon, "/v1/score", model="vectors", text_1="some words", text_2=d)["data"][0][
             "score"
