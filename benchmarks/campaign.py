@@ -58,6 +58,7 @@ PLAN = (
     _of("attention", 120, "kernels_attention.py --only decode,chain,prefill --seconds 110"),
     _of("guides", 100, "guides.py --model MODEL --cases 64:0,64:1,64:16,64:64,1:0,1:1"),
     _of("mixed", 90, "mixed.py --model MODEL"),
+    _of("drafts", 150, "draft_steps.py --model MODEL"),
     _of("lora", 110, "lora_kernels.py --seconds 100"),
     _of("soak", 360, "soak.py --model MODEL --minutes 5 --device cuda"),
 )

@@ -204,3 +204,27 @@ def test_benchmarks_find_the_checkout_by_themselves():
 
     assert Path(checkout.ROOT) == Path(__file__).parents[3]
     assert str(checkout.ROOT) in sys.path
+
+
+def test_steps_with_drafts_are_held_against_plain_ones(tiny, capsys, monkeypatch):
+    import draft_steps
+
+    monkeypatch.setattr(draft_steps.speculation, "ROWS", 64)  # what it lifts is put back
+    monkeypatch.setattr(draft_steps.speculation, "WORTH", 0.25)
+    few = ["--cases", "1:0,3:2", "--drafts", "0,2", "--prompt", "9", "--tokens", "12"]
+    assert draft_steps.main(["--model", str(tiny), "--device", "cpu", *few]) == 0
+    lines = lines_of(capsys)
+    assert [(one["batch"], one["drafts"], one["rows"]) for one in lines] == [
+        *((1, 0, 1), (1, 2, 3), (3, 0, 3), (3, 2, 9))
+    ]
+    assert all(one["step_ms"] > 0 for one in lines)
+    for plain, one in zip(lines[::2], lines[1::2], strict=True):
+        assert one["break_even"] == pytest.approx(one["step_ms"] / plain["step_ms"] - 1, abs=0.01)
+
+
+def test_the_share_that_breaks_even_gives_the_drafts_that_do():
+    from draft_steps import share_of
+
+    assert share_of(0.5, 1) == 0.5 and share_of(1.0, 1) is None and share_of(-0.1, 4) == 0.0
+    share = share_of(1.5, 4)
+    assert sum(share**n for n in range(1, 5)) == pytest.approx(1.5, abs=0.01)
