@@ -195,13 +195,13 @@ def test_a_decoder_without_a_head_that_generates_pools_by_itself(configure, llam
 def test_odd_files_are_for_something_and_refused_in_one_line(configure, llama, changes):
     write(llama, **changes)
     settings = configure(llama)
-    assert settings.model.tasks in (("generate",), ("classify",))
+    assert settings.models[0].tasks in (("generate",), ("classify",))
     try:
         base.spec_of(settings)
     except BadConfig as refused:
         assert "\n" not in refused.message
     else:
-        assert settings.model.tasks == ("classify",)  # of two classes, as transformers counts
+        assert settings.models[0].tasks == ("classify",)  # of two classes, as transformers counts
 
 
 @pytest.mark.parametrize("setting", ["prefix_cache", "chunked_prefill"])
