@@ -160,6 +160,7 @@ def test_what_ngrams_find_changes_no_greedy_answer(start_core, adapters, prompt,
     assert answers[1] == answers[0]
     assert answers[1]["alone"] == answers[1]["r1"]
     assert driver.core.stats.accepted_by_rev.total() > 20, "nothing was tried"
+    assert not driver.core.scheduler.speculation._indexes, "kept for answers that have ended"
 
 
 class Chaos:
