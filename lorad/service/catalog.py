@@ -41,6 +41,7 @@ class Catalog:
         self._leaving: Counter[str] = Counter()  # names that somebody waits to remove
         self._last_name: dict[str, str] = {}  # how a revision without a name is called in events
         self._models: dict[str, str] = {}  # revision -> the model that it is served on
+        self._counts: Counter[str] = Counter()  # model -> names that serve
         for entry in entries:
             self.put(entry)
 
@@ -60,6 +61,7 @@ class Catalog:
                 _add(self._sources, entry.source, entry.name)
             self._last_name[entry.rev] = entry.name
             self._models[entry.rev] = entry.model
+            self._counts[entry.model] += 1
         if entry.candidate is not None:
             self._models[entry.candidate] = entry.model
             self._candidates[entry.candidate] += 1
@@ -70,6 +72,7 @@ class Catalog:
         if entry is None:
             return
         if entry.rev is not None:
+            self._counts[entry.model] -= 1
             _discard(self._names, entry.rev, name)
             if entry.source:
                 _discard(self._sources, entry.source, name)
@@ -115,6 +118,10 @@ class Catalog:
     def of(self, model: str) -> Iterator[Entry]:
         """The names of one model's adapters."""
         return (entry for entry in self if entry.model == model)
+
+    def count(self, model: str) -> int:
+        """How many names serve, of one model."""
+        return self._counts[model]
 
     def model_of(self, rev: str) -> str | None:
         """The model that a revision is served on, or was until it is forgotten; content is of one

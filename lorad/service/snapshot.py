@@ -6,7 +6,6 @@ whether requests are taken, with the reason if not.  Reads only.
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -135,9 +134,9 @@ class Snapshot:
         )
 
     def _each(self) -> tuple[wire.ModelStatus, ...]:
-        names = Counter(entry.model for entry in self._catalog if entry.rev is not None)
         return tuple(
-            _model(one, names[one.name], self._listing.pooling(one.name)) for one in self._models
+            _model(one, self._catalog.count(one.name), self._listing.pooling(one.name))
+            for one in self._models
         )
 
 

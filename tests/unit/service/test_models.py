@@ -280,9 +280,12 @@ def test_each_base_of_several_has_counters_of_its_own():
 def test_a_catalog_remembers_whose_content_was_until_it_is_forgotten():
     catalog = Catalog([Entry("a", "r1", model="x"), Entry("b", "r2", "r3", model="y")])
     assert [entry.name for entry in catalog.of("y")] == ["b"]
+    assert [catalog.count(model) for model in "xyz"] == [1, 1, 0]
     assert [catalog.model_of(rev) for rev in ("r1", "r2", "r3", "r4")] == ["x", "y", "y", None]
     catalog.drop("a")
-    assert catalog.model_of("r1") == "x"
+    assert catalog.model_of("r1") == "x" and catalog.count("x") == 0
+    catalog.put(Entry("b", None, model="y"))
+    assert catalog.count("y") == 0
     catalog.forget("r1")
     assert catalog.model_of("r1") is None
 
