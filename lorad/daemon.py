@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -119,7 +119,7 @@ class Daemon:
             self.services.watcher.start()
         self._tell_of_the_start()
         await self.services.operations.resume()
-        if await self._first_of(*(link.ready.wait() for link in self.services.links)):
+        if await self._started():
             spare_what_is_there()
             self.notifier.ready(self.progress.state())
             log.info("ready: %s", self.progress.state())
@@ -137,34 +137,41 @@ class Daemon:
         for text in config.doubts(self.settings):
             publish("config.warning", level="warn", message=text)
 
-    async def _first_of(self, *work: Awaitable[object]) -> bool:
-        """Wait for all of `work`, unless a signal or an engine that cannot be had comes first; True
-        if it was done."""
-        done = asyncio.ensure_future(asyncio.gather(*work))
+    async def _all_ready(self) -> None:
+        """Returns when every engine takes requests at the same moment."""
+        while away := [link for link in self.services.links if not link.ready.is_set()]:
+            await away[0].ready.wait()
+
+    async def _started(self) -> bool:
+        """Wait for the engines, unless a signal or one that cannot be had comes first; True if they
+        are there."""
+        ready = asyncio.ensure_future(self._all_ready())
         stopping = asyncio.ensure_future(self.stopping.wait())
         failures = [link.failed for link in self.services.links]
+        waited: set[asyncio.Future[Any]] = {ready, stopping, *failures}
         try:
-            waited: set[asyncio.Future[Any]] = {done, stopping, *failures}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             for failed in failures:
                 if failed.done():
                     failed.result()
             return not self.stopping.is_set()
         finally:
-            done.cancel()
+            ready.cancel()
             stopping.cancel()
 
     async def _served(self) -> None:
         """Until a signal comes, or no engine is left: of several models, the others go on without
         one that nothing brings back."""
         stopping = asyncio.ensure_future(self.stopping.wait())
-        failures = [link.failed for link in self.services.links]
+        left: set[asyncio.Future[Any]] = {link.failed for link in self.services.links}
         try:
-            ended = asyncio.gather(*failures, return_exceptions=True)
-            waited: set[asyncio.Future[Any]] = {stopping, ended}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if all(failed.done() for failed in failures):
-                failures[-1].result()
+            while not self.stopping.is_set():
+                await asyncio.wait({stopping, *left}, return_when=asyncio.FIRST_COMPLETED)
+                gone = {failed for failed in left if failed.done()}
+                left -= gone
+                for failed in gone:
+                    if failed.exception() is not None and not left:
+                        failed.result()
         finally:
             stopping.cancel()
 
