@@ -18,8 +18,8 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-import lorad.assembly
 import lorad.daemon
+import lorad.served
 from engine.client import EngineClient
 from lorad.cli.serve import app
 
@@ -102,6 +102,6 @@ class WatchedDaemon(lorad.daemon.Daemon):
 
 
 if __name__ == "__main__":
-    lorad.assembly.EngineClient = PacedClient  # type: ignore[misc]
+    lorad.served.EngineClient = PacedClient  # type: ignore[misc]
     lorad.daemon.Daemon = WatchedDaemon  # type: ignore[misc]
     sys.exit(app())
