@@ -35,8 +35,10 @@ def test_every_policy_serves_the_same_mix_on_room_for_some(churn):
         found = {tier: line[f"found_{tier}"] for tier in ("gpu", "loading", "ram", "disk")}
         assert sum(found.values()) == line["requests"]
         assert line["hit_rate"] == pytest.approx(found["gpu"] / line["requests"], abs=1e-4)
-        assert 0 < line["hit_rate"] < 1
+        assert line["hit_rate"] < 1
         assert line["h2ds"] > 0 and found["ram"] > 0  # two may find one there, and share its copy
+    # On a busy machine the rate is low, and so few requests may find nobody there by one policy.
+    assert sum(line["found_gpu"] for line in policies) > 0
 
 
 def test_twice_as_many_adapters_as_there_is_room_for_are_held_against_just_enough(churn):
