@@ -23,8 +23,10 @@ async def livez(request: Request) -> Response:
 
 async def readyz(request: Request) -> Response:
     listing, model = deps_of(request).listing, request.query_params.get("model")
-    if model is not None and model not in [m.name for m in deps_of(request).settings.models]:
-        raise LoradError("model_not_found", "there is no base of that name", param="model")
+    names = [m.name for m in deps_of(request).settings.models]
+    if model is not None and model not in names:
+        hint = f"there is {', '.join(names)}"
+        raise LoradError("model_not_found", "no base has that name", param="model", hint=hint)
     ready, reason = listing.ready(model)
     if ready:
         return json({"status": "ok"})

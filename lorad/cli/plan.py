@@ -146,7 +146,8 @@ class _Base:
 def _generating(status: wire.Status) -> wire.Status | wire.ModelStatus:
     """The model that is planned for: of several the first one that generates."""
     each: Sequence[wire.Status | wire.ModelStatus] = status.models or (status,)
-    found = next((one for one in each if one.pooling is None), None)
+    # By its tasks: one whose engine is away says nothing of pooling.
+    found = next((o for o in each if o.pooling is None and o.tasks in ((), ("generate",))), None)
     if found is None:
         raise Usage("a plan is of KV, and a pooling model has none")
     return found

@@ -146,7 +146,10 @@ class EngineLink:
         if self.state == "ready":
             return
         if self.state == "stopped" and self.failed.done():
-            raise LoradError("engine_restarting", f"the engine is gone: {self.progress}")
+            message = f"the engine is gone: {self.progress}"
+            raise LoradError(
+                "engine_restarting", message, hint="it is back after a restart of lorad"
+            )
         if self.state == "stopped":
             raise LoradError("draining", "lorad is stopping")
         code = "loading_base" if self.state == "starting" else self.state
@@ -258,7 +261,7 @@ class EngineLink:
         async with contextlib.AsyncExitStack() as turn:
             self._waits = True
             config = await turn.enter_async_context(self.turn())
-            self._waits = False
+            self._waits, self._moved = False, self._clock()  # its own start begins now
             return await self._serve_with(client, config, turn)
 
     async def _serve_with(

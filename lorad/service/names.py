@@ -6,6 +6,7 @@ name.  One lock a name puts its changes in a row.  Knows neither files nor the e
 
 import asyncio
 import difflib
+import json
 import re
 import weakref
 from collections import Counter
@@ -95,6 +96,12 @@ class Names:
         rev = record.serving_rev or record.candidate_rev
         if record.stored_state == State.MISSING or rev is None:
             raise LoradError("model_not_found", f"{name!r} has no files", hint="add it again")
+        if not model_of(record, self.models):
+            raise LoradError(
+                "model_not_found",
+                f"{name!r} is an adapter of {record.model!r}, which is not served here",
+                hint=f"loractl rm {name}, or a [[models]] with name = {json.dumps(record.model)}",
+            )
         return rev
 
     def unserved(self) -> dict[str, int]:

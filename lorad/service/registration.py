@@ -115,12 +115,13 @@ class Registration:
         model = self._names.catalog.model_of(rev)
         if model in (None, "", self._model):
             return
-        label = self._names.catalog.label(rev)
+        label, names = self._names.catalog.label(rev), self._names.catalog.names_of(rev)
+        away = f"loractl rm {' '.join(names)}" if names else "again once nobody uses it there"
         raise LoradError(
             "adapter_invalid",
             f"this content is an adapter of {model} already ({label}), and not of {self._model}",
             details={"reason": "E_MODEL"},
-            hint=f"loractl rm {label}, or add it for {model}",
+            hint=f"{away}, or add it for {model}",
         )
 
     async def _vet_content(self, rev: str, name: str, terms: Terms) -> None:

@@ -116,6 +116,13 @@ def test_an_engine_that_is_not_ready_is_503_with_a_time_and_a_reason(api, call, 
     assert call(api.admin, "GET", "/admin/v1/status").status == 200
 
 
+def test_readiness_of_a_base_that_nobody_serves_says_which_there_are(api, call):
+    assert call(api.inference, "GET", "/readyz?model=tiny").status == 200
+    answer = call(api.inference, "GET", "/readyz?model=nobody")
+    assert (answer.status, answer.code) == (404, "model_not_found")
+    assert "there is tiny" in answer.body.decode()
+
+
 def test_startup_is_not_over_before_the_engine_is_known(make_api, call):
     api = make_api()
     api.engine.info = None

@@ -1,12 +1,13 @@
 """plan: from a folder, from a running daemon, and what it refuses."""
 
 import json
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from lorad import wire
-from lorad.cli import card
+from lorad.cli import card, plan
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -130,3 +131,11 @@ def test_what_cannot_be_planned_is_one_line(loractl, folder, options, said):
 def test_a_folder_without_a_model_says_so(loractl, tmp_path):
     done = loractl("plan", str(tmp_path), "--blocks", "9", "--json")
     assert done.exit == 2 and "config.json" in done.error["message"]
+
+
+def test_of_several_models_the_one_that_generates_is_planned_for_whichever_engine_is_away():
+    vectors = wire.ModelStatus(name="v", base="/v", state="loading_base", tasks=("embed",))
+    writes = wire.ModelStatus(name="w", base="/w", state="ready", tasks=("generate",))
+    assert plan._generating(SimpleNamespace(models=(vectors, writes))) is writes
+    with pytest.raises(plan.Usage, match="a plan is of KV"):
+        plan._generating(SimpleNamespace(models=(vectors,)))

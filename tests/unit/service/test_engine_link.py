@@ -1,6 +1,7 @@
 """The link to the engine: readiness, deltas, deaths and restarts."""
 
 import asyncio
+import contextlib
 import subprocess
 
 import pytest
@@ -163,6 +164,9 @@ def test_five_crashes_in_ten_minutes_end_the_daemon(scene, eventually):
         with pytest.raises(StartError, match="crashed 5 times") as caught:
             await link.failed
         assert caught.value.exit == 1
+        with pytest.raises(LoradError, match="the engine is gone") as told:
+            link.check()
+        assert "restart of lorad" in told.value.hint
 
     scene(scenario)
 
@@ -263,6 +267,38 @@ def test_a_start_is_tended_while_it_reports_progress(fake, eventually):
             assert link.tended
             client.events.put_nowait(Starting("weights", fraction))
             await eventually(lambda fraction=fraction: link.fraction == fraction)
+        now += START_SILENCE + 1
+        assert not link.tended
+        await link.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_start_is_silent_only_from_its_turn_on(fake, eventually):
+    now, others = 0.0, asyncio.Event()
+
+    class Slow(fake.Client):
+        async def start(self, config):
+            """Never done."""
+
+    async def scenario():
+        nonlocal now
+        config = EngineConfig(model="m")
+        link = EngineLink(config, EventRing(), new_client=Slow, clock=lambda: now)
+
+        @contextlib.asynccontextmanager
+        async def turn():
+            await others.wait()
+            yield config
+
+        link.turn = turn
+        link.start()
+        await eventually(lambda: link._waits)
+        now += 2 * START_SILENCE
+        assert link.tended, "others load"
+        others.set()
+        await eventually(lambda: not link._waits)
+        assert link.tended, "it has only just begun"
         now += START_SILENCE + 1
         assert not link.tended
         await link.stop()

@@ -187,11 +187,13 @@ def test_a_name_and_its_content_are_of_one_model_at_a_time(home, eventually):
         with pytest.raises(LoradError, match="an adapter of base already") as refused:
             await h.add("b", 1, model="other")
         assert refused.value.details["reason"] == "E_MODEL"
+        assert refused.value.hint == "loractl rm a, or add it for base"
         w = h.world
         w.adapters.lease(w.rev(1))
         await w.adapters.remove("a")
-        with pytest.raises(LoradError, match="an adapter of base already"):
+        with pytest.raises(LoradError, match="an adapter of base already") as refused:
             await h.add("b", 1, model="other")  # a request uses it on the other engine yet
+        assert "rm" not in refused.value.hint, "there is no name to remove"
         w.adapters.release(w.rev(1))
         await eventually(lambda: w.catalog.model_of(w.rev(1)) is None)
         assert w.engine.kinds(RemoveRevision)
@@ -225,6 +227,11 @@ def test_adapters_of_a_model_that_is_not_served_wait_and_harm_nothing(home):
         assert (entry.rev, entry.model) == (None, "")
         assert entry_of(record, ("renamed",)).model == "renamed", "all are of a model that is alone"
         assert entry_of(record, ("base", "other")).rev == h.world.rev(2)
+        assert h.world.names.serving("two") == h.world.rev(2)
+        h.world.names.models = ("base", "third")
+        with pytest.raises(LoradError, match="is an adapter of 'other', which is not") as refused:
+            h.world.names.serving("two")
+        assert 'a [[models]] with name = "other"' in refused.value.hint
 
     home(scenario)
 
