@@ -134,7 +134,7 @@ class PoolPicture(Struct, frozen=True, kw_only=True):
     adapter_active: int = 0
     adapter_idle: int = 0
     block_bytes: int = 0
-    block_size: int = 0
+    block_size: int = 0  # tokens; 0: no KV, or the sum of models whose blocks differ
 
 
 class PrefixPicture(Struct, frozen=True, kw_only=True):

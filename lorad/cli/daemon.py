@@ -37,6 +37,7 @@ def status(context: typer.Context) -> None:
         return
     p, c = st.pool, st.prefix
     kv = f"{p.kv_active} active, {p.kv_cached} cached"
+    kv += f" (blocks of {p.block_size} tokens)" if p.block_size else ""
     hits = human_prefix(c.query_tokens, c.hit_tokens, c.lost_tokens, c.saved_seconds)
     pools = st.pooling if len(st.models) < 2 else None
     weights = f"{p.adapter_active} active, {p.adapter_idle} idle"
@@ -53,7 +54,7 @@ def status(context: typer.Context) -> None:
             ("adapters", counts),
             ("slots", f"{st.slots_used} of {st.slots_total} used, {st.pinned} pinned"),
             ("pool", f"{p.total} blocks of {human_bytes(p.block_bytes)}, {p.free} free"),
-            *([] if pools else [("  kv", f"{kv} (blocks of {p.block_size} tokens)")]),
+            *([] if pools else [("  kv", kv)]),
             ("  adapters", weights),
             *([] if pools else [("prefix", hits)]),
             *([] if pools or several else [("  reuse", _reuse(c))]),
@@ -103,9 +104,12 @@ def _models(st: wire.Status) -> list[tuple[str, str]]:
 def _pool_words(pool: wire.PoolPicture | None) -> str:
     if pool is None:
         return "no engine"
-    kv = f", kv {pool.kv_active} active and {pool.kv_cached} cached" if pool.block_size else ""
     weights = f"adapters {pool.adapter_active} active and {pool.adapter_idle} idle"
-    return f"{pool.total} blocks of {human_bytes(pool.block_bytes)}{kv}, {weights}"
+    blocks = f"{pool.total} blocks of {human_bytes(pool.block_bytes)}"
+    if not pool.block_size:
+        return f"{blocks}, {weights}"
+    kv = f"kv {pool.kv_active} active and {pool.kv_cached} cached"
+    return f"{blocks} or {pool.block_size} tokens, {kv}, {weights}"
 
 
 def _reuse(c: wire.PrefixPicture) -> str:

@@ -92,13 +92,16 @@ def together(snapshots: Sequence[EngineSnapshot]) -> EngineSnapshot | None:
 
 def _pool(pools: Sequence[PoolStatus]) -> PoolStatus:
     unit = math.gcd(*(pool.block_bytes for pool in pools))
-    keeps_kv = max(pools, key=lambda pool: pool.block_size)  # of a model that pools it is 0
+    keep_kv = [pool for pool in pools if pool.block_size]  # of a model that pools it is 0
+    # Of other blocks than the engines' own nobody can say how many tokens are in one.
+    tokens = {pool.block_size if pool.block_bytes == unit else 0 for pool in keep_kv}
     counts = {
         name: sum(getattr(pool, name) * (pool.block_bytes // max(unit, 1)) for pool in pools)
         for name in structs.asdict(pools[0])
         if name not in ("block_bytes", "block_size")
     }
-    return PoolStatus(**counts, block_bytes=unit, block_size=keeps_kv.block_size)
+    block_size = tokens.pop() if len(tokens) == 1 else 0
+    return PoolStatus(**counts, block_bytes=unit, block_size=block_size)
 
 
 def _prefix(all: Sequence[PrefixStatus]) -> PrefixStatus:

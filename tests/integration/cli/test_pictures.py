@@ -264,13 +264,18 @@ def test_status_of_several_models_has_figures_of_each(server, loractl, monkeypat
             engine_restarts=1,
         ),
     )
-    status = msgspec.structs.replace(server._status(), models=models)
-    monkeypatch.setattr(server.api.listing, "status", lambda: status)
+    whole = msgspec.structs.replace(server._status(), models=models, pool=pool)
+    monkeypatch.setattr(server.api.listing, "status", lambda: whole)
     said = loractl("status").out
+    assert "  kv        0 active, 0 cached\n" in said, "blocks of all hold nobody knows how much"
     assert said.count("model       ") == 2 and "/m/llama" in said and "/m/minilm" in said
     assert "engine_restarting (again)" in said and "embed, rerank" in said
     assert "8 blocks of 1M, adapters 0 active and 0 idle" in said
     assert "no engine" in said, "of the first, which tells of no pool"
+    llama, minilm = models
+    writes = msgspec.structs.replace(llama, pool=msgspec.structs.replace(pool, block_size=16))
+    whole = msgspec.structs.replace(whole, models=(writes, minilm))
+    assert "8 blocks of 1M or 16 tokens, kv 0 active and 0 cached" in loractl("status").out
 
 
 def test_lists_say_whose_an_adapter_is_where_that_is_not_the_same_for_all(
