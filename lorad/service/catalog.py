@@ -8,7 +8,7 @@ registry is the truth, and `AdapterService` is the only writer here.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,11 @@ class Catalog:
         return iter(tuple(self._entries.values()))
 
     def put(self, entry: Entry) -> None:
-        """Enter or replace a name."""
+        """Enter or replace a name.  One whose content another name has on another model is known,
+        and serves nothing: all that is known of content, its engine too, is by revision."""
         self.drop(entry.name)
+        if any(self._is_of_another(rev, entry.model) for rev in (entry.rev, entry.candidate)):
+            entry = replace(entry, rev=None, candidate=None)
         self._entries[entry.name] = entry
         if entry.rev is not None:
             _add(self._names, entry.rev, entry.name)
@@ -127,6 +130,9 @@ class Catalog:
         """The model that a revision is served on, or was until it is forgotten; content is of one
         model at a time."""
         return self._models.get(rev)
+
+    def _is_of_another(self, rev: str | None, model: str) -> bool:
+        return rev is not None and self.referenced(rev) and self._models[rev] != model
 
     def referenced(self, rev: str) -> bool:
         """Does a name serve it, or is it about to?"""

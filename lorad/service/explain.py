@@ -94,6 +94,12 @@ class Explaining:
                 next="requests get 404 until that model is served again",
                 hint=f"loractl rm {record.name}, or a [[models]] with name = {record.model!r}",
             )
+        if owner := self._names.elsewhere(record):
+            return state, Told(
+                why=f"its content is an adapter of {owner} by another name",
+                next="requests get 404, as content is of one model at a time",
+                hint=f"loractl rm {record.name}",
+            )
         if record.serving_rev is None:
             return state, Told(
                 why="its first version is not ready yet", next="it serves once it is packed"

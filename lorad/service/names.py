@@ -102,7 +102,25 @@ class Names:
                 f"{name!r} is an adapter of {record.model!r}, which is not served here",
                 hint=f"loractl rm {name}, or a [[models]] with name = {json.dumps(record.model)}",
             )
+        if owner := self.elsewhere(record):
+            raise LoradError(
+                "model_not_found",
+                f"{name!r} has the content of {self.catalog.label(rev)}, an adapter of {owner}",
+                hint=f"loractl rm {name}: content is of one model at a time",
+            )
         return rev
+
+    def elsewhere(self, record: AdapterRecord) -> str:
+        """The base that has the content of a name which is of another base, "" mostly: nothing is
+        served under such a name."""
+        rev = record.serving_rev or record.candidate_rev
+        owner = (self.catalog.model_of(rev) if rev is not None else None) or ""
+        return owner if owner != model_of(record, self.models) else ""
+
+    def waiting_for(self, rev: str) -> AdapterRecord | None:
+        """A name of that content whose base is not served, and may be again."""
+        records = map(self.registry.get, self.registry.names_of(rev))
+        return next((r for r in records if r is not None and not model_of(r, self.models)), None)
 
     def unserved(self) -> dict[str, int]:
         """How many adapters are of models that are not served, by the model's name."""

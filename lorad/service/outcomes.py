@@ -90,7 +90,8 @@ class Outcomes:
             )
         entry = self._names.catalog.get(name)
         rev = entry.rev if entry is not None else None
-        state = State.QUARANTINED
+        record = self._names.registry.get(name)
+        state = State.QUARANTINED if record is None else record.stored_state
         if rev:
             state = self._models.of(rev).revisions.tiers.get(rev, State.REGISTERED)
         return wire.ItemResult(

@@ -113,9 +113,11 @@ class Registration:
     def _check_content(self, rev: str) -> None:
         """Content is of one model at a time, as all that is known of it is by revision."""
         model = self._names.catalog.model_of(rev)
+        label, names = self._names.catalog.label(rev), self._names.catalog.names_of(rev)
+        if not model and (waiting := self._names.waiting_for(rev)) is not None:
+            model, label, names = waiting.model, waiting.name, (waiting.name,)  # for a while
         if model in (None, "", self._model):
             return
-        label, names = self._names.catalog.label(rev), self._names.catalog.names_of(rev)
         away = f"loractl rm {' '.join(names)}" if names else "again once nobody uses it there"
         raise LoradError(
             "adapter_invalid",

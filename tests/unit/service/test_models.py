@@ -11,12 +11,14 @@ from msgspec import structs
 from engine.config import EngineConfig
 from engine.messages import AddRevision, RemoveRevision
 from engine.pooling.config import PoolingConfig
+from lorad import wire
 from lorad.errors import LoradError
 from lorad.registry.store import StagingDir
 from lorad.service.catalog import Catalog, Entry
 from lorad.service.choosing import choose
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
+from lorad.service.explain import Explaining
 from lorad.service.lineup import Lineup, ModelAdapters
 from lorad.service.meter import Meter
 from lorad.service.names import Names, entry_of
@@ -234,6 +236,58 @@ def test_adapters_of_a_model_that_is_not_served_wait_and_harm_nothing(home):
         assert 'a [[models]] with name = "other"' in refused.value.hint
 
     home(scenario)
+
+
+def test_content_that_waits_for_its_model_is_nobody_elses_meanwhile(home):
+    async def scenario(h):
+        w = h.world
+        await h.add("waits", 1, model="other")
+        w.names.models = ("base", "third")  # as after a start with another configuration
+        w.names.refresh("waits")
+        w.catalog.forget(w.rev(1))
+        with pytest.raises(LoradError, match=r"an adapter of other already \(waits\)") as refused:
+            await h.add("b", 1, model="base")
+        assert refused.value.details["reason"] == "E_MODEL"
+        asked = wire.Names(names=("waits",))
+        for wish in (w.adapters.load, w.adapters.pin, w.adapters.evict):
+            (item,) = (await wish(asked)).items
+            assert not item.ok and "which is not served here" in item.message
+        (item,) = (await w.adapters.unpin(asked)).items
+        assert item.ok and item.state == "registered"
+
+    home(scenario)
+
+
+def test_a_name_whose_content_is_another_models_is_told_so(home):
+    async def scenario(h):
+        w = h.world
+        await h.add("later", 1, model="other")
+        w.catalog.drop("later")
+        w.catalog.put(Entry("first", w.rev(1), model="base"))  # as a registry of old may have it
+        w.names.refresh("later")
+        with pytest.raises(LoradError, match="'later' does not exist"):
+            w.adapters.resolve("later")
+        (item,) = (await w.adapters.load(wire.Names(names=("later",)))).items
+        assert item.message == "'later' has the content of first, an adapter of base"
+        explaining = Explaining(w.names, {"base": w.link, "other": h.link})
+        told = await explaining.explain("later")
+        assert not told.served and "an adapter of base by another name" in told.why
+
+    home(scenario)
+
+
+def test_content_that_two_models_claim_is_served_on_the_first_alone():
+    names = Names(SimpleNamespace(), Catalog(), models=("x", "y"))
+    catalog = names.catalog
+    catalog.put(Entry("a", "r1", model="x"))
+    catalog.put(Entry("b", "r1", "r2", model="y"))
+    assert catalog.names_of("r1") == ("a",) and catalog.model_of("r1") == "x"
+    assert catalog.get("b").rev is None and not catalog.referenced("r2")
+    record = SimpleNamespace(model="y", serving_rev="r1", candidate_rev=None)
+    assert names.elsewhere(record) == "x"
+    catalog.drop("a")
+    catalog.put(Entry("b", "r1", model="y"))
+    assert catalog.model_of("r1") == "y" and catalog.get("b").rev == "r1"
 
 
 def test_pictures_of_several_are_added_up_in_a_common_block(home):
