@@ -7,7 +7,6 @@ which its adapter_config.json names.  Never a guess: else it is refused with the
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from lorad.errors import LoradError
@@ -34,7 +33,7 @@ async def choose(
     adapter_invalid for what fits none, or several."""
     names.check_model(told)
     wanted = lineup[told] if told else None
-    owner = _owner(lineup, names.models, before)
+    owner = _owner(lineup, names, before)
     if owner is not None and wanted not in (None, owner):
         assert wanted is not None
         raise LoradError(
@@ -64,13 +63,20 @@ async def choose(
     raise _ambiguous(name, list(fits)) if fits else _unfit(refusals)
 
 
-def _owner(
-    lineup: Lineup, models: Sequence[str], before: AdapterRecord | None
-) -> ModelAdapters | None:
-    """The model that a name with content is bound to."""
+def _owner(lineup: Lineup, names: Names, before: AdapterRecord | None) -> ModelAdapters | None:
+    """The model that a name with content is bound to.  Raises name_taken for one that is not served
+    any more: until the flip, or for good, another base would run that content."""
     if before is None or not (before.serving_rev or before.candidate_rev):
         return None
-    return lineup.get(model_of(before, models))
+    owner = lineup.get(model_of(before, names.models))
+    if owner is None:
+        raise LoradError(
+            "name_taken",
+            f"{before.name!r} is an adapter of {before.model!r}, which is not served here",
+            hint=f"loractl rm {before.name}, or choose another name",
+            details={"reason": "E_NAME_TAKEN"},
+        )
+    return owner
 
 
 def _named_base(folder: Path) -> tuple[str, ...]:

@@ -234,6 +234,10 @@ def test_adapters_of_a_model_that_is_not_served_wait_and_harm_nothing(home):
         with pytest.raises(LoradError, match="is an adapter of 'other', which is not") as refused:
             h.world.names.serving("two")
         assert 'a [[models]] with name = "other"' in refused.value.hint
+        with pytest.raises(LoradError, match="is an adapter of 'other', which is not") as refused:
+            await h.add("two", 3, fits=["base"], replace=True)
+        assert (refused.value.code, refused.value.hint[:14]) == ("name_taken", "loractl rm two")
+        assert h.world.registry.get("two") == record, "its content is not another base's now"
 
     home(scenario)
 
