@@ -21,6 +21,8 @@ NO_DRAFTS = {
     "mtp": "heads that draft are not served",
 }
 MOST_DRAFT_TOKENS = 8
+#: Of a card's memory so much may be in use at the most, whoever has it.
+MOST_UTILIZATION = 0.98
 #: How much of a packed file is held against its checksums when it is read: a block, or all of it.
 VerifyOnLoad = Literal["off", "sample", "full"]
 
@@ -74,7 +76,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         need(self.max_batch_tokens >= 0, "max_batch_tokens", "0 (auto) or more")
         need(self.mixed_tokens >= 0, "mixed_tokens", "0 (auto) or more")
         need(0 <= self.graph_tokens <= 1024, "graph_tokens", "0 (no mixed graphs) to 1024")
-        need(0.05 <= self.gpu_memory_utilization <= 0.98, "gpu_memory_utilization", "0.05 to 0.98")
+        share = 0.05 <= self.gpu_memory_utilization <= MOST_UTILIZATION
+        need(share, "gpu_memory_utilization", f"0.05 to {MOST_UTILIZATION}")
         need(self.cpu_pool >= MIB, "cpu_pool", "1 MiB or more")
         need(self.num_blocks >= 0, "num_blocks", "0 (auto) or more")
         need(1 <= self.slots <= 65536, "slots", "1 to 65536")

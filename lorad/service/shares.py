@@ -3,7 +3,7 @@
 Goes in: the engine links, and what each may take.  Comes out: an engine's turn to start, and what
 it is told.  An engine measures what of the card is taken, by whomever, and fills up to
 `gpu_memory_utilization`: so those that may be on a card start one after the other, and each is told
-its own share and the shares of those that are there already.
+its own share and the shares of those that are there already, but no more than an engine takes.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from engine.config import EngineConfig
+from engine.config import MOST_UTILIZATION, EngineConfig
 from engine.pooling.config import PoolingConfig
 
 
@@ -41,6 +41,6 @@ class Shares:
             if isinstance(config, EngineConfig):
                 there = [o.config for o in self._links if o is not link and o.pid is not None]
                 taken = sum(c.gpu_memory_utilization for c in there if isinstance(c, EngineConfig))
-                whole = min(config.gpu_memory_utilization + taken, 1.0)
+                whole = min(config.gpu_memory_utilization + taken, MOST_UTILIZATION)
                 config = structs.replace(config, gpu_memory_utilization=whole)
             yield config

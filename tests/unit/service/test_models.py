@@ -390,9 +390,11 @@ def test_engines_on_one_card_start_in_turn_and_are_told_what_is_taken_already():
         assert told[2] is vectors.config
         one.pid = None  # it died: what the others hold is there still
         assert (await start(one, 4)).gpu_memory_utilization == 0.9
+        two.pid, two.config = None, structs.replace(two.config, gpu_memory_utilization=0.5)
+        assert (await start(two, 5)).gpu_memory_utilization == 0.98, "all that an engine takes"
 
     asyncio.run(scenario())
-    assert order == [1, 2, 3, 4]
+    assert order == [1, 2, 3, 4, 5]
 
 
 def test_an_engine_that_waits_for_its_turn_is_loaded_after_the_other(fake, eventually):
