@@ -365,6 +365,7 @@ class EngineLink:
         self._set("stopped", error.message)
         if self._model:  # the other models go on without it
             self._tell("engine.died", level="error", cause="gave_up", message=error.message)
+            error = type(error)(f"{self._model}: {error.message}", hint=error.hint)
         if not self.failed.done():
             self.failed.set_exception(error)
 

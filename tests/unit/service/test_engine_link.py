@@ -26,7 +26,7 @@ def submit(request_id, rev=None):
 def scene(fake, eventually):
     """Run a scenario with a started link; `clients` are the processes so far, newest last."""
 
-    def scene(scenario, *, fatal=None, ready=True, clock=None):
+    def scene(scenario, *, fatal=None, ready=True, clock=None, model=""):
         async def run():
             clients = []
 
@@ -40,6 +40,7 @@ def scene(fake, eventually):
                 new_client=new_client,
                 first_pause=0.0,
                 clock=clock or (lambda: 0.0),
+                model=model,
             )
             link.start()
             if ready:
@@ -205,6 +206,20 @@ def test_an_engine_that_cannot_start_ends_the_daemon_with_its_reason_and_the_nex
         assert len(clients) == 1
 
     scene(scenario, fatal=Fatal(code, "because", "do so"), ready=False)
+
+
+def test_of_several_models_the_reason_says_which_one_cannot_start(scene):
+    async def scenario(link, clients):
+        with pytest.raises(NoUsableDevice) as caught:
+            await link.failed
+        assert caught.value.message == "vectors: the engine did not start: no memory"
+        assert caught.value.hint == "do so"
+        with pytest.raises(LoradError) as told:
+            link.check()
+        assert "vectors: " not in told.value.message, "who asks has named the model"
+
+    fatal = Fatal("no_device", "no memory", "do so")
+    scene(scenario, fatal=fatal, ready=False, model="vectors")
 
 
 def test_a_stalled_engine_is_announced_and_recovers(scene, eventually):
