@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="lorad",
-    help="Serve one base model with very many LoRA adapters.",
+    help="Serve base models with very many LoRA adapters.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -62,13 +62,12 @@ class Guides:
         return known
 
     async def _made(self, asked: Format, info: EngineInfo, tenant: str) -> str | TooMuchWork:
-        loop = asyncio.get_running_loop()
         try:
             async with (
                 asyncio.timeout(self._wait_seconds),
                 self._rooms.at(tenant) if tenant else nullcontext(),
             ):
-                return await loop.run_in_executor(self._pool, self._compile, asked, info)
+                return await self._on_thread(asked, info)
         except TimeoutError:
             message = f"{asked.param} waits behind others that take long to compile"
             raise LoradError("queue_full", message, param=asked.param) from None
@@ -76,6 +75,17 @@ class Guides:
             return error
         except EngineError as error:
             raise _refused(asked, error) from None
+
+    async def _on_thread(self, asked: Format, info: EngineInfo) -> str:
+        """Cancelled, it ends with the thread's work: until then the tenant's room is not free."""
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._pool, self._compile, asked, info)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if not work.cancel():
+                await asyncio.wait({work})
+            raise
 
     def close(self) -> None:
         """Compile nothing more."""
