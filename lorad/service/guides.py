@@ -78,12 +78,12 @@ class Guides:
 
     async def _on_thread(self, asked: Format, info: EngineInfo) -> str:
         """Cancelled, it ends with the thread's work: until then the tenant's room is not free."""
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._pool, self._compile, asked, info)
+        job = self._pool.submit(self._compile, asked, info)
+        work = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            if not work.cancel():
+            if not job.cancel():  # it has begun
                 await asyncio.wait({work})
             raise
 

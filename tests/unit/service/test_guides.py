@@ -86,7 +86,7 @@ def test_who_waits_too_long_behind_its_own_is_asked_to_come_again(made):
         for n in (
             2,
             3,
-        ):  # the third comes when the first one's time is over, and its thread at work
+        ):  # the third after the first one gave up, whose thread works on
             with pytest.raises(LoradError, match="waits behind") as caught:
                 await desk.grammar(choice(f"long {n}"), INFO, "hog")
             assert caught.value.code == "queue_full"
