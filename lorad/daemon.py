@@ -134,6 +134,9 @@ class Daemon:
         for model, number in self.services.names.unserved().items():
             text = f"{number} adapters are of {model!r}, which no [[models]] is called: not served"
             publish("config.warning", level="warn", message=text)
+        for name in self.services.names.shadowed():
+            text = f"an adapter is called {name!r} as a base is: requests mean the base"
+            publish("config.warning", level="warn", message=text)
         for text in config.doubts(self.settings):
             publish("config.warning", level="warn", message=text)
 

@@ -28,7 +28,7 @@ _HIDDEN = ("quarantined", "missing")
 async def list_models(request: Request) -> Response:
     """Of models whose engine takes requests; while none does, why."""
     deps, caller = deps_of(request), caller_of(request)
-    models = _up(deps)
+    models, bases = _up(deps), {model.name for model in deps.settings.models}
     cards = [_base_card(deps, m, models[m]) for m in models if caller.may(m)]
     cursor: str | None = None
     while True:
@@ -41,6 +41,7 @@ async def list_models(request: Request) -> Response:
             if item.rev is not None
             and item.state not in _HIDDEN
             and item.model in models
+            and item.name not in bases
             and caller.may(item.name)
         ]
         cursor = page.cursor

@@ -94,6 +94,12 @@ class Explaining:
                 next="requests get 404 until that model is served again",
                 hint=f"loractl rm {record.name}, or a [[models]] with name = {record.model!r}",
             )
+        if record.name in self._names.models:
+            return state, Told(
+                why="a base model has this name now",
+                next="requests for it mean the base",
+                hint=f"loractl rm {record.name}, or another name for the model",
+            )
         if owner := self._names.elsewhere(record):
             return state, Told(
                 why=f"its content is an adapter of {owner} by another name",

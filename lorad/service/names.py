@@ -102,6 +102,13 @@ class Names:
                 f"{name!r} is an adapter of {record.model!r}, which is not served here",
                 hint=f"loractl rm {name}, or a [[models]] with name = {json.dumps(record.model)}",
             )
+        if name in self.models:
+            raise LoradError(
+                "name_taken",
+                f"{name!r} is a base model's name now: nothing asks for the adapter",
+                hint=f"loractl rm {name}, or another name for the model",
+                details={"reason": "E_NAME_TAKEN"},
+            )
         if owner := self.elsewhere(record):
             raise LoradError(
                 "model_not_found",
@@ -126,6 +133,10 @@ class Names:
         """How many adapters are of models that are not served, by the model's name."""
         records = self.registry.pointing()
         return Counter(r.model for r in records if not model_of(r, self.models))
+
+    def shadowed(self) -> list[str]:
+        """Adapters whose names are bases' now."""
+        return [name for name in self.models if self.registry.get(name) is not None]
 
     def refused(self) -> set[str]:
         """Every name that is quarantined or missing."""
@@ -208,7 +219,7 @@ def entry_of(record: AdapterRecord, models: Sequence[str]) -> Entry:
     entry = Entry(
         record.name, rev, record.candidate_rev, record.pinned, record.priority, source, model
     )
-    if not model:  # nobody can pack or load it
+    if not model or record.name in models:  # nobody can pack or load it, or ask for it
         return replace(entry, rev=None, candidate=None)
     return entry if record.stored_state == State.REGISTERED else replace(entry, rev=None)
 

@@ -116,6 +116,12 @@ def test_an_engine_that_is_not_ready_is_503_with_a_time_and_a_reason(api, call, 
     assert call(api.admin, "GET", "/admin/v1/status").status == 200
 
 
+def test_an_adapter_of_a_bases_name_is_not_listed_beside_the_base(api, call, monkeypatch):
+    monkeypatch.setitem(api.adapters.revs, "tiny", "ab" * 32)
+    cards = call(api.inference, "GET", "/v1/models").json["data"]
+    assert [card["root"] for card in cards if card["id"] == "tiny"] == ["base"]
+
+
 def test_readiness_of_a_base_that_nobody_serves_says_which_there_are(api, call):
     assert call(api.inference, "GET", "/readyz?model=tiny").status == 200
     answer = call(api.inference, "GET", "/readyz?model=nobody")

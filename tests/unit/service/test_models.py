@@ -280,6 +280,25 @@ def test_a_name_whose_content_is_another_models_is_told_so(home):
     home(scenario)
 
 
+def test_an_adapter_whose_name_became_a_bases_is_not_asked_for(home):
+    async def scenario(h):
+        w = h.world
+        await h.add("later", 1, model="base")
+        assert w.names.shadowed() == []
+        w.names.models = ("base", "other", "later")  # as after a start with another configuration
+        w.names.refresh("later")
+        assert w.names.shadowed() == ["later"]
+        assert w.catalog.get("later").rev is None and w.catalog.count("base") == 0
+        (item,) = (await w.adapters.load(wire.Names(names=("later",)))).items
+        assert item.code == "name_taken" and "a base model's name now" in item.message
+        links = {"base": w.link, "other": h.link}
+        assert "base model has this name" in (await Explaining(w.names, links).explain("later")).why
+        await w.adapters.remove("later")
+        assert w.names.shadowed() == []
+
+    home(scenario)
+
+
 def test_content_that_two_models_claim_is_served_on_the_first_alone():
     names = Names(SimpleNamespace(), Catalog(), models=("x", "y"))
     catalog = names.catalog
