@@ -41,6 +41,7 @@ class Guides:
         self._wait_seconds = wait_seconds
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="lorad-guides")
         self._rooms = Rooms(each=1, total=THREADS)
+        self._works: set[asyncio.Task[str]] = set()  # some go on when nobody waits for them
         self._lock = threading.Lock()
         self._checker: GrammarChecker | None = None
         #: Grammars, and what was said of those that were given up: they are not tried again.
@@ -62,12 +63,12 @@ class Guides:
         return known
 
     async def _made(self, asked: Format, info: EngineInfo, tenant: str) -> str | TooMuchWork:
+        work = asyncio.create_task(self._in_turn(asked, info, tenant))
+        self._works.add(work)
+        work.add_done_callback(self._works.discard)
         try:
-            async with (
-                asyncio.timeout(self._wait_seconds),
-                self._rooms.at(tenant) if tenant else nullcontext(),
-            ):
-                return await self._on_thread(asked, info)
+            async with asyncio.timeout(self._wait_seconds):
+                return await asyncio.shield(work)
         except TimeoutError:
             message = f"{asked.param} waits behind others that take long to compile"
             raise LoradError("queue_full", message, param=asked.param) from None
@@ -75,17 +76,21 @@ class Guides:
             return error
         except EngineError as error:
             raise _refused(asked, error) from None
+        finally:
+            work.cancel()  # nothing, if it has ended
 
-    async def _on_thread(self, asked: Format, info: EngineInfo) -> str:
+    async def _in_turn(self, asked: Format, info: EngineInfo, tenant: str) -> str:
         """Cancelled, it ends with the thread's work: until then the tenant's room is not free."""
-        job = self._pool.submit(self._compile, asked, info)
-        work = asyncio.wrap_future(job)
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            if not job.cancel():  # it has begun
-                await asyncio.wait({work})
-            raise
+        async with self._rooms.at(tenant) if tenant else nullcontext():
+            job = self._pool.submit(self._compile, asked, info)
+            work = asyncio.wrap_future(job)
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                if not job.cancel():  # it has begun
+                    await asyncio.wait({work})
+                    work.exception()  # which is nobody's any more
+                raise
 
     def close(self) -> None:
         """Compile nothing more."""

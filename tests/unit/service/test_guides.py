@@ -90,10 +90,11 @@ def test_who_waits_too_long_behind_its_own_is_asked_to_come_again(made):
             with pytest.raises(LoradError, match="waits behind") as caught:
                 await desk.grammar(choice(f"long {n}"), INFO, "hog")
             assert caught.value.code == "queue_full"
-        assert len(checker.asked) == 1
-        checker.end.set()
         with pytest.raises(LoradError, match="waits behind"):
             await first
+        assert len(checker.asked) == 1
+        checker.end.set()
+        await until(lambda: not desk._works)
         desk.close()
 
     asyncio.run(scenario())
