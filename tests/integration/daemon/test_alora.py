@@ -2,6 +2,9 @@
 
 import pytest
 
+#: `tests/parity/test_alora.py` says the same of the engine.
+pytestmark = pytest.mark.slow
+
 CALL = [65, 66]
 WORDS = list(range(100, 150))
 MODELS = ("tiny", "judge", "critic", "plain")

@@ -7,6 +7,9 @@ import pytest
 
 from lorad import client_tenants as calls
 
+#: `tests/contract` and `tests/integration/api` say the same of the routes.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def daemon(make_daemon):

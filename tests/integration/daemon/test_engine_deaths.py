@@ -148,6 +148,7 @@ def test_killed_in_mid_stream(daemon, poll):
     assert readiness.seen == ["", "engine_restarting", ""]
 
 
+@pytest.mark.slow
 def test_killed_in_mid_load(daemon, poll):
     """A load that is under way ends with the reason; what was resident before is back."""
     residents, ended = slots(daemon), {}
@@ -173,6 +174,7 @@ def test_killed_in_mid_load(daemon, poll):
         assert client.evict("deaths/cold").items[0].ok
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_announced_and_replaced(daemon, poll):
     residents, streams = slots(daemon), start_streams(daemon, 3)
     with Readiness(daemon) as readiness:
@@ -206,6 +208,7 @@ def test_an_engine_that_hangs_for_a_moment_goes_on(daemon, poll):
     assert stream.lines[-1] == "[DONE]"
 
 
+@pytest.mark.slow
 def test_the_fifth_crash_in_ten_minutes_ends_the_daemon(daemon, poll):
     dead = set()
     while daemon.process.poll() is None:

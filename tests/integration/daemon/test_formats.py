@@ -9,6 +9,10 @@ pytest.importorskip("llguidance")
 
 from lorad.client import openai
 
+#: `tests/contract/test_formats.py` says the same of the routes, and
+#: `tests/integration/engine/test_guides.py` of the engine.
+pytestmark = pytest.mark.slow
+
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -12,6 +12,9 @@ from lorad import wire
 from lorad.cli.app import invoke
 from lorad.registry import offline
 
+#: `tests/unit/registry` and `tests/faults/registry` say the same without a daemon.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def daemon(make_daemon):

@@ -5,6 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+#: A benchmark in small.
+pytestmark = pytest.mark.slow
+
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "stream.py"
 
 

@@ -1,6 +1,11 @@
 """verify and verify_on_load against a real daemon: stored files, packer, verifier, engine, CLI."""
 
+import pytest
+
 from lorad import wire
+
+#: `tests/integration/engine/test_verification.py` says the same of the engine.
+pytestmark = pytest.mark.slow
 
 
 def flip(path, at=-1):

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+#: Compiling takes seconds, and only what touches a kernel can change it.
+pytestmark = pytest.mark.slow
+
 #: Stands in for a card when kernels are compiled and launches nothing.
 SCRIPT = """
 import json

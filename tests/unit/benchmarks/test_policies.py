@@ -5,6 +5,9 @@ from functools import cache
 import pytest
 from policies import measure, take_turns
 
+#: Traffic of minutes, played through.
+pytestmark = pytest.mark.slow
+
 
 @cache
 def zipf(policy, window=60.0):
