@@ -152,6 +152,7 @@ def test_killed_in_mid_stream(daemon, poll):
 def test_killed_in_mid_load(daemon, poll):
     """A load that is under way ends with the reason; what was resident before is back."""
     residents, ended = slots(daemon), {}
+    before = status(daemon).engine_restarts
 
     def load():
         with daemon.client() as client:
@@ -168,7 +169,7 @@ def test_killed_in_mid_load(daemon, poll):
     assert ended["load"].code == "engine_restarting"
     request.join(60)
     assert request.broke is None and not request.begun.is_set()
-    assert_all_is_back(daemon, residents, 2, poll)
+    assert_all_is_back(daemon, residents, before + 1, poll)
     with daemon.client() as client:
         assert client.load("deaths/cold").items[0].state == "idle"
         assert client.evict("deaths/cold").items[0].ok
@@ -176,7 +177,8 @@ def test_killed_in_mid_load(daemon, poll):
 
 @pytest.mark.slow
 def test_an_engine_that_hangs_is_announced_and_replaced(daemon, poll):
-    residents, streams = slots(daemon), start_streams(daemon, 3)
+    residents, before = slots(daemon), status(daemon).engine_restarts
+    streams = start_streams(daemon, 3)
     with Readiness(daemon) as readiness:
         os.kill(status(daemon).engine_pid, signal.SIGSTOP)
         poll(lambda: "engine_stalled" in readiness.seen, "the announcement")
@@ -185,11 +187,11 @@ def test_an_engine_that_hangs_is_announced_and_replaced(daemon, poll):
         assert int(refused.headers["retry-after"]) >= 1
         for stream in streams:
             stream.check_error_event("engine_restarting")
-        assert_all_is_back(daemon, residents, 3, poll)
+        assert_all_is_back(daemon, residents, before + 1, poll)
     assert readiness.seen == ["", "engine_stalled", "engine_restarting", ""]
     assert readiness.slowest < 5.0, "HTTP did not answer meanwhile"
     types = [event.type for event in daemon.events()]
-    assert "engine.stalled" in types and types.count("engine.died") == 3
+    assert "engine.stalled" in types and types.count("engine.died") == before + 1
 
 
 @pytest.mark.slow
@@ -210,7 +212,7 @@ def test_an_engine_that_hangs_for_a_moment_goes_on(daemon, poll):
 
 @pytest.mark.slow
 def test_the_fifth_crash_in_ten_minutes_ends_the_daemon(daemon, poll):
-    dead = set()
+    dead, before = set(), status(daemon).engine_restarts
     while daemon.process.poll() is None:
         try:
             engine = status(daemon).engine_pid
@@ -221,7 +223,7 @@ def test_the_fifth_crash_in_ten_minutes_ends_the_daemon(daemon, poll):
             os.kill(engine, signal.SIGKILL)
         time.sleep(0.02)
     assert daemon.process.wait(60) == 1
-    assert len(dead) == 2, "three crashes had been counted"
+    assert before + len(dead) == 5
     last = daemon.tail()
     assert (
         "crashed 5 times in 10 minutes" in last and "hint" in last.lower()
