@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 # Real clients, in an environment of their own: docs/howto/clients.md.
 CLIENTS := build/clients
 
-.PHONY: demo test test-slow test-clients check gpu bench docs site clean
+.PHONY: demo test test-late test-slow test-clients check gpu bench docs site clean
 
 demo: $(STAMP)
 	@$(BIN)/lorad demo
@@ -24,6 +24,10 @@ test: $(STAMP)
 	@$(BIN)/python -m lorad.demo_model > /dev/null
 	@$(BIN)/python -m compileall -q engine lorad migrations
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-late: $(STAMP)
+	@$(BIN)/python -m lorad.demo_model > /dev/null
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m late -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m lorad.demo_model > /dev/null

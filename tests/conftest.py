@@ -58,10 +58,9 @@ THINNED = {
     "kernels/test_paged_kernels.py": 3,
     "kernels/test_fused_kernels.py": 2,
     "kernels/test_gemm.py": 2,
-    "parity/families/test_families.py": 3,
-    "parity/test_varieties.py": 3,
+    "parity/families/test_families.py": 2,
+    "parity/test_varieties.py": 2,
     "tui/test_hostile_daemon.py": 3,
-    "faults/watch/test_ways_in.py": 2,
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from engine.kernels import gemm_tiles
 
 #: Compiling takes seconds, and only what touches a kernel can change it.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.late
 
 #: Stands in for a card when kernels are compiled and launches nothing.
 SCRIPT = """

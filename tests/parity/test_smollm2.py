@@ -120,7 +120,7 @@ def test_chunked_prefill_with_an_adapter_equals_whole(real: Real) -> None:
     close(got, real.expected["bofh"])
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(64, marks=pytest.mark.late)])
 def test_greedy_tokens_alone_and_mixed_equal_the_references(real: Real, count: int) -> None:
     """Each token is the reference's best one, or within the tolerance of it."""
     mixed = real.ours.greedy(

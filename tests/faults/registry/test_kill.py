@@ -183,7 +183,7 @@ def _kills(victim: Victim, count: int, seed: int) -> None:
 
 
 #: Each passes all places; more of them are slow.
-SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 5))]
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.late) for seed in range(2, 5))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -47,7 +47,7 @@ def changes(daemon, name):
     return [e.type for e in daemon.events() if e.name == name and e.type in kinds]
 
 
-def rests(daemon, poll, name, seconds=0.3):
+def rests(daemon, poll, name, seconds=0.5):
     """Until nothing has happened to `name` for a while."""
     seen = -1
     while seen != (seen := len([e for e in daemon.events() if e.name == name])):
@@ -162,7 +162,7 @@ def test_a_link_that_takes_turns_with_a_folder_never_brings_in_what_lies_outside
     folder, aside = daemon.inbox / "raced", daemon.root / "aside"
     weights = inside / "adapter_model.safetensors"
     kept = weights.with_suffix(".kept")
-    done = time.monotonic() + 1.5
+    done = time.monotonic() + 2.5
     seen = set()
     while time.monotonic() < done:
         folder.rename(aside)

@@ -34,7 +34,7 @@ def check_loads(lines, streams):
     assert "ttft_ms_over_resident" in kinds["cold"]["bars"]
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_every_case_runs_on_the_engine_alone(tiny, capsys):
     from serve import main
 
@@ -177,7 +177,7 @@ def test_decode_figures_are_held_against_their_limits():
     assert bars({"batch": 16, "adapters": 0, "step_ms": 5.0}) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_budgets_of_mixed_steps_are_swept(tiny, capsys, monkeypatch):
     import mixed
 
@@ -190,7 +190,7 @@ def test_budgets_of_mixed_steps_are_swept(tiny, capsys, monkeypatch):
     assert all(line["p99_over_median"] >= 1 for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_engine_steps_are_timed(tiny, capsys):
     from engine_steps import main
 
@@ -209,7 +209,7 @@ def test_benchmarks_find_the_checkout_by_themselves():
     assert str(checkout.ROOT) in sys.path
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_steps_with_drafts_are_held_against_plain_ones(tiny, capsys, monkeypatch):
     import draft_steps
 

@@ -41,7 +41,7 @@ def test_every_policy_serves_the_same_mix_on_room_for_some(churn):
     assert sum(line["found_gpu"] for line in policies) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_twice_as_many_adapters_as_there_is_room_for_are_held_against_just_enough(churn):
     lines = churn("cliff")
     assert [(line["adapters"], line["share"]) for line in lines] == [

@@ -3,7 +3,7 @@
 import pytest
 
 #: `tests/parity/test_alora.py` says the same of the engine.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.late
 
 CALL = [65, 66]
 WORDS = list(range(100, 150))

@@ -8,7 +8,7 @@ import pytest
 from lorad import client_tenants as calls
 
 #: `tests/contract` and `tests/integration/api` say the same of the routes.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.late
 
 
 @pytest.fixture(scope="module")

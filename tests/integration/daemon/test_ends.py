@@ -63,7 +63,7 @@ def test_of_fifty_streams_the_short_ones_end_and_the_late_ones_get_an_error_even
     assert daemon.stop() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_a_log_that_nothing_can_be_written_to_ends_nothing(make_daemon):
     daemon = make_daemon()
     with open("/dev/full", "w") as full:

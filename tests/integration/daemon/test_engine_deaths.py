@@ -148,7 +148,7 @@ def test_killed_in_mid_stream(daemon, poll):
     assert readiness.seen == ["", "engine_restarting", ""]
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_killed_in_mid_load(daemon, poll):
     """A load that is under way ends with the reason; what was resident before is back."""
     residents, ended = slots(daemon), {}
@@ -175,7 +175,7 @@ def test_killed_in_mid_load(daemon, poll):
         assert client.evict("deaths/cold").items[0].ok
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_an_engine_that_hangs_is_announced_and_replaced(daemon, poll):
     residents, before = slots(daemon), status(daemon).engine_restarts
     streams = start_streams(daemon, 3)
@@ -210,7 +210,7 @@ def test_an_engine_that_hangs_for_a_moment_goes_on(daemon, poll):
     assert stream.lines[-1] == "[DONE]"
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_the_fifth_crash_in_ten_minutes_ends_the_daemon(daemon, poll):
     dead, before = set(), status(daemon).engine_restarts
     while daemon.process.poll() is None:

@@ -11,7 +11,7 @@ from lorad.client import openai
 
 #: `tests/contract/test_formats.py` says the same of the routes, and
 #: `tests/integration/engine/test_guides.py` of the engine.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.late
 
 SCHEMA = {
     "type": "object",

@@ -218,8 +218,11 @@ def judge(scene, load):
     return over_a_flip, first_ones
 
 
-def test_replacements_under_load_lose_and_confuse_nothing(scene):
-    load = reload_under_load(scene, 10, fresh_every=4, streams=16)
+@pytest.mark.parametrize(
+    ("times", "streams"), [(10, 16), pytest.param(16, 32, marks=pytest.mark.late)]
+)
+def test_replacements_under_load_lose_and_confuse_nothing(scene, times, streams):
+    load = reload_under_load(scene, times, fresh_every=4, streams=streams)
     over_a_flip, first_ones = judge(scene, load)
     assert over_a_flip > 20, over_a_flip
     assert first_ones >= 4, first_ones

@@ -114,11 +114,12 @@ def test_a_damaged_registry_comes_back_and_is_not_silent_about_it(daemon):
 
 def test_the_first_signal_drains_and_the_second_aborts_with_an_error_event(running, poll):
     daemon = running
+    daemon.upload("drained", 7)
     begun = threading.Event()
     lines, told = [], []
 
     def stream():
-        body = daemon.body("tiny", 3900, stream=True)
+        body = daemon.body("drained", 3900, stream=True)
         with daemon.http() as http, http.stream("POST", "/v1/completions", json=body) as answer:
             for line in answer.iter_lines():
                 lines.append(line)
@@ -139,7 +140,7 @@ def test_the_first_signal_drains_and_the_second_aborts_with_an_error_event(runni
             return http.get("/readyz").json().get("error", {}).get("code") == "draining"
 
     poll(draining, "readyz to say draining")
-    refused = daemon.ask("tiny")
+    refused = daemon.ask("drained")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     with daemon.client() as client:
         assert client.status().state == "draining"

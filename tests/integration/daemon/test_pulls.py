@@ -15,7 +15,7 @@ import pytest
 from lorad.wire_operations import PullStart
 
 #: `tests/unit/service` and `tests/faults/sources` say the same without a daemon.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.late
 
 FAKE = Path(__file__).parents[2] / "fakes" / "sources.py"
 RULES = '[lora]\nslots = 8\nram_cache = "16MiB"\nresolve = true\nresolve_allow = ["hf:open/*"]\n'

@@ -13,7 +13,7 @@ from lorad.cli.app import invoke
 from lorad.registry import offline
 
 #: `tests/unit/registry` and `tests/faults/registry` say the same without a daemon.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.late
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 #: A benchmark in small.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.late
 
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "stream.py"
 

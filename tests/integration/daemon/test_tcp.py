@@ -76,7 +76,7 @@ def test_starts_that_would_let_strangers_in_are_refused(daemon):
     os.chmod(daemon.root / "api", 0o600)
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_keys_are_asked_for_and_change_under_a_running_daemon(daemon, free):
     daemon.start()
     assert [models(free[0], key).status_code for key in (OLD, NEW, BOSS)] == [200, 401, 401]

@@ -5,7 +5,7 @@ import pytest
 from lorad import wire
 
 #: `tests/integration/engine/test_verification.py` says the same of the engine.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.late
 
 
 def flip(path, at=-1):

@@ -28,7 +28,7 @@ def blocks() -> list[str]:
     return [python.format(m["text"]) if m["of"] == "python" else m["text"] for m in found]
 
 
-@pytest.mark.slow
+@pytest.mark.late
 @pytest.mark.model
 def test_the_blocks_of_the_tutorial_do_what_the_page_says():
     demo_model.ensure()  # its download is not what is tested

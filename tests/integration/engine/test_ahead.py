@@ -44,7 +44,7 @@ def play(driver, adapters, prompt, seed: int) -> dict:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.late) for seed in range(1, 6))]
 )
 @pytest.mark.parametrize(
     "sizes", [{}, {"num_blocks": 24, "max_num_seqs": 4}], ids=["roomy", "tight"]

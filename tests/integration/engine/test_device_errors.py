@@ -63,7 +63,7 @@ class Reader:
 
 
 @pytest.mark.parametrize(
-    "error", ["illegal access", pytest.param("no memory", marks=pytest.mark.slow)]
+    "error", ["illegal access", pytest.param("no memory", marks=pytest.mark.late)]
 )
 def test_a_card_that_fails_in_a_step_ends_its_requests_with_the_cause(
     model_dir: Path, tmp_path: Path, error: str

@@ -134,8 +134,8 @@ def slowly(monkeypatch, seconds: float, every: int = 1) -> None:
     [
         (True, 0.0),
         (False, guides.WAIT_SECONDS),
-        pytest.param(True, guides.WAIT_SECONDS, marks=pytest.mark.slow),
-        pytest.param(False, 0.0, marks=pytest.mark.slow),
+        pytest.param(True, guides.WAIT_SECONDS, marks=pytest.mark.late),
+        pytest.param(False, 0.0, marks=pytest.mark.late),
     ],
 )
 def test_answers_to_random_schemas_validate(

@@ -27,6 +27,11 @@ from engine.messages import (
 #: Of log-probabilities.  A card's fp32 kernels differ from torch's on the CPU by 1e-3 at most.
 TIE = 5e-3
 ACTS = 60
+SEEDS = [
+    range(2),
+    pytest.param(range(2, 4), marks=pytest.mark.late),
+    pytest.param(range(4, 20), marks=pytest.mark.slow),
+]
 LENGTHS = (3, 16, 33, 60, 90)
 NAMES = {
     "x": ("all", "all anew"),
@@ -231,7 +236,7 @@ def tight(revisions) -> int:
 
 
 @pytest.mark.parametrize("lookahead", [False, True])
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", SEEDS)
 def test_random_schedules_leak_nothing_and_answer_as_one_by_one(
     start_core, revisions, lost, prompt, judge, lookahead, seeds
 ) -> None:

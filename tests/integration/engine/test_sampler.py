@@ -225,10 +225,10 @@ def left(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float 
     [
         {"top_k": 12},
         {"top_k": 20, "top_p": 0.95, "min_p": 0.03},
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"top_p": 0.8}, marks=pytest.mark.slow),
-        pytest.param({"min_p": 0.05}, marks=pytest.mark.slow),
-        pytest.param({"top_k": 20, "top_p": 0.9}, marks=pytest.mark.slow),
+        pytest.param({}, marks=pytest.mark.late),
+        pytest.param({"top_p": 0.8}, marks=pytest.mark.late),
+        pytest.param({"min_p": 0.05}, marks=pytest.mark.late),
+        pytest.param({"top_k": 20, "top_p": 0.9}, marks=pytest.mark.late),
     ],
 )
 def test_many_draws_have_the_distribution_that_is_left(sampler, logits, filters) -> None:

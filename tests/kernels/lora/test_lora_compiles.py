@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 #: Compiling takes seconds, and only what touches a kernel can change it.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.late
 
 #: Stands in for a card when kernels are compiled and launches nothing.
 SCRIPT = """

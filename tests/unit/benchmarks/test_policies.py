@@ -6,7 +6,7 @@ import pytest
 from policies import measure, take_turns
 
 #: Traffic of minutes, played through.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.late
 
 
 @cache

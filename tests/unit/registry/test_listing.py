@@ -188,7 +188,7 @@ def _cpu_seconds(work: Callable[[], object]) -> float:
     return best
 
 
-@pytest.mark.slow
+@pytest.mark.late
 def test_ten_thousand_adapters_open_within_a_second_and_page_within_200_ms(many: Path) -> None:
     assert _cpu_seconds(lambda: Registry.open(many).close()) < 1.0
     registry = Registry.open(many)
