@@ -291,7 +291,7 @@ class EngineCore:
     def _settle_what_must_be_known(self) -> list[SequenceDelta]:
         """Drafts stand on known tokens, and what stands on drafts is known once they are judged."""
         flight = self._flight
-        if flight is None or not self.scheduler.must_know(flight.work):
+        if flight is None or not self.scheduler.drafting.must_know(flight.work):
             return []
         self._flight = None
         return self._settle(flight)

@@ -15,6 +15,7 @@ from engine.adapters.residency import Residency
 from engine.admission import Refusal, SchedulerLimits, StepBuilder, invoke, never_fits, refusal
 from engine.backlog import Backlog
 from engine.deadlines import Deadlines, lateness
+from engine.drafting import Drafting
 from engine.drainer import Drainer
 from engine.fairness import GENERATED_WEIGHT, TokenCounters, WaitingQueue
 from engine.kv_blocks import KvBlocks
@@ -57,6 +58,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         rows = min(limits.mixed_tokens, limits.max_batch_tokens)
         self.speculation = Speculation(limits.speculation_tokens, rows)
+        self.drafting = Drafting(self.speculation, self._blocks)
         self._drainer = Drainer(residency, limits.starve_after, self._remaining, clock)
         self._stuck: str | None = None  # a guest that found no seat or memory in the last pass
         self._deltas: list[SequenceDelta] = []
@@ -142,7 +144,7 @@ class Scheduler:
         step = StepBuilder(self.limits)
         self._make_way_for_starving(step)
         prompts = self._extend_decoding(step)
-        self._draft(step)
+        self.drafting.add_rows(step)
         self._extend_prompts(prompts, step)
         before = len(self._running)
         if not step.preempted:  # room that was taken from one is not for a newcomer
@@ -170,7 +172,7 @@ class Scheduler:
                 drawn = sampled[seq.request_id]
                 delta = append(seq, drawn, self.limits)
                 if chunk.drafts:
-                    self._keep_drafts(chunk, len(drawn.more), len(delta.tokens) - 1)
+                    self.drafting.keep(chunk, len(drawn.more), len(delta.tokens) - 1)
                 tokens = len(delta.tokens) * GENERATED_WEIGHT
                 self._counters.note(seq.tenant, seq.rev, tokens / seq.weight)
                 if delta.finish_reason is not None:
@@ -190,46 +192,6 @@ class Scheduler:
     def resume(self, seq: Sequence) -> None:
         """The row that was put off may be computed now."""
         seq.held = False
-
-    # ------------------------------------------------------------- drafts
-    def must_know(self, work: StepWork) -> bool:
-        """Whether the next step waits until launched `work` is settled, or is better for it.
-
-        Nobody knows how many rows drafts leave behind, and nobody is given any on a token that is
-        still being drawn.
-        """
-        if not self.limits.speculation_tokens:
-            return False
-        if any(chunk.drafts for chunk in work.chunks):
-            return True
-        drawing = [c.seq for c in work.chunks if c.samples and c.seq.status is Status.RUNNING]
-        if not self.speculation.open(len(drawing)):
-            return False
-        return any(s.doom is None and self.speculation.is_due(s) for s in drawing)
-
-    def _draft(self, step: StepBuilder) -> None:
-        """Drafts for those who decode, all of whose tokens are known."""
-        if not self.limits.speculation_tokens:
-            return
-        decoding = step.decoding
-        most = self.speculation.open(len(decoding))
-        for seq in decoding if most else ():
-            if seq.owed:
-                continue
-            drafts = self.speculation.drafts(seq, most)
-            if drafts:
-                drafts = drafts[: self._blocks.take_for_drafts(seq, len(drafts), step)]
-            if drafts:
-                step.draft(seq, drafts)
-
-    def _keep_drafts(self, chunk: Chunk, right: int, accepted: int) -> None:
-        """Rows of the drafts that were right count as computed; of the others nothing stays."""
-        seq = chunk.seq
-        if chunk.stay == seq.stay and seq.status is Status.RUNNING:
-            seq.num_computed += accepted
-            self._blocks.enter_full(seq)
-            self._blocks.trim(seq)
-        self.speculation.note(seq, len(chunk.drafts), accepted, right=right)
 
     # ------------------------------------------------------------- running sequences
     def _extend_decoding(self, step: StepBuilder) -> list[Sequence]:

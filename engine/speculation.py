@@ -113,7 +113,7 @@ class Speculation:
     """
 
     def __init__(self, tokens: int, rows: int) -> None:
-        self._most = tokens
+        self.tokens = tokens
         self._rows = min(rows, ROWS)
         self._indexes: dict[Sequence, NgramIndex] = {}
         self._records: dict[str | None, _Record] = {}
@@ -125,7 +125,7 @@ class Speculation:
         self._unlearned = LEARNED_A_STEP
         if not decoding:
             return 0
-        return max(0, min(self._most, (self._rows - decoding) // decoding))
+        return max(0, min(self.tokens, (self._rows - decoding) // decoding))
 
     def drafts(self, seq: Sequence, most: int) -> tuple[int, ...]:
         """What `seq`, all of whose tokens are known, may draw from its next token on."""

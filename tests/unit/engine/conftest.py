@@ -333,7 +333,7 @@ class Harness:
     def launch(self) -> StepWork | None:
         """Half a step: scheduled and launched, not settled."""
         self.clock.now += self.step_seconds
-        if self.flights and self.scheduler.must_know(self.flights[-1][0]):
+        if self.flights and self.scheduler.drafting.must_know(self.flights[-1][0]):
             self.work = None
             self.settle()
         self._decoding = {s for s in self.scheduler._running if not s.is_prompt}

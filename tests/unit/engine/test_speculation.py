@@ -219,15 +219,15 @@ def test_who_has_drafts_is_settled_before_the_next_step_and_who_has_none_is_look
     h.scheduler.speculation._guess = lambda seq, most: ()
     h.submit("r", [1, 2, 3], max_tokens=40)
     h.step(3)
-    assert len(h.flights) == 1 and not h.scheduler.must_know(h.flights[0][0])
+    assert len(h.flights) == 1 and not h.scheduler.drafting.must_know(h.flights[0][0])
     h.scheduler.speculation._guess = h._guess
-    while not h.scheduler.must_know(h.flights[0][0]):
+    while not h.scheduler.drafting.must_know(h.flights[0][0]):
         h.step()
     known = len(h.tokens("r"))
     [chunk] = h.launch().chunks
     assert len(h.tokens("r")) == known + 1, "settled first"
     assert chunk.start == 3 + known and chunk.length == 1 + len(chunk.drafts)
-    assert h.scheduler.must_know(h.work) == bool(chunk.drafts)
+    assert h.scheduler.drafting.must_know(h.work) == bool(chunk.drafts)
 
 
 def test_prompts_keep_their_share_of_a_step_with_drafts() -> None:
