@@ -46,9 +46,12 @@ def _solo(shrink: ShrinkTile, expand: ExpandTile) -> Tiles:
     return Tiles("rival", shrink, expand, choices.SOLO_ROWS)
 
 
-def _vec(s: tuple[int, int, int], e: tuple[int, int, int], *, wide: bool = False) -> Tiles:
+def _vec(
+    s: tuple[int, int, int], e: tuple[int, int, int], *, wide: bool = False, deep: bool = False
+) -> Tiles:
     shrink = S("vec", 1, s[0], s[1], s[1], warps=s[2])
-    return Tiles("rival", shrink, E("vec", 1, e[0], e[1], warps=e[2], all_ranks=wide))
+    expand = E("vec", 1, e[0], e[1], warps=e[2], all_ranks=wide, deep=deep)
+    return Tiles("rival", shrink, expand)
 
 
 _S16 = S("dot", 16, 16, 256, 512, step=512)
@@ -72,8 +75,17 @@ ALONE = (
     _vec((8, 2048, 4), (16, 1024, 4)),
     _vec((8, 512, 1), (16, 256, 1)),
     _vec((16, 1024, 4), (16, 1024, 4)),
+    _vec((8, 4096, 4), (16, 1024, 4)),
+    _vec((8, 4096, 8), (16, 2048, 8)),
+    _vec((4, 4096, 4), (16, 1024, 4)),
 )
 WIDE = (
+    _vec((8, 2048, 4), (16, 1024, 4), wide=True, deep=True),
+    _vec((8, 4096, 4), (16, 1024, 4), wide=True),
+    _vec((8, 4096, 4), (16, 1024, 4), wide=True, deep=True),
+    _vec((8, 4096, 8), (16, 2048, 8), wide=True),
+    _vec((16, 2048, 8), (32, 1024, 8), wide=True),
+    _vec((8, 2048, 4), (8, 1024, 4), wide=True, deep=True),
     _vec((8, 2048, 4), (16, 1024, 4), wide=True),
     _vec((8, 512, 1), (16, 256, 1), wide=True),
     _vec((8, 1024, 2), (16, 512, 2), wide=True),
