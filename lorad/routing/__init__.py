@@ -1,0 +1,1 @@
+"""Which of several engines a request goes to.  Pure: no clock, no I/O, no tensor."""
