@@ -87,6 +87,52 @@ class TeiRerankRequest(Struct, frozen=True, kw_only=True):
     truncate: bool | None = None
 
 
+class TeiVectors(Struct, frozen=True, kw_only=True):
+    """What TEI takes beside the inputs."""
+
+    model: str | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+    prompt_name: str | None = None
+    dimensions: int | None = None
+
+
+class TeiEmbedRequest(TeiVectors, frozen=True, kw_only=True):
+    """`inputs` as `input` of embeddings."""
+
+    inputs: str | tuple[str | int | tuple[int, ...], ...]
+
+
+class TeiCompared(Struct, frozen=True, kw_only=True):
+    """One text against several."""
+
+    source_sentence: str
+    sentences: tuple[str, ...]
+
+
+class TeiParameters(Struct, frozen=True, kw_only=True):
+    """What TEI puts beside `inputs` there, and not beside those of an embed."""
+
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+
+
+class TeiSimilarityRequest(Struct, frozen=True, kw_only=True):
+    """TEI's."""
+
+    inputs: TeiCompared
+    model: str | None = None
+    parameters: TeiParameters | None = None
+
+
+class TeiRequest(TeiVectors, frozen=True, kw_only=True):
+    """Of TEI's root, where clients ask who know no route: either of the two."""
+
+    inputs: str | tuple[str | int | tuple[int, ...], ...] | TeiCompared
+    parameters: TeiParameters | None = None
+
+
 class ScoreRequest(PoolingBody, frozen=True, kw_only=True):
     """One text against several, or as many against as many."""
 

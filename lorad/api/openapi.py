@@ -65,6 +65,7 @@ class Operation:
 Table = Mapping[tuple[str, str], Operation]
 _STATUS = dict[str, str]
 _MODEL = {"model": TEXT}
+_VECTORS = tuple[tuple[float, ...], ...]
 
 #: On both sockets: (method, path) -> what it does.
 HEALTH: Table = {
@@ -98,7 +99,25 @@ INFERENCE: Table = {
     ),
     ("POST", "/v2/rerank"): Operation("The same", pooling.Ranked, pooling.RerankRequest),
     ("POST", "/rerank"): Operation(
-        "The same for clients of TEI", tuple[pooling.TeiRank, ...], pooling.TeiRerankRequest
+        "The same for clients of TEI",
+        tuple[pooling.TeiRank, ...],
+        pooling.TeiRerankRequest,
+        query=_MODEL,
+    ),
+    ("POST", "/embed"): Operation(
+        "Texts to vectors for clients of TEI", _VECTORS, pooling.TeiEmbedRequest, query=_MODEL
+    ),
+    ("POST", "/similarity"): Operation(
+        "How alike a text is to others, for clients of TEI",
+        tuple[float, ...],
+        pooling.TeiSimilarityRequest,
+        query=_MODEL,
+    ),
+    ("POST", "/"): Operation(
+        "/embed or /similarity, by what inputs is",
+        tuple[tuple[float, ...] | float, ...],
+        pooling.TeiRequest,
+        query=_MODEL,
     ),
     ("POST", "/v1/score"): Operation(
         "How well texts fit each other", pooling.ScoreList, pooling.ScoreRequest

@@ -104,6 +104,9 @@ RERANK: dict[str, Refused] = {
     "use_activation": CLASSIFY["use_activation"],
 }
 TEI_RERANK: dict[str, Refused] = _CUT
+TEI: dict[str, Refused] = _CUT | {
+    "encoding_format": Refused("use /v1/embeddings", ("float",)),
+}
 
 
 def check(

@@ -114,13 +114,20 @@ def tei_ranked(body: wire.TeiRerankRequest, scored: Scored) -> tuple[wire.TeiRan
     )
 
 
+async def tei_embedded(answered: Answered) -> Any:
+    """A bare list with a vector for each input."""
+    return await _written(
+        (_values(result).tolist() for result in answered.results), answered.results
+    )
+
+
 def as_base64(values: Floats) -> str:
     """Little-endian fp32, rows one behind the other."""
     return base64.b64encode(values.astype("<f4", copy=False).tobytes()).decode()
 
 
 # ----------------------------------------------------------------- inside
-async def _written(items: Iterable[Struct], results: Iterable[PoolResult]) -> Any:
+async def _written(items: Iterable[Struct | list[float]], results: Iterable[PoolResult]) -> Any:
     """Each as JSON, which the Struct around them takes as it is."""
     written, numbers = [], 0
     for item, result in zip(items, results, strict=True):

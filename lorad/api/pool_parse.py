@@ -19,6 +19,9 @@ from lorad.wire_pooling import (
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
+    TeiCompared,
+    TeiParameters,
+    TeiRequest,
     TeiRerankRequest,
 )
 from lorad.wire_pooling import Scoring as NamedScoring
@@ -102,6 +105,44 @@ def tei_rerank(body: TeiRerankRequest, served: str, timeout: float | None) -> Sc
     )
 
 
+def tei(body: TeiRequest, served: str, timeout: float | None) -> PoolAsk | ScoreAsk:
+    """`POST /embed`, `/similarity`, and `/`, which is either."""
+    if isinstance(body.inputs, TeiCompared):
+        return _tei_similarity(body, body.inputs, served, timeout)
+    inputs = _inputs(body.inputs, None, "inputs")
+    if body.prompt_name is not None:
+        _textual("prompt_name", inputs)
+    cut = Cut(truncate=bool(body.truncate))
+    return PoolAsk(
+        wish=Wish(
+            model=_named(body.model, served), endpoint="embeddings", cut=cut, timeout=timeout
+        ),
+        task="embed",
+        inputs=inputs,
+        dimensions=body.dimensions,
+        normalize=body.normalize is not False,
+        prompt_name=body.prompt_name,
+    )
+
+
+def _tei_similarity(
+    body: TeiRequest, inputs: TeiCompared, served: str, timeout: float | None
+) -> ScoreAsk:
+    given = body.parameters or TeiParameters()
+    if (given.truncation_direction or "right").lower() != "right":
+        raise invalid("parameters.truncation_direction", "inputs are cut at their end")
+    if given.prompt_name is not None:
+        raise invalid("parameters.prompt_name", "both sides have the model's default prompt")
+    cut = Cut(truncate=bool(given.truncate))
+    return ScoreAsk(
+        wish=Wish(model=_named(body.model, served), endpoint="score", cut=cut, timeout=timeout),
+        firsts=(_some("inputs.source_sentence", inputs.source_sentence),),
+        seconds=_several("inputs.sentences", inputs.sentences),
+        params=("inputs.source_sentence", "inputs.sentences"),
+        scoring="vectors",
+    )
+
+
 def score(body: ScoreRequest, timeout: float | None) -> ScoreAsk:
     """`POST /v1/score`."""
     firsts, seconds = (
@@ -135,8 +176,8 @@ def _vectors(
         raise invalid("instruction", 'needs input_type = "query"')
     inputs = _inputs(body.input, role)
     for name in ("prompt_name", "input_type"):
-        if getattr(body, name) is not None and not isinstance(inputs[0].text, str):
-            raise invalid(name, "puts text ahead of text: token ids are taken as they are")
+        if getattr(body, name) is not None:
+            _textual(name, inputs)
     return PoolAsk(
         wish=_wish(body, endpoint, timeout),
         task=task,
@@ -160,23 +201,28 @@ def _wish(body: PoolingBody, endpoint: Endpoint, timeout: float | None) -> Wish:
 
 
 def _inputs(
-    given: str | tuple[str | int | tuple[int, ...], ...], role: Role | None
+    given: str | tuple[str | int | tuple[int, ...], ...], role: Role | None, name: str = "input"
 ) -> tuple[Input, ...]:
     if isinstance(given, str):
-        return (Input(_some("input", given), None, "input", role),)
+        return (Input(_some(name, given), None, name, role),)
     if not given:
-        raise invalid("input", "must not be empty")
+        raise invalid(name, "must not be empty")
     ids = tuple(item for item in given if isinstance(item, int))
     if len(ids) == len(given):
-        return (Input(ids, None, "input", role),)
+        return (Input(ids, None, name, role),)
     if ids or len({type(item) for item in given}) > 1:
-        raise invalid("input", "mixes text and token ids")
+        raise invalid(name, "mixes text and token ids")
     inputs = []
     for index, item in enumerate(given):
         assert not isinstance(item, int)
-        param = f"input[{index}]"
+        param = f"{name}[{index}]"
         inputs.append(Input(_some(param, item), None, param, role))
     return tuple(inputs)
+
+
+def _textual(param: str, inputs: tuple[Input, ...]) -> None:
+    if not isinstance(inputs[0].text, str):
+        raise invalid(param, "puts text ahead of text: token ids are taken as they are")
 
 
 def _truncate(body: PoolingBody) -> bool | None:

@@ -153,14 +153,24 @@ def test_no_body_is_a_500(api, path):
     assert counts[200] and counts[400], "it reaches both sides of the parser"
 
 
-def test_no_body_is_a_500_in_teis_words(api):
-    body = {"query": "a", "texts": ["a", "b"], "truncate": True, "return_text": True}
+TEI = {
+    "/rerank": {"query": "a", "texts": ["a", "b"], "truncate": True, "return_text": True},
+    "/embed": {"inputs": ["a", "b"], "truncate": True, "normalize": True, "dimensions": 4},
+    "/similarity": {
+        "inputs": {"source_sentence": "a", "sentences": ["a", "b"]},
+        "parameters": {"truncate": True},
+    },
+}
+
+
+@pytest.mark.parametrize(("path", "body"), TEI.items())
+def test_no_body_is_a_500_in_teis_words(api, path, body):
     transport = httpx.HTTPTransport(uds=str(api.inference), verify=False)
     seen = set()
     with httpx.Client(transport=transport, base_url="http://lorad", timeout=30) as http:
         for seed in range(60):
             data = mutated(seed, body)
-            answer = http.post("/rerank", content=data)
+            answer = http.post(path, content=data)
             seen.add(answer.status_code)
             assert answer.status_code in (200, 404, 413, 422), (seed, data, answer.text)
             if answer.status_code != 200:

@@ -13,6 +13,7 @@ from lorad.config import Limits
 from lorad.errors import LoradError
 
 CLS, SEP = 256, 257
+TEI = ("/rerank", "/embed", "/similarity", "/")
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def ask(api, call):
     """`ask("/v1/embeddings", input="x")`: the answer; of "tiny" unless it says otherwise."""
 
     def one(path, headers="", **body):
-        named = {} if path == "/rerank" else {"model": "tiny"}
+        named = {} if path.partition("?")[0] in TEI else {"model": "tiny"}
         return call(api.inference, "POST", path, named | body, headers)
 
     return one
@@ -354,6 +355,66 @@ def test_tei_hears_of_errors_in_its_own_words(api, ask):
         api.pool.errors = {ord("!"): LoradError(code, "why")}
         answer = ask("/rerank", query="q", texts=["!"])
         assert (answer.status, answer.json) == (status, {"error": "why", "error_type": kind})
+
+
+def test_tei_gets_bare_vectors_for_a_text_texts_and_token_ids(api, ask):
+    one, two = vectors(ask("/v1/embeddings", input=["ab", "c"]))
+    for path in ("/embed", "/"):
+        assert ask(path, inputs=["ab", "c"]).json == [one, two]
+        assert ask(path, inputs="ab").json == [one]
+        assert ask(path, inputs=[[CLS, 97, 98, SEP]]).json == [one]
+    assert [len(v) for v in ask("/embed", inputs="abc", dimensions=3).json] == [3]
+    assert max(ask("/embed", inputs="abb", normalize=False).json[0]) == 2.0
+
+
+def test_tei_is_told_how_alike_texts_are_whatever_head_the_model_has(api, ask):
+    compared = {"source_sentence": "ab", "sentences": ["ab", "hh"]}
+    same, other = ask("/similarity", inputs=compared, parameters={"truncate": True}).json
+    assert same == pytest.approx(1.0) and other < same
+    assert ask("/", inputs=compared, parameters={}).json == [same, other]
+    assert {r.task for r in api.pool.requests} == {"embed"}
+
+
+def test_teis_clients_name_a_model_in_the_address(api, ask):
+    assert ask("/embed?model=acme/sql", inputs="x").headers["x-lorad-rev"] != "base"
+    assert ask("/embed", inputs="x").headers["x-lorad-rev"] == "base"
+    assert ask("/rerank?model=nobody", query="x", texts=["y"]).status == 404
+    assert ask("/embed?model=nobody", inputs="x", model="tiny").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "word"),
+    [
+        ("/embed", {"inputs": "a", "encoding_format": "base64"}, "/v1/embeddings"),
+        ("/embed", {"inputs": "a", "truncation_direction": "Left"}, "at their end"),
+        ("/embed", {"inputs": []}, "inputs"),
+        ("/embed", {"inputs": ["a", 3]}, "inputs"),
+        ("/embed", {"inputs": ["a", ""]}, "inputs[1]"),
+        ("/embed", {"inputs": "a" * 99}, "inputs"),
+        ("/embed", {"inputs": [1, 2], "prompt_name": "q"}, "token ids"),
+        ("/similarity", {"inputs": {"source_sentence": "", "sentences": ["a"]}}, "source_sentence"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "sentences"),
+        (
+            "/similarity",
+            {
+                "inputs": {"source_sentence": "a", "sentences": ["a"]},
+                "parameters": {"prompt_name": "q"},
+            },
+            "prompt",
+        ),
+    ],
+    ids=["base64", "left", "none", "mixed", "empty", "long", "ids", "nothing", "alone", "prompt"],
+)
+def test_what_tei_is_refused_is_named(ask, path, body, word):
+    answer = ask(path, **body)
+    assert (answer.status, answer.json["error_type"]) == (413, "Validation")
+    assert word in answer.json["error"]
+
+
+def test_sparse_vectors_are_refused_by_name(ask):
+    answer = ask("/embed_sparse", inputs="a")
+    assert answer.status == 404
+    assert "sparse vectors are not served" in answer.json["error"]["message"]
 
 
 # ----------------------------------------------------------------- score, classify, pooling

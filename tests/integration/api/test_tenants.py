@@ -92,7 +92,7 @@ def test_a_tenant_sees_and_uses_what_is_its_own(house):
 
 PATHS = [
     *("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models"),
-    *("/v1/embeddings", "/v1/rerank", "/rerank"),
+    *("/v1/embeddings", "/v1/rerank", "/rerank", "/embed", "/similarity", "/"),
 ]
 
 
@@ -113,6 +113,9 @@ def test_the_forbidden_answers_byte_for_byte_as_the_unknown(house, path, model):
         body |= {"input": "x"} if path == "/v1/embeddings" else {}
         body |= {"query": "x", "documents": ["y"]} if path == "/v1/rerank" else {}
         body |= {"query": "x", "texts": ["y"]} if path == "/rerank" else {}
+        body |= {"inputs": "x"} if path in ("/embed", "/") else {}
+        if path == "/similarity":
+            body["inputs"] = {"source_sentence": "x", "sentences": ["y"]}
         return h.call("POST", path, body, uid=RIVAL)
 
     unknown = "z" * len(model)
@@ -365,7 +368,7 @@ APPLICATIONS = {
     *("/v1/models", "/v1/models/{id:path}", "/v1/chat/completions", "/v1/completions"),
     *("/tokenize", "/detokenize", "/openapi.json"),
     *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/classify"),
-    "/pooling",
+    *("/pooling", "/embed", "/similarity", "/"),
 }
 
 

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 
 import numpy as np
 import pytest
+from huggingface_hub import InferenceClient
 
 from engine.pooling.config import PoolingConfig
 from engine.pooling.engine import PoolingEngine
@@ -25,13 +27,21 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def daemon(make_daemon, base):
+def port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def daemon(make_daemon, base, port):
     daemon = make_daemon()
     daemon.config.write_text(
         f'[[models]]\nbase = "{base}"\nname = "vectors"\ndevice = "cpu"\nthreads = 1\n'
         'tasks = ["embed", "rerank", "classify"]\n'
         '[lora]\nslots = 8\nram_cache = "16MiB"\nadapter_pool = "2MiB"\n'
         '[watch]\nsettle = "100ms"\n'
+        f'[tcp]\nenabled = true\nbind = "127.0.0.1:{port}"\n'
     )
     daemon.start()
     for seed in (1, 2):
@@ -97,6 +107,19 @@ def test_documents_are_ranked_by_the_head_and_by_vectors(daemon):
     )
     [best] = by_cosine["results"]
     assert best["index"] == 0 and best["relevance_score"] == pytest.approx(1, abs=1e-5)
+
+
+def test_huggingface_hub_embeds_and_compares_over_tcp_as_with_tei(daemon, library, port):
+    for number, name in ((0, "vectors"), (1, "acme/1")):
+        asked = InferenceClient(model=f"http://127.0.0.1:{port}/embed?model={name}")
+        told = asked.feature_extraction(TEXTS)
+        wanted = np.array([library(text, number) for text in TEXTS])
+        assert told.shape == wanted.shape and np.abs(told - wanted).max() < 1e-5
+    asked = InferenceClient(model=f"http://127.0.0.1:{port}")
+    assert np.abs(asked.feature_extraction(TEXTS[0]) - library(TEXTS[0])).max() < 1e-5
+    alike = asked.sentence_similarity(TEXTS[1], other_sentences=TEXTS)
+    wanted = [float(library(TEXTS[1]) @ library(text)) for text in TEXTS]
+    assert alike == pytest.approx(wanted, abs=1e-5)
 
 
 def test_classes_tokens_and_metrics(daemon):
