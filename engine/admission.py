@@ -35,6 +35,7 @@ class SchedulerLimits:
     eos_token_ids: frozenset[int] = frozenset()
     starve_after: float = 2.0  # seconds
     speculation_tokens: int = 0  # drafts a sequence; 0 = none
+    pooled_tokens: int = 1 << 30  # rows of inputs to be pooled, of a step in which somebody decodes
 
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold the KV of `num_tokens`."""
@@ -158,6 +159,7 @@ class StepBuilder:
         self._first: Sequence | None = None
         self._kept = 0  # rows that are the first prompt's, whoever else comes
         self._door = 0  # rows that are a newcomer's, whoever else runs
+        self._pooled = 0  # rows that inputs to be pooled may have yet
 
     def decode(self, seq: Sequence) -> None:
         """The next token of `seq` is computed in this step."""
@@ -188,8 +190,9 @@ class StepBuilder:
         """
         decoding = sum(self._rows.values())
         self.left = self._limits.rows(decoding, backlog) - decoding
+        self._pooled = min(self._limits.pooled_tokens, self.left) if decoding else self.left
         self._first = first
-        self._kept = min(first.pending, -(-self.left // 2)) if first else 0
+        self._kept = min(self._due(first), -(-self.left // 2)) if first else 0
         half = self.left - self._kept
         self._door = min(self._limits.block_size, half // 2) if queued else 0
 
@@ -197,6 +200,10 @@ class StepBuilder:
     def full(self) -> bool:
         """There is no row for any other prompt than the first."""
         return self.left <= self._kept
+
+    def takes(self, seq: Sequence) -> bool:
+        """Whether a step that is not full has a row for `seq`."""
+        return self._due(seq) > 0
 
     def go_on(self, seq: Sequence) -> None:
         """Rows of a prompt that runs, other than the first."""
@@ -208,10 +215,10 @@ class StepBuilder:
 
     def build(self) -> StepWork | None:
         """Base first, then slot by slot, decode before prefill; None if there are no rows."""
-        if self._first is not None and self.left:
-            self._rows[self._first] = min(self._first.pending, self.left)
+        if self._first is not None:
+            self._take(self._first, self.left)
         chunks = [
-            Chunk(seq, seq.next_row, length, length == seq.pending, seq.stay)
+            Chunk(seq, seq.next_row, length, length == seq.pending and not seq.pooled, seq.stay)
             for seq, length in self._rows.items()
         ]
         for chunk in chunks if self._drafts else ():
@@ -226,13 +233,22 @@ class StepBuilder:
         first = self._first
         if first is None or (-seq.priority, seq.pending) < (-first.priority, first.pending):
             return self.left - self._kept
-        return self.left - first.pending
+        return self.left - self._due(first)
+
+    def _due(self, seq: Sequence) -> int:
+        """Rows that it may use, as far as it goes by what it is for."""
+        if seq.pooled is None:
+            return seq.pending
+        first = self._first
+        kept = self._kept if first is not None and first is not seq and first.pooled else 0
+        return min(seq.pending, self._pooled - kept)
 
     def _take(self, seq: Sequence, most: int) -> None:
-        rows = min(seq.pending, most)
+        rows = min(self._due(seq), most)
         if rows > 0:
             self._rows[seq] = rows
             self.left -= rows
+            self._pooled -= rows if seq.pooled else 0
 
 
 def _place(chunk: Chunk) -> int:

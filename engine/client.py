@@ -34,6 +34,7 @@ from engine.messages import (
     Fatal,
     Heartbeat,
     PackedManifest,
+    Purpose,
     Shutdown,
     StepFrame,
     Submit,
@@ -303,6 +304,7 @@ async def pack(
     dtype: str,
     out_dir: Path,
     max_rank: int = 512,
+    purpose: Purpose | None = None,
 ) -> PackedManifest:
     """Pack `folder` for the engine of `model` into `out_dir`, in a process of its own.
 
@@ -313,7 +315,7 @@ async def pack(
     stdout = await _helper(
         ("engine.adapters.pack", "--folder", str(folder), "--model", str(model)),
         ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
-        ("--max-rank", str(max_rank)),
+        ("--max-rank", str(max_rank), *_purpose(purpose)),
         what=f"packing {folder}",
     )
     return msgspec.json.decode(stdout, type=PackedManifest)
@@ -329,6 +331,7 @@ async def verify(
     probe: Path,
     packed: Path | None = None,
     max_rank: int = 512,
+    purpose: Purpose | None = None,
 ) -> Verified:
     """Write the probe file of `folder` for the engine of `model`, in a process of its own.
 
@@ -338,11 +341,16 @@ async def verify(
     stdout = await _helper(
         ("engine.adapters.verify", "--folder", str(folder), "--model", str(model)),
         ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
-        ("--max-rank", str(max_rank), "--probe", str(probe)),
+        ("--max-rank", str(max_rank), *_purpose(purpose), "--probe", str(probe)),
         () if packed is None else ("--packed", str(packed)),
         what=f"verifying {folder}",
     )
     return msgspec.json.decode(stdout, type=Verified)
+
+
+def _purpose(purpose: Purpose | None) -> tuple[str, ...]:
+    """The engine's; None: as its blocks say."""
+    return () if purpose is None else ("--purpose", purpose)
 
 
 async def _helper(*arguments: tuple[str, ...], what: str) -> bytes:

@@ -29,6 +29,18 @@ VerifyOnLoad = Literal["off", "sample", "full"]
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
+class PoolsToo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an engine that keeps keys and values makes vectors and scores: see PoolingConfig, which
+    has the same fields and their checks."""
+
+    root: str  # the folder with modules.json, which may be above that of config.json
+    pooling: str = ""
+    truncate: bool = False
+    score_tokens: tuple[int, ...] = ()
+    prefix_cache: str = "auto"
+    chunked_prefill: str = "auto"
+
+
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine process.  Zero means `auto` for sizes.  Raises ConfigError."""
 
@@ -40,6 +52,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_num_seqs: int = 64
     max_batch_tokens: int = 0  # rows a step; 0 = 512 on CPU, 2048 on CUDA
     mixed_tokens: int = 0  # of these, while somebody decodes; 0 = 64 on CPU, 192 on CUDA
+    pooled_tokens: int = 0  # of these, inputs to be pooled; 0 = 8 on CPU, 128 on CUDA
     graph_tokens: int = 512  # rows of the largest mixed step that replays a graph; 0 = none does
     gpu_memory_utilization: float = 0.9
     cpu_pool: int = 2 * GIB  # arena bytes on CPU
@@ -58,6 +71,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     speculation: str = "off"  # or "ngram": drafts from a sequence's own tokens
     speculation_tokens: int = 4  # the longest draft
     threads: int = 0  # CPU threads for torch; 0 = its default
+    pools: PoolsToo | None = None  # None: it generates alone
     fail_reads_slowly: float = 0.0  # fault injection: seconds slept in the RAM-tier reader
 
     def __post_init__(self) -> None:
@@ -75,6 +89,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         need(self.max_num_seqs >= 1, "max_num_seqs", "1 or more")
         need(self.max_batch_tokens >= 0, "max_batch_tokens", "0 (auto) or more")
         need(self.mixed_tokens >= 0, "mixed_tokens", "0 (auto) or more")
+        need(self.pooled_tokens >= 0, "pooled_tokens", "0 (auto) or more")
         need(0 <= self.graph_tokens <= 1024, "graph_tokens", "0 (no mixed graphs) to 1024")
         share = 0.05 <= self.gpu_memory_utilization <= MOST_UTILIZATION
         need(share, "gpu_memory_utilization", f"0.05 to {MOST_UTILIZATION}")
@@ -96,6 +111,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"max_batch_tokens = {rows} is below max_num_seqs = {seqs}",
                 hint="each running sequence needs a row in every step",
             )
+
+    @property
+    def purpose(self) -> Literal["generate", "both"]:
+        """What its base is for."""
+        return "generate" if self.pools is None else "both"
 
     @property
     def draft_tokens(self) -> int:

@@ -14,11 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
 from engine.admission import SchedulerLimits
 from engine.assembly import make_planner, make_runner, warm_up
 from engine.config import EngineConfig
+from engine.errors import EngineError
 from engine.explain import Explainer
 from engine.grammar import Grammars
 from engine.guides import Guides
@@ -39,12 +42,13 @@ from engine.messages import (
     Submit,
     VerifyRevision,
 )
+from engine.pooling.beside import Beside
 from engine.pooling_messages import AbortPool, Pooled, PoolRequest
 from engine.prefill_clock import PrefillClock
 from engine.runner import Flight
 from engine.sampling_plan import problem
 from engine.scheduler import Scheduler
-from engine.sequence import StepWork
+from engine.sequence import POOLED, StepWork
 from engine.snapshot import Painter, Traffic
 from engine.startup import Machine, build
 from engine.stats import Stats
@@ -112,6 +116,10 @@ class EngineCore:
         self.runner = make_runner(
             config, machine.model, machine.arena, planner, machine.vocab_size, lookahead=lookahead
         )
+        self.pooling = Beside(machine, planner) if config.pools is not None else None
+        if self.pooling is not None:
+            self.runner.pool = self.pooling.launch
+            self.info = replace(self.info, pooling=self.pooling.info)
         self.verifier = Verifier(
             machine.arena,
             planner,
@@ -237,9 +245,9 @@ class EngineCore:
                 case VerifyRevision():
                     self.verifier.command(command)
                 case PoolRequest():
-                    self._unpooled.append(_no_pooling(command.request_id))
+                    self._pool(command)
                 case AbortPool():
-                    pass  # it has ended
+                    self.scheduler.abort(POOLED + command.request_id)
                 case Shutdown():
                     raise AssertionError("the loop's owner carries out Shutdown")
                 case _:
@@ -272,6 +280,18 @@ class EngineCore:
                 message=wrong,
             )
         )
+
+    def _pool(self, request: PoolRequest) -> None:
+        if self.pooling is None:
+            self._unpooled.append(_no_pooling(request.request_id))
+            return
+        known = request.rev is not None and self.residency.knows(request.rev)
+        manifest = self.residency.manifest(request.rev) if known and request.rev else None
+        try:
+            self.scheduler.add(*self.pooling.admit(request, manifest))
+        except EngineError as error:
+            refused = Pooled(request_id=request.request_id, code=error.code, message=error.message)
+            self._unpooled.append(refused)
 
     def _advance(self, work: StepWork | None) -> list[SequenceDelta]:
         """Launch `work`; settle the step before it, or with no lookahead `work` itself."""
@@ -320,8 +340,10 @@ class EngineCore:
             self.scheduler.resume(seq)
 
     def _settle(self, flight: Flight) -> list[SequenceDelta]:
-        waited = flight.drawn is not None or self.machine.device.type == "cpu"
+        waited = bool(flight.drawn or flight.pooled) or self.machine.device.type == "cpu"
         sampled = self.runner.collect(flight)
+        if self.pooling is not None:
+            self.pooling.collect(flight.pooled)
         now = time.monotonic()
         self._prefill.settled(flight.work, flight.launched, now, waited=waited)
         self.stats.note(flight.work, flight.launched, now, waited=waited)
@@ -335,6 +357,10 @@ class EngineCore:
     def _publish(self, deltas: list[SequenceDelta]) -> StepFrame:
         self.runner.forget(d.request_id for d in deltas if d.finish_reason is not None)
         self.guides.forget_ended()
+        pooled = self._unpooled
+        if self.pooling is not None:
+            deltas, results = self.pooling.tell(deltas)
+            pooled += results
         frame = StepFrame(
             step=self.stats.steps,
             deltas=(*self._refused, *deltas),
@@ -344,7 +370,7 @@ class EngineCore:
                 *self.residency.take_answers(),
                 *self.verifier.take_answers(),
             ),
-            pooled=tuple(self._unpooled),
+            pooled=tuple(pooled),
         )
         self._answers, self._refused, self._unpooled = [], [], []
         return frame
@@ -381,6 +407,7 @@ def _limits(machine: Machine) -> SchedulerLimits:
         eos_token_ids=frozenset(machine.spec.eos_token_ids),
         starve_after=config.starve_after,
         speculation_tokens=config.draft_tokens,
+        pooled_tokens=config.pooled_tokens,
     )
 
 

@@ -11,6 +11,7 @@ Knows nothing of text, names or sockets.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -26,6 +27,8 @@ from engine.messages import (
     Submit,
     TokenLogprobs,
 )
+from engine.pooling.calls import PoolingCalls, in_order, requests_of
+from engine.pooling.requests import PoolingTask, PoolResult, unpacked
 
 
 @dataclass(slots=True)
@@ -39,8 +42,9 @@ class Generation:
     prompt_logprobs: tuple[TokenLogprobs | None, ...]
 
 
-class Engine(Library[EngineCore]):
-    """An engine in this process.  Use it from one thread; `close` it, or use `with`.
+class Engine(Library[EngineCore], PoolingCalls):
+    """An engine in this process.  Use it from one thread; `close` it, or use `with`.  One whose
+    configuration says how makes vectors and scores too.
 
     `lookahead` None: on a card, unless deterministic.
     """
@@ -60,6 +64,7 @@ class Engine(Library[EngineCore]):
             block_size=now.block_size,
             dtype=core.info.dtype,
             max_rank=now.max_rank,
+            purpose=core.info.purpose,
         )
 
     @property
@@ -94,6 +99,26 @@ class Engine(Library[EngineCore]):
             if left and self._core.idle:
                 self._core.wait()
         return [_gather(told[name]) for name in names]
+
+    def pool(
+        self,
+        task: PoolingTask,
+        inputs: Sequence[Sequence[int]],
+        revs: Sequence[str | None] | None = None,
+        types: Sequence[Sequence[int]] | None = None,
+        **options: Any,
+    ) -> list[PoolResult]:
+        """Run all inputs together.  Raises EngineError for the first that ends in an error."""
+        names = [f"library-{next(self._ids)}" for _ in inputs]
+        for request in requests_of(names, task, inputs, revs, types, **options):
+            self._core.take(request)
+        found: dict[str, PoolResult] = {}
+        while len(found) < len(names):
+            for result in self._core.step().pooled:
+                found[result.request_id] = unpacked(result)
+            if len(found) < len(names) and self._core.idle:
+                self._core.wait()
+        return in_order(names, found)
 
     def snapshot(self) -> EngineSnapshot:
         """One consistent picture of everything."""

@@ -11,15 +11,16 @@ from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from engine.sequence import Sequence
+from engine.sequence import POOLED, Sequence
 
 #: A generated token costs a decode row each; prompt rows are computed many at a time (VTC's 1 : 2).
 PROMPT_WEIGHT, GENERATED_WEIGHT = 1.0, 2.0
 
 NOBODY: Mapping[str | None, float] = MappingProxyType({})
 
-#: Sequences of one priority, tenant and revision (None = base); served in order of arrival.
-Group = tuple[int, str, str | None]
+#: Sequences of one priority, tenant and revision (None = base), that generate or, last, are pooled;
+#: served in order of arrival.
+Group = tuple[int, str, str | None, bool]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -105,6 +106,7 @@ class TokenCounters:
         """The revision is gone, unless it was added again and has requests already."""
         for tenant, within in list(self._within.items()):
             within.forget(rev)
+            within.forget(POOLED + rev)
             if not within.served:
                 del self._within[tenant]
                 self._tenants.forget(tenant)
@@ -124,6 +126,8 @@ class WaitingQueue:
         #: As they were counted: one that was preempted with a row under way gets its token here.
         self._counted: dict[str, int] = {}
         self._count = 0
+        #: Of those who wait, how many are to generate.
+        self.num_generating = 0
 
     def __len__(self) -> int:
         return self._count
@@ -135,6 +139,7 @@ class WaitingQueue:
         self._tokens[group] = self._tokens.get(group, 0) + len(seq.tokens)
         self._counted[seq.request_id] = len(seq.tokens)
         self._count += 1
+        self.num_generating += seq.pooled is None
 
     def push_back(self, seq: Sequence) -> None:
         """A preempted sequence: before the new ones of its group.  Push the newest first."""
@@ -148,12 +153,14 @@ class WaitingQueue:
         del members[seq.request_id]
         self._tokens[group] -= self._counted.pop(seq.request_id)
         self._count -= 1
+        self.num_generating -= seq.pooled is None
         if not members:
             del self._groups[group], self._tokens[group]
 
     def num_tokens(self, counts: Callable[[str | None], bool]) -> int:
-        """Tokens of all who wait for a revision that `counts`."""
-        return sum(n for (*_, rev), n in self._tokens.items() if counts(rev))
+        """Tokens of all who wait to generate with a revision that `counts`."""
+        tokens = self._tokens.items()
+        return sum(n for (_, _, rev, pooled), n in tokens if not pooled and counts(rev))
 
     def of_revision(self, rev: str | None) -> list[Sequence]:
         """Everybody who waits for `rev`."""
@@ -165,8 +172,9 @@ class WaitingQueue:
         return QueueWalk(self._groups, self._counters, first)
 
 
-#: Smaller is better; no two have the same order of arrival.
-_Entry = tuple[float, int, tuple[float, float], int, Group]
+#: Smaller is better; no two have the same order of arrival.  Of two that were served alike, what is
+#: pooled comes after what is generated.
+_Entry = tuple[float, int, tuple[float, float], bool, int, Group]
 
 
 class QueueWalk:
@@ -212,11 +220,11 @@ class QueueWalk:
             heapq.heappush(self._heap, self._entry(group))
 
     def _entry(self, group: Group) -> _Entry:
-        priority, tenant, rev = group
+        priority, tenant, rev, pooled = group
         head = next(iter(self._groups[group].values()))
-        served = self._counters.served(tenant, rev)
-        return self._first.get(rev, math.inf), -priority, served, head.order, group
+        served = self._counters.served(tenant, head.account)
+        return self._first.get(rev, math.inf), -priority, served, pooled, head.order, group
 
 
 def _group(seq: Sequence) -> Group:
-    return seq.priority, seq.tenant, seq.rev
+    return seq.priority, seq.tenant, seq.rev, seq.pooled is not None

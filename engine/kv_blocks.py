@@ -23,6 +23,8 @@ class KvBlocks:
         """
         if seq.sampling.prompt_logprobs is not None and not seq.num_generated:
             return []
+        if not seq.reuses:
+            return []
         return self._prefix.find(seq.tokens, seq.identity, seq.salt, seq.chain, seq.activation)
 
     def has_room(self, seq: Sequence, found: list[int], running: list[Sequence]) -> bool:
@@ -83,7 +85,7 @@ class KvBlocks:
     def enter_full(self, seq: Sequence) -> None:
         """What is computed now enters the prefix index, and not before."""
         count = seq.num_computed // self._limits.block_size
-        if count == seq.num_entered:
+        if count == seq.num_entered or not seq.reuses:
             return
         identity, activation = seq.identity, seq.activation
         self._prefix.keys(seq.tokens, count, seq.chain, identity, seq.salt, activation)

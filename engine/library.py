@@ -13,7 +13,15 @@ from typing import Generic, Protocol, Self, TypeVar
 from engine.adapters.orders import AdapterCommand
 from engine.adapters.pack import pack_into
 from engine.errors import error_of
-from engine.messages import AddRevision, Answer, Evict, Load, PackedManifest, RemoveRevision
+from engine.messages import (
+    AddRevision,
+    Answer,
+    Evict,
+    Load,
+    PackedManifest,
+    Purpose,
+    RemoveRevision,
+)
 
 
 class Frame(Protocol):
@@ -42,12 +50,19 @@ class Library(Generic[CoreT]):
     files."""
 
     def __init__(
-        self, core: CoreT, *, folder: Path, block_size: int, dtype: str, max_rank: int
+        self,
+        core: CoreT,
+        *,
+        folder: Path,
+        block_size: int,
+        dtype: str,
+        max_rank: int,
+        purpose: Purpose,
     ) -> None:
         self._core = core
         self._ids = itertools.count(1)
         self._folder, self._block_size = folder, block_size
-        self._dtype, self._max_rank = dtype, max_rank
+        self._dtype, self._max_rank, self._purpose = dtype, max_rank, purpose
 
     @property
     def core(self) -> CoreT:
@@ -78,6 +93,7 @@ class Library(Generic[CoreT]):
             block_size=self._block_size,
             dtype=self._dtype,
             max_rank=self._max_rank,
+            purpose=self._purpose,
         )
         self.add_adapter(manifest, pinned=pinned, priority=priority)
         return manifest.rev

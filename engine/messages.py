@@ -22,6 +22,8 @@ from engine.pooling_messages import (
     PoolRequest,
 )
 
+#: What a base is served for; `pool` is to make vectors or scores.
+Purpose = Literal["generate", "pool", "both"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 Tier = Literal["gpu", "ram", "disk"]
 
@@ -475,8 +477,16 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     ram_cache_bytes: int
     pid: int
     device_uuid: str = ""  # as NVML calls it; "" on a CPU
-    #: Of an engine that pools: it generates nothing, and has blocks of no tokens.
+    #: Of an engine that pools.
     pooling: PoolingInfo | None = None
+    generates: bool = True  # else it pools alone, mostly with blocks of no tokens
+
+    @property
+    def purpose(self) -> "Purpose":
+        """What its adapters may be for."""
+        if not self.generates:
+            return "pool"
+        return "generate" if self.pooling is None else "both"
 
 
 class Starting(Struct, frozen=True, tag="starting"):

@@ -33,6 +33,10 @@ class PoolRequest(Struct, frozen=True, kw_only=True, tag="pool"):
     keeps: int = 1  # tokens at the end that are never cut: the tokenizer's own
     priority: int = 50
     deadline_seconds: float | None = None  # from receipt
+    # Where a model generates too, as of a `Submit`:
+    cache_salt: str = ""
+    tenant: str = ""
+    weight: float = 1.0
 
 
 class AbortPool(Struct, frozen=True, tag="abort_pool"):
@@ -45,8 +49,9 @@ class Pooled(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The one result of a PoolRequest; with a `code` there are no values."""
 
     request_id: str
-    num_tokens: int = 0  # that were computed
+    num_tokens: int = 0  # of the input, as far as it is looked at
     num_cut: int = 0  # that were not
+    num_cached: int = 0  # of `num_tokens`, those whose keys and values were found
     shape: tuple[int, ...] = ()  # (width,), (tokens, width) or (labels,)
     values: bytes = b""
     logits: bytes | None = None  # (labels,) of a classifier

@@ -7,6 +7,7 @@ waits for the device.  Whatever the mix of adapters, there is one forward pass a
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ class Flight:
     batch: Batch
     logits: Tensor | None
     drawn: Drawn | None = None
+    pooled: object = None  # what `Runner.pool` made of its hidden states
     late: frozenset[int] = frozenset()  # rows whose draw is nobody's
     launched: float = 0.0  # seconds of the caller's clock
 
@@ -64,6 +66,8 @@ class Runner:
         self._drawing: dict[Sequence, int] = {}
         #: request id -> position -> log-probability of that prompt token, until the first sample.
         self._prompts: dict[str, dict[int, TokenLogprobs]] = {}
+        #: Of an engine that pools: gets a step's chunks and their hidden states (T, hidden).
+        self.pool: Callable[[Seq[Chunk], Tensor], object] | None = None
         self.forward_passes = 0
         #: What the next owner of a block that this step has used waits for; None on the CPU.
         self.fence: torch.cuda.Event | None = None
@@ -129,10 +133,11 @@ class Runner:
 
         batch = self._batcher.pack(work, self._drawing, plan)
         self._wait_for(work.fences)
-        logits = self._forward(work, batch, plans[0])
+        logits, hidden = self._forward(work, batch, plans[0])
+        pooled = self.pool(work.chunks, hidden) if self.pool is not None else None
         self.forward_passes += 1
         self._record_fence()
-        return Flight(work, batch, logits)
+        return Flight(work, batch, logits, pooled=pooled)
 
     @torch.inference_mode()
     def sample(self, flight: Flight, masks: Masks = NO_MASKS) -> None:
@@ -194,23 +199,26 @@ class Runner:
                 told[seq.request_id] = self._with_prompt(seq, one)
         return told
 
-    def _forward(self, work: StepWork, batch: Batch, lora: LoraMeta | None) -> Tensor | None:
-        """Logits of the sampled rows; None if there are none."""
+    def _forward(
+        self, work: StepWork, batch: Batch, lora: LoraMeta | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """Logits of the sampled rows, None if there are none; and hidden states of all."""
         owed = any(_owes_prompt(chunk.seq) for chunk in work.chunks)
         embedded = self._embedded(work, batch)
         if self.graphs is not None and batch.rung is not None and not owed:
             logits = self.graphs.run(batch, lora, embedded)
-            return self._adapted(batch, logits, self.graphs.hidden(batch))
+            hidden = self.graphs.hidden(batch)
+            return self._adapted(batch, logits, hidden), hidden
         hidden = self._model(
             batch.tokens, batch.positions, self._kv, batch.attn, lora, embedded=embedded
         )
         self._note_prompts(work.chunks, hidden)
         if self.graphs is not None:
-            return self._adapted(batch, self.graphs.head(hidden, batch), hidden)
+            return self._adapted(batch, self.graphs.head(hidden, batch), hidden), hidden
         if not batch.sampled:
-            return None
+            return None, hidden
         logits = self._model.logits(hidden.index_select(0, batch.sample_rows))
-        return self._adapted(batch, logits, hidden)
+        return self._adapted(batch, logits, hidden), hidden
 
     def _embedded(self, work: StepWork, batch: Batch) -> Tensor | None:
         """All rows' embeddings, if some row's adapter has a part in them; None in a usual step."""

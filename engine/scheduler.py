@@ -21,11 +21,14 @@ from engine.fairness import GENERATED_WEIGHT, TokenCounters, WaitingQueue
 from engine.kv_blocks import KvBlocks
 from engine.memory.reclaim import Reclaimer
 from engine.messages import FinishReason, SequenceDelta, Submit
-from engine.sequence import Chunk, Doom, Sampled, Sequence, Status, StepWork
+from engine.sequence import Chunk, Doom, PooledInput, Sampled, Sequence, Status, StepWork
 from engine.settle import append, tell
 from engine.speculation import Speculation
 
 __all__ = ["Chunk", "Sampled", "Scheduler", "SchedulerLimits", "StepWork"]
+
+#: How an input that is pooled ends: with the last of its rows.
+POOLED_WHOLE = Doom("stop", "", "")
 
 
 class Scheduler:
@@ -67,8 +70,11 @@ class Scheduler:
         self.num_preemptions = 0
 
     # ------------------------------------------------------------- arriving and leaving
-    def add(self, submit: Submit) -> Sequence | None:
-        """Queue a request and want its adapter; one that cannot ever run ends in `take_deltas`."""
+    def add(self, submit: Submit, pooled: PooledInput | None = None) -> Sequence | None:
+        """Queue a request and want its adapter; one that cannot ever run ends in `take_deltas`.
+
+        With `pooled` nothing is drawn for it: it ends when its last row is settled.
+        """
         if submit.request_id in self._live:
             # The other one goes on: this delta is the end of the second Submit, not of the first.
             self._refuse(submit, "invalid_value", f"request id {submit.request_id} is in use")
@@ -78,8 +84,9 @@ class Scheduler:
             self._refuse(submit, ready.code, ready.message)
             return None
         seq = self._sequence(*ready)
+        seq.pooled = pooled
         self._live[seq.request_id] = seq
-        self._counters.enter(seq.tenant, seq.rev)
+        self._counters.enter(seq.tenant, seq.account)
         if seq.rev is not None:
             self.residency.lease(seq.rev, seq.priority)
         self._deadlines.note(seq, self._live)
@@ -115,6 +122,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_generating(self) -> int:
+        """Of those that run."""
+        return sum(seq.pooled is None for seq in self._running)
+
     def waiting_for(self, rev: str | None) -> int:
         """Queued sequences on `rev` (None = base)."""
         return len(self._waiting.of_revision(rev))
@@ -146,10 +158,10 @@ class Scheduler:
         prompts = self._extend_decoding(step)
         self.drafting.add_rows(step)
         self._extend_prompts(prompts, step)
-        before = len(self._running)
+        before = self.num_generating
         if not step.preempted:  # room that was taken from one is not for a newcomer
             self._admit_waiting(step)
-        self._note_backlog(len(self._running) - before)
+        self._note_backlog(self.num_generating - before)
         return self._launch(step)
 
     def settle(self, work: StepWork, sampled: Mapping[str, Sampled]) -> list[SequenceDelta]:
@@ -166,8 +178,8 @@ class Scheduler:
                 self._blocks.enter_full(seq)
             if chunk.samples and seq.doom is None:
                 seq.doom = sampled[seq.request_id].doom
-            if seq.doom is not None:
-                deltas.append(self._end(seq, seq.doom))
+            if seq.doom is not None or seq.is_done:
+                deltas.append(self._end(seq, seq.doom or POOLED_WHOLE))
             elif chunk.samples:
                 drawn = sampled[seq.request_id]
                 delta = append(seq, drawn, self.limits)
@@ -206,16 +218,18 @@ class Scheduler:
             if seq.held and seq.pending == 1:
                 continue
             if seq.is_prompt:
-                prompts.append(seq)
+                if seq.pending:  # else all of an input that is pooled is under way
+                    prompts.append(seq)
             elif step.left and self._grow(seq, step):
                 step.decode(seq)
         return prompts
 
     def _extend_prompts(self, prompts: list[Sequence], step: StepBuilder) -> None:
         """Chunks of prompts that run.  They have had all their blocks since they were admitted."""
-        backlog = sum(seq.pending for seq in prompts) + self._backlog_of_waiting()
+        backlog = sum(seq.pending for seq in prompts if seq.pooled is None)
+        backlog += self._backlog_of_waiting()
         first = prompts[0] if prompts else None
-        step.open(first, backlog, queued=len(self._waiting) > 0)
+        step.open(first, backlog, queued=self._waiting.num_generating > 0)
         for seq in sorted(prompts[1:], key=lambda s: (-s.priority, s.pending)):
             step.go_on(seq)
 
@@ -241,11 +255,10 @@ class Scheduler:
     # ------------------------------------------------------------- waiting sequences
     def _backlog_of_waiting(self) -> int:
         """Rows of those who could start now: their adapter is there, and so is a seat."""
-        seats = self.limits.max_num_seqs - len(self._running)
-        if not self._waiting or seats <= 0:
+        seats, waiting = self.limits.max_num_seqs - len(self._running), self._waiting.num_generating
+        if not waiting or seats <= 0:
             return 0
-        ready = self._waiting.num_tokens(self._could_run)
-        return ready * min(seats, len(self._waiting)) // len(self._waiting)
+        return self._waiting.num_tokens(self._could_run) * min(seats, waiting) // waiting
 
     def _admit_waiting(self, step: StepBuilder) -> None:
         guests = self._drainer.guests
@@ -255,6 +268,8 @@ class Scheduler:
         while not step.full and (seq := walk.next()) is not None:
             if seq.rev is not None and not self.residency.can_acquire(seq.rev):
                 continue  # its whole group waits; the others go past
+            if seq.pooled is not None and not (step.takes(seq) and self._is_alone(seq)):
+                continue  # so does this one, for a step
             due = guests.get(seq.rev)
             kept = len(guests) if due is None else 0
             has_seat = len(self._running) < self.limits.max_num_seqs - kept
@@ -268,8 +283,22 @@ class Scheduler:
                 del guests[seq.rev]
                 walk = self._waiting.walk(guests)
 
+    def _is_alone(self, seq: Sequence) -> bool:
+        """Whether nobody computes the beginning of an input right now: what many begin with, such
+        as an instruction or a query ahead of its documents, is computed once, and they wait."""
+        if not seq.reuses:
+            return True
+        found = len(self._blocks.cached(seq))
+        following = seq.chain[found : found + 1]
+        return not any(
+            key in other.chain[other.num_entered :]
+            for other in self._running
+            if other.pooled is not None and other.identity == seq.identity
+            for key in following
+        )
+
     def _note_backlog(self, starts: int) -> None:
-        ready = len(self._waiting) > 0 and self._waiting.num_tokens(self._could_run) > 0
+        ready = self._waiting.num_tokens(self._could_run) > 0
         self.backlog.note(self._clock(), starts, left_over=ready)
 
     def _could_run(self, rev: str | None) -> bool:
@@ -316,8 +345,8 @@ class Scheduler:
         seq.cached_tokens = len(found) * self.limits.block_size
         seq.queued_seconds = seq.admitted_at - seq.arrived_at
         prompt = seq.num_prompt - seq.cached_tokens
-        self._counters.charge(seq.tenant, seq.rev, prompt=prompt, weight=seq.weight)
-        if seq.sampling.prompt_logprobs is None:
+        self._counters.charge(seq.tenant, seq.account, prompt=prompt, weight=seq.weight)
+        if seq.sampling.prompt_logprobs is None and seq.reuses:
             seconds = self.memory.costs.token_seconds
             self._prefix.note(seq.rev or "", seq.num_prompt, found, seq.chain, seconds)
 
@@ -392,7 +421,7 @@ class Scheduler:
         seq.status = Status.FINISHED
         del self._live[seq.request_id]
         self.speculation.forget(seq)
-        self._counters.leave(seq.tenant, seq.rev)
+        self._counters.leave(seq.tenant, seq.account)
         if seq.rev is not None:
             self.residency.end_lease(seq.rev)
 

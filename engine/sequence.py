@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from engine.messages import FinishReason, SamplingParams, TokenLogprobs
+from engine.pooling_messages import PoolRequest
+
+#: What an account begins with that is of inputs to be pooled; no revision does.
+POOLED = "pooled:"
 
 
 class Status(Enum):
@@ -26,6 +30,17 @@ class Doom:
     reason: FinishReason
     code: str
     message: str
+
+
+@dataclass(slots=True, eq=False)
+class PooledInput:
+    """What a sequence is for that draws nothing: its hidden states become a vector or a score."""
+
+    request: PoolRequest
+    num_tokens: int  # of the input; a classifier may look at fewer
+    num_cut: int = 0
+    reuses: bool = True  # rows that a cached prefix no longer has are not needed
+    kept: object = None  # the pooler's, of chunks so far
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +80,7 @@ class Sequence:
     doom: Doom | None = None
     told: bool = False  # the first delta is out
     held: bool = False  # all that is pending is the row of a draw that waits for its mask
+    pooled: PooledInput | None = None  # None: it generates
 
     @property
     def may_go_on(self) -> bool:
@@ -112,9 +128,25 @@ class Sequence:
         assert self.num_entered * block_size <= self.num_computed <= self.length, "KV of nothing"
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Smaller is served first and preempted last: priority, then arrival."""
-        return -self.priority, self.order
+    def rank(self) -> tuple[int, bool, int]:
+        """Smaller is served first and preempted last: priority, who generates, then arrival."""
+        return -self.priority, self.pooled is not None, self.order
+
+    @property
+    def account(self) -> str | None:
+        """Within its tenant, whose tokens they are: what is pooled takes turns with what is
+        generated, on the same revision too."""
+        return self.rev if self.pooled is None else POOLED + (self.rev or "")
+
+    @property
+    def reuses(self) -> bool:
+        """Its blocks may come from the prefix index, and are filed there."""
+        return self.pooled is None or self.pooled.reuses
+
+    @property
+    def is_done(self) -> bool:
+        """All of an input that is pooled has been computed."""
+        return self.pooled is not None and self.num_computed == len(self.tokens)
 
 
 @dataclass(slots=True)

@@ -36,6 +36,8 @@ CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS = 512, 2048
 #: CPU each row counts: with 8 streams a step of SmolLM2 takes 70 ms on 2 cores, with 48 rows of a
 #: prompt beside them 144, with 448 748; small chunks lose little, for a row costs much the same.
 CPU_MIXED_TOKENS, CUDA_MIXED_TOKENS = 64, 192
+#: Of these, rows of inputs to be pooled, for which nobody waits token by token.
+CPU_POOLED_TOKENS, CUDA_POOLED_TOKENS = 8, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
     `wake` is called from other threads when a read or a copy has ended.
     """
     folder = Path(config.model)
-    spec = read_spec(folder)
+    spec = read_spec(folder, pools=config.purpose == "both", generates=True)
     config = resolve(config, spec)
     device = torch.device(config.device)
     if config.threads:
@@ -74,6 +76,7 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
         dtype=DTYPES[config.dtype],
         deterministic=config.deterministic,
         max_len=config.max_model_len,
+        purpose=config.purpose,
         progress=lambda fraction: progress("weights", 0.1 + 0.7 * fraction),
     )
     progress("memory", 0.8)
@@ -142,6 +145,7 @@ def resolve(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
         max_model_len=config.max_model_len,  # 0 until the arena is known
         max_batch_tokens=rows,
         mixed_tokens=min(mixed, rows),
+        pooled_tokens=config.pooled_tokens or (CPU_POOLED_TOKENS if cpu else CUDA_POOLED_TOKENS),
     )
 
 

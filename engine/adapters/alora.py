@@ -29,10 +29,10 @@ def read_invocation(config: dict[str, Any]) -> tuple[int, ...]:
     return tuple(value)
 
 
-def check_invocation(tokens: tuple[int, ...], vocab_size: int, *, pools: bool) -> None:
+def check_invocation(tokens: tuple[int, ...], vocab_size: int, *, generates: bool) -> None:
     """No prompt could hold an id that the base lacks, and no turn begins in an input that is
     pooled.  Raises AdapterInvalid."""
-    if tokens and pools:
+    if tokens and not generates:
         raise refuse(
             "E_ALORA",
             "it acts from its invocation on, and this base makes vectors and scores",

@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -36,7 +37,7 @@ from engine.adapters.peft import inspect, revision_digest
 from engine.adapters.rows import AdapterRows, BaseRows, Words
 from engine.errors import AdapterInvalid, EngineError
 from engine.layout import ITEMSIZE, BlockLayout, Placement, RowRun, place, stream_id
-from engine.messages import PackedManifest
+from engine.messages import PackedManifest, Purpose
 from engine.models.base_files import BaseFiles
 from engine.models.bases import namer, read_base
 
@@ -173,6 +174,7 @@ def options_of(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--block-size", type=int, required=True, help="tokens a block, 0 = no KV")
     parser.add_argument("--dtype", choices=sorted(ITEMSIZE), required=True, help="the arena's")
     parser.add_argument("--out", type=Path, required=True, help="where the packed file goes")
+    parser.add_argument("--purpose", choices=get_args(Purpose), help="the engine's")
     parser.add_argument("--max-rank", type=int, default=Limits().max_rank)
     return parser
 
@@ -186,18 +188,31 @@ def pack_as_told(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayo
         block_size=options.block_size,
         dtype=options.dtype,
         max_rank=options.max_rank,
+        purpose=options.purpose,
     )
 
 
+def purpose_of(block_size: int) -> Purpose:
+    """Of an engine whose blocks hold so many tokens, where nobody says."""
+    return "generate" if block_size else "pool"
+
+
 def pack_for_base(
-    folder: Path, model: Path, out: Path, *, block_size: int, dtype: str, max_rank: int
+    folder: Path,
+    model: Path,
+    out: Path,
+    *,
+    block_size: int,
+    dtype: str,
+    max_rank: int,
+    purpose: Purpose | None = None,
 ) -> tuple[PackedManifest, BlockLayout]:
     """Pack a PEFT adapter's `folder` for the base in `model`, into `out`.
 
-    `block_size` in tokens, 0 = the engine pools and has no KV; `dtype` the arena's.  Raises as
-    `pack_folder` and `inspect` do.
+    `block_size` in tokens, 0 = the engine pools and has no KV; `dtype` the arena's; `purpose` is
+    the engine's, None: as its blocks say.  Raises as `pack_folder` and `inspect` do.
     """
-    spec = read_base(model, pools=not block_size)
+    spec = read_base(model, purpose or purpose_of(block_size))
     # Whoever filed the folder has bounded its size already.
     limits = Limits(max_rank=max_rank, max_bytes=sys.maxsize)
     layout = spec.block_layout(block_size=block_size, dtype=dtype)
@@ -211,7 +226,14 @@ def pack_for_base(
 
 
 def pack_into(
-    folder: Path, model: Path, store: Path, *, block_size: int, dtype: str, max_rank: int
+    folder: Path,
+    model: Path,
+    store: Path,
+    *,
+    block_size: int,
+    dtype: str,
+    max_rank: int,
+    purpose: Purpose | None = None,
 ) -> PackedManifest:
     """The same into a folder of its own below `store`, which is called by the revision and made if
     need be; it is not there before it is whole."""
@@ -219,7 +241,13 @@ def pack_into(
     staged = Path(tempfile.mkdtemp(dir=store, prefix="packing-"))
     try:
         manifest, _ = pack_for_base(
-            folder, model, staged, block_size=block_size, dtype=dtype, max_rank=max_rank
+            folder,
+            model,
+            staged,
+            block_size=block_size,
+            dtype=dtype,
+            max_rank=max_rank,
+            purpose=purpose,
         )
         final = store / manifest.rev
         if not final.exists():

@@ -85,7 +85,7 @@ def inspect(
         config = read_config(data)
         read = mlx_settings if is_mlx(config) else peft_settings
         settings = read(config, limits)
-        check_invocation(settings.alora_tokens, spec.vocab_size, pools=spec.head is not None)
+        check_invocation(settings.alora_tokens, spec.vocab_size, generates=spec.generates)
         weights_file = opened.weights_file(mlx=settings.mlx)
         fd = opened.open(weights_file)
         try:

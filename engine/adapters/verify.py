@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.adapters.adapter_folder import AdapterFolder
 from engine.adapters.manifest import FLOAT_DTYPES, AdapterManifest, Limits, PairTensors, TensorRef
-from engine.adapters.pack import NICENESS, options_of, pack_as_told, tell_failure
+from engine.adapters.pack import NICENESS, options_of, pack_as_told, purpose_of, tell_failure
 from engine.adapters.peft import inspect, revision_digest
 from engine.adapters.placed import Owners
 from engine.adapters.probe import ROWS, Floats, ProbeItem, ProbeModule, ProbeWriter
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verify(options: argparse.Namespace) -> Verified:
-    spec = read_base(options.model, pools=not options.block_size)
+    spec = read_base(options.model, options.purpose or purpose_of(options.block_size))
     limits = Limits(max_rank=options.max_rank, max_bytes=sys.maxsize)
     layout = spec.block_layout(block_size=options.block_size, dtype=options.dtype)
     manifest = inspect(options.folder, spec, limits, served_dtype=options.dtype, base=options.model)

@@ -7,6 +7,7 @@ called in the engine.
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.messages import Purpose
 from engine.models.encoder_families import is_encoder
 from engine.models.encoder_spec import EncoderSpec, read_encoder_spec
 from engine.models.hf_config import read_json, text_name
@@ -15,11 +16,12 @@ from engine.models.spec import ModelSpec, read_spec
 BaseSpec = ModelSpec | EncoderSpec
 
 
-def read_base(folder: Path, *, pools: bool = False) -> BaseSpec:
-    """What is in `folder`; `pools`: it is to make vectors or scores, which encoders always are.
+def read_base(folder: Path, purpose: Purpose = "generate") -> BaseSpec:
+    """What is in `folder`, and is to be used for `purpose`; encoders always pool.
     Raises as `read_spec` and `read_encoder_spec` do."""
-    encodes = is_encoder(read_json(folder / "config.json", required=True))
-    return read_encoder_spec(folder) if encodes else read_spec(folder, pools=pools)
+    if is_encoder(read_json(folder / "config.json", required=True)):
+        return read_encoder_spec(folder)
+    return read_spec(folder, pools=purpose != "generate", generates=purpose != "pool")
 
 
 def namer(spec: BaseSpec) -> Callable[[str], str]:

@@ -19,6 +19,7 @@ from engine.kernels.gemm import linear
 from engine.kernels.lora import lora_begin
 from engine.kernels.lora_ends import add_embedding, add_head, replace_embedding, replace_head
 from engine.kernels.lora_meta import LoraMeta
+from engine.messages import Purpose
 from engine.models import weights
 from engine.models.attention import Attention
 from engine.models.layers import Angles, Build, LoraLinear, Owed, RMSNorm, Rotary
@@ -106,8 +107,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers, final norm and head.  Weights are empty until `load_model` fills them.
 
-    One that pools generates nothing, and its output head is never held whole: see
-    `pooling/token_scores.py`.
+    Of one that only pools, the output head is never held whole: see `pooling/token_scores.py`.
     """
 
     def __init__(self, spec: ModelSpec, build: Build) -> None:
@@ -134,7 +134,7 @@ class Decoder(nn.Module):
 
     @property
     def _has_own_head(self) -> bool:
-        return not self.spec.tied and self.spec.head is None
+        return not self.spec.tied and self.spec.generates
 
     @torch.no_grad()
     def forward(
@@ -258,18 +258,18 @@ def load_model(
     dtype: torch.dtype,
     deterministic: bool,
     max_len: int = 0,
-    pools: bool = False,
+    purpose: Purpose = "generate",
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Decoder:
     """The model in a Hugging Face folder, in `dtype` on `device`; `progress` gets 0..1.
 
-    `max_len` is of the longest sequence that it will see, 0 = its `default_length`.  `pools`: it is
-    to make vectors or scores.
+    `max_len` is of the longest sequence that it will see, 0 = its `default_length`.
 
     Raises ConfigError for files that are missing or broken, ModelUnsupported for what the engine
     would not compute exactly.
     """
     build = Build(torch.device(device), dtype, deterministic, max_len)
-    decoder = Decoder(read_spec(folder, pools=pools), build)
+    spec = read_spec(folder, pools=purpose != "generate", generates=purpose != "pool")
+    decoder = Decoder(spec, build)
     weights.load(decoder.places(), folder, ignored=decoder.ignores, progress=progress)
     return decoder.eval()

@@ -103,6 +103,7 @@ class EncoderSpec:
     #: published as one, adapters have it so.
     tied: bool = False
     fused_names: bool = False
+    generates: bool = False
 
     @property
     def family(self) -> EncoderFamily:

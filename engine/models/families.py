@@ -170,11 +170,11 @@ WRAPPERS = {
 
 
 def identify(
-    values: Mapping[str, Any], *, pools: bool = False
+    values: Mapping[str, Any], *, generates: bool = True
 ) -> tuple[str, Fields, tuple[str, ...]]:
     """The text model's model_type, once it and the architecture are known to be one of ours, its
-    fields, and how the names of other towers' tensors begin.  One that pools may have no head that
-    generates, or a classifier in its place."""
+    fields, and how the names of other towers' tensors begin.  One that does not generate may have
+    no head for it, or a classifier in its place."""
     name, towers, where = _word(values, "model_type"), tuple[str, ...](), "config.json"
     _refuse_foreign(Fields(values, where))
     if name in WRAPPERS:
@@ -190,7 +190,7 @@ def identify(
         raise ModelUnsupported(f"architecture {named} (model_type {name})", hint=SUPPORTED)
     family = FAMILIES[name]
     named = _architecture(values)
-    if not pools or named not in _without_head(family):
+    if generates or named not in _without_head(family):
         _check_architecture(name, values, family.architecture)
     fields = Fields({**family.defaults, **values}, where)
     fields.take("auto_map", None)

@@ -64,7 +64,8 @@ class ModelSpec:
     sliding_windows: tuple[int, ...] = ()  # one a layer, () = none anywhere
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    #: Of a decoder that pools: what classifies.  None: it generates.
+    generates: bool = True
+    #: Of a decoder that pools: what classifies.
     head: HeadSpec | None = None
     num_labels: int = 0  # 0 = the base brings no classifier
     labels: tuple[str, ...] = ()  # of the classes, in order
@@ -119,16 +120,18 @@ class ModelSpec:
         return BlockLayout(self.shapes, dtype, size)
 
 
-def read_spec(folder: Path, *, pools: bool = False) -> ModelSpec:
+def read_spec(folder: Path, *, pools: bool = False, generates: bool | None = None) -> ModelSpec:
     """Read config.json (and generation_config.json) of a Hugging Face folder; `pools`: of a model
-    that is to make vectors or scores, with or without a head that generates.
+    that is to make vectors or scores.  Unless it `generates` too, which None leaves to that, it may
+    have no head to generate with.
 
     Raises ConfigError for a folder that cannot be read, ModelUnsupported for a model that the
     engine would not compute exactly: another architecture, a quantized base, a field that it does
     not know and that is not at its neutral value.
     """
     values = read_json(folder / "config.json", required=True)
-    name, config, towers = identify(values, pools=pools)
+    generates = not pools if generates is None else generates
+    name, config, towers = identify(values, generates=generates)
     generation = read_json(folder / "generation_config.json", required=False)
     family = FAMILIES[name]
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
@@ -179,6 +182,7 @@ def read_spec(folder: Path, *, pools: bool = False) -> ModelSpec:
         bos_token_id=_first(
             _token_ids(generation.get("bos_token_id"), config.values.get("bos_token_id"))
         ),
+        generates=generates,
         head=DECODER_HEAD if pools else None,
         num_labels=len(labels),
         labels=labels,

@@ -149,7 +149,7 @@ def load_backbone(
         device=device,
         dtype=dtype,
         deterministic=deterministic,
-        pools=True,
+        purpose="pool",
         progress=progress,
     )
     return PackedDecoder(decoder, max_rows=max_rows, max_seqs=max_seqs)

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from engine.config import MIB, Device, DTypeName, EvictionPolicy, VerifyOnLoad
 from engine.errors import ConfigError
+from engine.messages import Purpose
 from engine.pooling.spec import PoolingKind
 from engine.pooling_messages import PoolingInfo
 
@@ -27,6 +28,7 @@ class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     score_tokens: tuple[int, ...] = ()
     prefix_cache: Switch = "auto"  # "on" is refused where it is not served, with the reason
     chunked_prefill: Switch = "auto"
+    generates_too: bool = False  # its inputs share steps with those who wait for a token
     max_batch_tokens: int = 0  # rows a step, but for a longer input alone; 0 = by the device
     max_num_seqs: int = 256  # inputs a step
     adapter_pool: int = 256 * MIB  # bytes of adapters on the device
@@ -40,6 +42,11 @@ class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     verify_on_load: VerifyOnLoad = "off"
     deterministic: bool = False
     threads: int = 0  # CPU threads for torch; 0 = its default
+
+    @property
+    def purpose(self) -> Purpose:
+        """What its base is for."""
+        return "both" if self.generates_too else "pool"
 
     def __post_init__(self) -> None:
         def need(ok: bool, name: str, rule: str) -> None:

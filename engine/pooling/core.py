@@ -26,6 +26,7 @@ from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
 from engine.messages import AdapterEvent, Answer
 from engine.pooling.admission import Admission
+from engine.pooling.answers import Answers
 from engine.pooling.batch import Placed, StepRunner
 from engine.pooling.config import PoolingConfig
 from engine.pooling.machine import build, largest_step
@@ -87,9 +88,8 @@ class PoolingCore:
             slots.rows,
             lambda rev: self.residency.manifest(rev),
         )
-        self._runner = StepRunner(
-            machine.backbone, machine.pooler, machine.head, machine.words, planner
-        )
+        answers = Answers(machine.spec, machine.pooler, machine.head, machine.words, planner)
+        self._runner = StepRunner(machine.backbone, answers)
         self._admission = Admission(
             self.config,
             machine.spec,

@@ -63,7 +63,7 @@ def read_model(config: PoolingConfig) -> tuple[Path, BaseSpec, PoolingSpec]:
     if config.score_tokens:
         pooling = dataclasses.replace(pooling, score_tokens=config.score_tokens)
     folder = root / pooling.folder
-    spec = read_base(folder, pools=True)
+    spec = read_base(folder, config.purpose)
     width = pooling.width(spec.hidden_size)
     if any(size > width for size in pooling.dimensions):
         raise ModelUnsupported(
@@ -75,10 +75,22 @@ def read_model(config: PoolingConfig) -> tuple[Path, BaseSpec, PoolingSpec]:
             hint=f"set it to {spec.default_length} or less",
         )
     _check_words(spec, pooling)
-    for name in ("prefix_cache", "chunked_prefill"):
-        if getattr(config, name) == "on":
-            raise _no_reuse(name, spec, pooling)
+    _check_reuse(config, spec, pooling)
     return folder, spec, pooling
+
+
+def _check_reuse(config: PoolingConfig, spec: BaseSpec, pooling: PoolingSpec) -> None:
+    """Raises ConfigError for what was asked for and cannot be."""
+    if config.generates_too and config.chunked_prefill == "off":
+        raise ConfigError(
+            "chunked_prefill = 'off': inputs share steps with those who wait for their next token",
+            hint='leave chunked_prefill at "auto"; sums over chunks are exact',
+        )
+    chunks = config.generates_too and not isinstance(spec, EncoderSpec)
+    if config.prefix_cache == "on" and not (chunks and pooling.kinds == ("last",)):
+        raise _no_reuse("prefix_cache", spec, pooling)
+    if config.chunked_prefill == "on" and not chunks:
+        raise _no_reuse("chunked_prefill", spec, pooling)
 
 
 def _class_of(config: Mapping[str, Any]) -> str:

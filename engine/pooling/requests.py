@@ -27,8 +27,9 @@ class PoolResult:
     """`values` (width,), (tokens, width) or (labels,); with an error there are none."""
 
     request_id: str
-    num_tokens: int = 0  # that were computed
+    num_tokens: int = 0  # of the input, as far as it is looked at
     num_cut: int = 0  # that were not
+    num_cached: int = 0  # of `num_tokens`, those whose keys and values were found
     values: Floats | None = None
     logits: Floats | None = None  # (labels,) of a classifier: sort by these
     code: str = ""
@@ -48,6 +49,7 @@ def packed(result: PoolResult) -> Pooled:
         request_id=result.request_id,
         num_tokens=result.num_tokens,
         num_cut=result.num_cut,
+        num_cached=result.num_cached,
         shape=() if values is None else values.shape,
         values=b"" if values is None else _bytes(values),
         logits=None if result.logits is None else _bytes(result.logits),
@@ -63,6 +65,7 @@ def unpacked(pooled: Pooled) -> PoolResult:
         request_id=pooled.request_id,
         num_tokens=pooled.num_tokens,
         num_cut=pooled.num_cut,
+        num_cached=pooled.num_cached,
         values=None if pooled.code else np.frombuffer(pooled.values, _WIRE).reshape(pooled.shape),
         logits=None if logits is None else np.frombuffer(logits, _WIRE),
         code=pooled.code,

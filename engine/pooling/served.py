@@ -249,4 +249,5 @@ def _info(core: PoolingCore) -> EngineInfo:
         pid=os.getpid(),
         device_uuid=f"GPU-{torch.cuda.get_device_properties(device).uuid}" if cuda else "",
         pooling=info,
+        generates=False,
     )

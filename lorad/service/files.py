@@ -83,6 +83,7 @@ class AdapterFiles:
             dtype=info.dtype,
             out_dir=out,
             max_rank=self._settings.lora.max_rank,
+            purpose=info.purpose,
         )
 
     async def verify(self, folder: Path, out: Path, probe: Path, packed: Path | None) -> Verified:
@@ -98,4 +99,5 @@ class AdapterFiles:
             probe=probe,
             packed=packed,
             max_rank=self._settings.lora.max_rank,
+            purpose=info.purpose,
         )

@@ -31,7 +31,7 @@ def llama_8b(spec: BaseSpec) -> BaseSpec:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> BaseSpec:
-    return llama_8b(read_base(write_qwen3(tmp_path / "qwen3"), pools=True))
+    return llama_8b(read_base(write_qwen3(tmp_path / "qwen3"), "pool"))
 
 
 def config(**told: int) -> PoolingConfig:
@@ -61,5 +61,5 @@ def test_who_asks_for_more_is_refused_with_what_there_is_room_for(spec: BaseSpec
 
 
 def test_an_encoder_keeps_no_keys_beside_a_layer(tmp_path: Path) -> None:
-    bert = read_base(write_bert(tmp_path / "bert"), pools=True)
+    bert = read_base(write_bert(tmp_path / "bert"), "pool")
     assert row_bytes(bert, "float32") == 4 * (5 * 32 + 3 * 32 + 4 * 32 + 3 * 64) + 4 * 32

@@ -1,0 +1,304 @@
+"""One engine that generates and pools: its vectors and scores are those of an engine that pools
+alone, whatever else is in its steps, and what it generates does not change by them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.admission import StepBuilder
+from engine.config import EngineConfig, PoolsToo
+from engine.engine import Engine
+from engine.errors import ConfigError, EngineError
+from engine.messages import Abort, SamplingParams, SequenceDelta, Submit
+from engine.pooling.config import PoolingConfig
+from engine.pooling.engine import PoolingEngine
+from engine.pooling.requests import AbortPool, PoolRequest
+from engine.pooling_messages import Pooled
+from tests.fakes.tiny_qwen3 import HIDDEN, NO, YES, write_qwen3, write_qwen3_adapter
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+KINDS = ("last", "mean", "cls", "max", "weighted_mean", "mean_sqrt_length")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("both")
+
+
+@pytest.fixture(scope="module")
+def model(root: Path) -> Path:
+    return write_qwen3(root / "base")
+
+
+@pytest.fixture(scope="module")
+def adapters(root: Path) -> dict[str, Path]:
+    """Two that change hidden states, and one with a head of three classes too."""
+    labels = {"one": 0, "two": 0, "head": 3}
+    return {
+        name: write_qwen3_adapter(root / name, seed, labels=count)
+        for seed, (name, count) in enumerate(labels.items(), start=1)
+    }
+
+
+class Both:
+    """An engine, and what it has told of requests that were given to its core."""
+
+    def __init__(self, model: Path, pools: dict[str, Any], **told: Any) -> None:
+        small = {"cpu_pool": 8 << 20, "ram_cache": 1 << 20, "device": "cpu", "threads": 1}
+        wish = PoolsToo(root=str(model), **pools)
+        self.engine = Engine(EngineConfig(model=str(model), pools=wish, **(small | told)))
+        self.core = self.engine.core
+        self.pooled: dict[str, Pooled] = {}
+        self.deltas: list[SequenceDelta] = []
+
+    def step(self) -> None:
+        frame = self.core.step()
+        for one in frame.pooled:
+            assert one.request_id not in self.pooled, "a second result"
+            self.pooled[one.request_id] = one
+        self.deltas += frame.deltas
+        self.core.scheduler.check()
+
+    def run(self) -> None:
+        while self.core.scheduler.has_work or not self.core.idle:
+            self.step()
+
+    def ask(self, name: str, tokens: list[int], **more: Any) -> None:
+        self.core.take(PoolRequest(request_id=name, tokens=tokens, **more))
+
+    def prefix(self) -> tuple[int, int]:
+        told = self.engine.snapshot().prefix
+        return told.query_tokens, told.hit_tokens
+
+
+@pytest.fixture
+def both(model: Path) -> Iterator[Callable[..., Both]]:
+    made: list[Both] = []
+
+    def make(pools: dict[str, Any] | None = None, **told: Any) -> Both:
+        made.append(Both(model, pools or {}, **told))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.engine.close()
+
+
+@pytest.fixture
+def alone(model: Path) -> Iterator[Callable[..., PoolingEngine]]:
+    made: list[PoolingEngine] = []
+
+    def make(**told: Any) -> PoolingEngine:
+        small = {"adapter_pool": 2 << 20, "ram_cache": 1 << 20, "device": "cpu", "threads": 1}
+        made.append(PoolingEngine(PoolingConfig(model=str(model), **small, **told)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def texts(count: int, *, seed: int = 0, longest: int = 150) -> list[list[int]]:
+    random = np.random.default_rng(seed)
+    lengths = [1, 2, 15, 16, 17, *random.integers(3, longest, count)][:count]
+    return [random.integers(0, 250, n).tolist() for n in lengths]
+
+
+def add(engine: Engine | PoolingEngine, adapters: dict[str, Path], store: Path) -> dict[str, str]:
+    store = store / type(engine).__name__
+    store.mkdir(exist_ok=True)
+    return {name: engine.add_folder(folder, store) for name, folder in adapters.items()}
+
+
+def worst(one: list[Any], other: list[Any]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_in_chunks_are_those_of_whole_inputs(
+    kind: str, both: Callable[..., Both], alone: Callable[..., PoolingEngine]
+) -> None:
+    inputs = texts(20)
+    mine = both({"pooling": kind}, max_batch_tokens=96)
+    wanted = alone(pooling=kind).embed(inputs)
+    assert worst(mine.engine.embed(inputs), wanted) < 1e-5 * max(np.abs(wanted[-1]).max(), 1)
+
+
+def test_adapters_are_mixed_in_one_step_of_inputs_and_of_answers(
+    both: Callable[..., Both],
+    alone: Callable[..., PoolingEngine],
+    adapters: dict[str, Path],
+    root: Path,
+) -> None:
+    mine, other = both(max_batch_tokens=64, mixed_tokens=48, pooled_tokens=24), alone()
+    revs = add(mine.engine, adapters, root)
+    assert revs.keys() == add(other, adapters, root).keys()
+    names = [None, "one", "two", "head"] * 6
+    inputs, prompts = texts(24, seed=1), texts(6, seed=2, longest=40)
+    on = [None if name is None else revs[name] for name in names]
+    quiet = mine.engine.generate(prompts, GREEDY, revs=on[:6])
+    for n, (prompt, rev) in enumerate(zip(prompts, on, strict=False)):
+        mine.core.take(Submit(request_id=f"g{n}", prompt=prompt, sampling=GREEDY, rev=rev))
+    for n, (tokens, rev) in enumerate(zip(inputs, on, strict=True)):
+        mine.ask(f"p{n}", tokens, rev=rev)
+    mine.run()
+    for n, one in enumerate(quiet):
+        told = [t for d in mine.deltas if d.request_id == f"g{n}" for t in d.tokens]
+        assert told == one.tokens
+    wanted = other.embed(inputs, revs=on)
+    got = [np.frombuffer(mine.pooled[f"p{n}"].values, "<f4") for n in range(24)]
+    assert worst(got, wanted) < 1e-5 * max(float(np.abs(x).max()) for x in wanted)
+    assert len(mine.pooled) == 24
+
+
+def test_what_many_begin_with_is_computed_once(
+    both: Callable[..., Both], alone: Callable[..., PoolingEngine]
+) -> None:
+    """As a reranker asks: one query, many documents, all at once."""
+    mine = both({"score_tokens": (YES, NO)}, max_batch_tokens=256)
+    query = texts(6, seed=3)[5][:1] * 100
+    pairs = [query + document for document in texts(30, seed=4, longest=40)]
+    got = mine.engine.classify(pairs)
+    wanted = alone(score_tokens=(YES, NO)).classify(pairs)
+    assert worst([r.logits for r in got], [r.logits for r in wanted]) < 1e-5
+    assert worst([r.values for r in got], [r.values for r in wanted]) < 1e-5
+    asked, hit = mine.prefix()
+    assert asked == sum(map(len, pairs))
+    assert hit == 29 * 96, "all but the first find the query's six whole blocks"
+    assert [r.num_cached for r in got] == [0] + [96] * 29
+    assert [r.num_tokens for r in got] == [len(pair) for pair in pairs]
+
+
+def test_a_cache_that_is_off_finds_nothing_and_gives_the_same(both: Callable[..., Both]) -> None:
+    inputs = [[7] * 64 + tail for tail in texts(8, seed=5, longest=20)]
+    on, off = both().engine, both({"prefix_cache": "off"})
+    assert worst(on.embed(inputs), off.engine.embed(inputs)) < 1e-5
+    assert off.prefix() == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["mean", "cls"])
+def test_where_every_row_is_read_nothing_is_left_out(kind: str, both: Callable[..., Both]) -> None:
+    mine = both({"pooling": kind})
+    inputs = [[7] * 64 + tail for tail in texts(4, seed=5, longest=20)]
+    first, again = mine.engine.embed(inputs), mine.engine.embed(inputs)
+    assert worst(first, again) < 1e-6 and mine.prefix() == (0, 0)
+    assert mine.core.pool.counts.kv_cached == 0, "nobody could use what it leaves"
+
+
+@pytest.mark.parametrize("name", ["prefix_cache", "chunked_prefill"])
+def test_what_cannot_be_is_refused_with_the_reason(name: str, both: Callable[..., Both]) -> None:
+    value = "on" if name == "prefix_cache" else "off"
+    with pytest.raises(ConfigError, match=f"{name} = '{value}': ") as told:
+        both({"pooling": "mean", name: value})
+    assert "\n" not in told.value.message
+
+
+def test_tokens_and_heads_and_prompts_of_many_chunks(
+    both: Callable[..., Both],
+    alone: Callable[..., PoolingEngine],
+    adapters: dict[str, Path],
+    root: Path,
+) -> None:
+    mine, other = both(max_batch_tokens=64), alone()
+    engines = (mine.engine, other)
+    heads = [add(engine, {"head": adapters["head"]}, root)["head"] for engine in engines]
+    inputs = texts(12, seed=6)
+    one, two = (engine.embed_tokens(inputs, dimensions=8) for engine in engines)
+    assert worst(one, two) < 1e-5 and one[-1].shape == (len(inputs[-1]), 8)
+    one, two = (
+        [r.logits for r in engine.classify(inputs, revs=[head] * 12)]
+        for engine, head in zip(engines, heads, strict=True)
+    )
+    assert worst(one, two) < 2e-5 * float(np.abs(two).max()) and one[0].shape == (3,)
+    with pytest.raises(EngineError, match="has no classifier"):
+        mine.engine.classify(inputs[:1])
+
+
+def test_who_is_taken_back_is_told_nothing_and_holds_nothing(both: Callable[..., Both]) -> None:
+    mine = both(max_batch_tokens=64)
+    for name in ("a", "b", "c"):
+        mine.ask(name, [3] * 200)
+    mine.step()
+    mine.core.take(AbortPool("a"))
+    mine.core.take(AbortPool("c"))
+    mine.core.take(AbortPool("nobody"))
+    mine.core.take(Abort("b"))  # of a Submit of that id, which there is none of
+    mine.run()
+    assert list(mine.pooled) == ["b"] and not mine.pooled["b"].code and not mine.deltas
+    assert mine.core.pool.counts.kv_active == 0
+
+
+def test_wrong_requests_are_told_so_one_by_one(both: Callable[..., Both]) -> None:
+    mine = both(max_model_len=64)
+    mine.ask("empty", [])
+    mine.ask("foreign", [10_000])
+    mine.ask("long", [1] * 65)
+    mine.ask("unknown", [1], rev="f" * 64)
+    mine.ask("late", [1] * 8, deadline_seconds=0.0)
+    mine.ask("wide", [1], dimensions=HIDDEN + 1)
+    mine.ask("right", [1] * 65, truncate=True)
+    mine.run()
+    codes = {name: one.code for name, one in mine.pooled.items()}
+    assert codes == {
+        "empty": "invalid_value",
+        "foreign": "invalid_value",
+        "long": "context_length_exceeded",
+        "unknown": "model_not_found",
+        "late": "deadline_exceeded",
+        "wide": "invalid_value",
+        "right": "",
+    }
+    assert mine.pooled["right"].num_cut == 1
+
+
+def test_a_shutdown_ends_them_with_a_word(both: Callable[..., Both]) -> None:
+    mine = both(max_batch_tokens=64)
+    mine.ask("under way", [3] * 200)
+    mine.step()
+    mine.ask("waits", [4])
+    frame = mine.core.shutdown()
+    assert {(one.request_id, one.code) for one in frame.pooled} == {
+        ("under way", "draining"),
+        ("waits", "draining"),
+    }
+    assert not frame.deltas
+
+
+def test_one_that_gives_way_begins_anew_and_ends_the_same(both: Callable[..., Both]) -> None:
+    """Of sums over chunks nothing is counted twice."""
+    for kind in ("mean", "last"):
+        mine = both({"pooling": kind}, max_batch_tokens=64)
+        [wanted] = mine.engine.embed([list(range(200))])
+        mine.ask("a", list(range(200)), cache_salt="another")
+        mine.step()
+        mine.step()
+        [seq] = mine.core.scheduler._running
+        assert 0 < seq.num_computed < 200
+        mine.core.scheduler._preempt(seq, StepBuilder(mine.core.scheduler.limits))
+        mine.run()
+        got = np.frombuffer(mine.pooled["a"].values, "<f4")
+        assert np.abs(got - wanted).max() < 1e-5
+        assert mine.core.scheduler.num_preemptions == 1
+
+
+def test_rows_beside_those_who_wait_for_a_token_are_few(both: Callable[..., Both]) -> None:
+    mine = both(max_batch_tokens=256, mixed_tokens=64, pooled_tokens=12)
+    mine.core.take(Submit(request_id="g", prompt=[5] * 8, sampling=GREEDY))
+    while not any(d.tokens for d in mine.deltas):
+        mine.step()
+    for n in range(8):
+        mine.ask(f"p{n}", [n + 1] * 90)
+    rows = []
+    while not mine.deltas[-1].finish_reason:
+        before = mine.core.stats.prompt_tokens
+        mine.step()
+        rows.append(mine.core.stats.prompt_tokens - before)
+    assert set(rows) == {12} and all(d.tokens for d in mine.deltas)
+    before = mine.core.stats.prompt_tokens
+    mine.step()
+    assert mine.core.stats.prompt_tokens - before == 256, "nobody waits: steps are as large as any"
+    mine.run()
+    assert len(mine.pooled) == 8
