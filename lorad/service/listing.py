@@ -152,7 +152,8 @@ class Listing:
         revision: RevisionRecord | None,
         status: RevisionStatus | None = None,
     ) -> wire.Adapter:
-        status = status or self._picture.by_rev.get(record.serving_rev or "")
+        if status is None and not self._names.elsewhere(record):
+            status = self._picture.by_rev.get(record.serving_rev or "")
         return wire.Adapter(
             name=record.name,
             tenant=record.tenant,

@@ -265,7 +265,10 @@ def test_content_that_waits_for_its_model_is_nobody_elses_meanwhile(home):
 def test_a_name_whose_content_is_another_models_is_told_so(home):
     async def scenario(h):
         w = h.world
-        await h.add("later", 1, model="other")
+        await h.add("later", 1, model="other", load=True)
+        w.listing._picture = h.pictures
+        await h.pictures.refresh()
+        assert w.listing.page().items[0].state == "idle"
         w.catalog.drop("later")
         w.catalog.put(Entry("first", w.rev(1), model="base"))  # as a registry of old may have it
         w.names.refresh("later")
@@ -273,6 +276,8 @@ def test_a_name_whose_content_is_another_models_is_told_so(home):
             w.adapters.resolve("later")
         (item,) = (await w.adapters.load(wire.Names(names=("later",)))).items
         assert item.message == "'later' has the content of first, an adapter of base"
+        (row,) = w.listing.page().items
+        assert (row.state, row.slot) == ("registered", None), "what the engine has is another's"
         explaining = Explaining(w.names, {"base": w.link, "other": h.link})
         told = await explaining.explain("later")
         assert not told.served and "an adapter of base by another name" in told.why
