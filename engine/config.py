@@ -15,7 +15,6 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 EvictionPolicy = Literal["cost", "lru", "fifo", "lfu"]
 #: Kinds of drafts that are known elsewhere, and why there are none here.
 NO_DRAFTS = {
-    "draft": "a draft model is not served yet",
     "eagle": "heads that draft are not served",
     "medusa": "heads that draft are not served",
     "mtp": "heads that draft are not served",
@@ -68,8 +67,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     load_bytes_in_flight: int = 256 * MIB
     verify_on_load: VerifyOnLoad = "off"
     deterministic: bool = False
-    speculation: str = "off"  # or "ngram": drafts from a sequence's own tokens
+    speculation: str = "off"  # "ngram": drafts from a sequence's own tokens; "draft": a model's
     speculation_tokens: int = 4  # the longest draft
+    draft_model: str = ""  # with "draft": the folder of a smaller model of the same vocabulary
     threads: int = 0  # CPU threads for torch; 0 = its default
     pools: PoolsToo | None = None  # None: it generates alone
     fail_reads_slowly: float = 0.0  # fault injection: seconds slept in the RAM-tier reader
@@ -124,11 +124,21 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def _check_speculation(self) -> None:
         kind, tokens = self.speculation, self.speculation_tokens
-        if kind not in ("off", "ngram"):
+        if kind not in ("off", "ngram", "draft"):
             why = NO_DRAFTS.get(kind.partition("-")[0].lower().rstrip("0123456789"))
             raise ConfigError(
                 f"speculation = {kind!r}: {why or 'there is no such kind of drafts'}",
-                hint='"ngram" drafts from the text itself and needs no model; "off" is none',
+                hint='"ngram" drafts from the text itself, "draft" by draft_model; "off" is none',
+            )
+        if kind == "draft" and not self.draft_model:
+            raise ConfigError(
+                "speculation = 'draft': draft_model names no model that drafts",
+                hint='set it to the folder of a smaller model of the same vocabulary, or "ngram"',
+            )
+        if kind != "draft" and self.draft_model:
+            raise ConfigError(
+                f"draft_model = {self.draft_model!r}: speculation = {kind!r} has no use for it",
+                hint='set speculation = "draft", or leave draft_model out',
             )
         if not 1 <= tokens <= MOST_DRAFT_TOKENS:
             raise ConfigError(f"speculation_tokens = {tokens!r}: must be 1 to {MOST_DRAFT_TOKENS}")

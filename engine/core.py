@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
 from engine.admission import SchedulerLimits
-from engine.assembly import make_planner, make_runner, warm_up
+from engine.assembly import make_draft_model, make_planner, make_runner, warm_up
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.explain import Explainer
@@ -103,12 +103,6 @@ class EngineCore:
             base=machine.info.base,
             max_rank=config.max_rank,
         )
-        self.scheduler = Scheduler(
-            memory=self.reclaimer,
-            residency=self.residency,
-            limits=_limits(machine),
-            clock=time.monotonic,
-        )
         if lookahead is None:
             lookahead = machine.device.type == "cuda" and not config.deterministic
         self.lookahead = lookahead
@@ -120,6 +114,16 @@ class EngineCore:
         if self.pooling is not None:
             self.runner.pool = self.pooling.launch
             self.info = replace(self.info, pooling=self.pooling.info)
+        self.draft_model = None
+        if machine.draft is not None:
+            self.draft_model = make_draft_model(config, machine.draft, machine.arena, self.runner)
+        self.scheduler = Scheduler(
+            memory=self.reclaimer,
+            residency=self.residency,
+            limits=_limits(machine),
+            clock=time.monotonic,
+            draft_model=self.draft_model,
+        )
         self.verifier = Verifier(
             machine.arena,
             planner,
@@ -128,7 +132,8 @@ class EngineCore:
             deterministic=config.deterministic,
             wake=self.bell.set,
         )
-        warm_up(self.runner, self.verifier, config, machine.layout, progress)
+        drafts = self.draft_model
+        warm_up(self.runner, drafts, self.verifier, config, machine.layout, progress)
         self.stats = Stats(self._lora_bytes)
         self._painter = Painter(
             pool=self.pool,
@@ -408,6 +413,7 @@ def _limits(machine: Machine) -> SchedulerLimits:
         starve_after=config.starve_after,
         speculation_tokens=config.draft_tokens,
         pooled_tokens=config.pooled_tokens,
+        draft_cost=machine.info.draft_weight_bytes / machine.info.weight_bytes,
     )
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.kernels.lora_meta import LoraClass, LoraMeta
 from engine.ladder import Ladder, Rung
-from engine.memory.arena import Arena
 from engine.models.decoder import Decoder
 
 #: What a graph bakes in: the padded sizes, the plan's class (None = base rows only), and whether
@@ -42,12 +41,13 @@ class Replayable(Protocol):
 
 
 class StepGraphs:
-    """The model over one arena, for steps padded to a rung of `ladder`."""
+    """The model over one arena, whose view of each layer is in `kv`, for steps padded to a rung of
+    `ladder`."""
 
-    def __init__(self, model: Decoder, arena: Arena, ladder: Ladder) -> None:
+    def __init__(self, model: Decoder, kv: Sequence[Tensor], ladder: Ladder) -> None:
         self._model = model
-        self._kv = [arena.kv(layer) for layer in range(model.spec.num_layers)]
-        device, table = arena.device, model.embedding
+        self._kv = kv
+        device, table = model.embedding.device, model.embedding
         seqs = ladder.decode[-1].seqs
         rows = max((rung.rows for rung in ladder.mixed), default=0)
         rows = max(rows, seqs)

@@ -59,9 +59,10 @@ class Runner:
         self._batcher = batcher
         self._planner = planner
         planner.bind(batcher.plan)
-        self._sampler = sampler
+        #: What draws; a model that drafts draws with it too.
+        self.sampler = self._sampler = sampler
         #: Padded steps; None where steps are not padded.
-        self.graphs = StepGraphs(model, arena, batcher.ladder) if batcher.ladder else None
+        self.graphs = StepGraphs(model, self._kv, batcher.ladder) if batcher.ladder else None
         #: What the last draw is for: sequence -> its place in the batcher's `ids`.
         self._drawing: dict[Sequence, int] = {}
         #: request id -> position -> log-probability of that prompt token, until the first sample.
@@ -71,6 +72,11 @@ class Runner:
         self.forward_passes = 0
         #: What the next owner of a block that this step has used waits for; None on the CPU.
         self.fence: torch.cuda.Event | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the embedding: any of these ids may be in a sequence."""
+        return self._model.spec.vocab_size
 
     @property
     def ladder(self) -> Ladder | None:

@@ -5,7 +5,6 @@ and its memory plan.  Knows nothing of steps (`engine/assembly.py`) and of reque
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,17 +17,18 @@ from engine.adapters.copier import CudaCopier, ThreadCopier
 from engine.adapters.host import HostCache
 from engine.assembly import Progress
 from engine.config import EngineConfig
-from engine.errors import ModelUnsupported, NoDevice
+from engine.draft_fit import check_reach, draft_block_bytes, read_draft
+from engine.errors import NoDevice
 from engine.fit import check_floors, check_length, fit_length, plan_blocks
 from engine.layout import BlockLayout
 from engine.measuring import Use, measure, weight_bytes
 from engine.memory.arena import DTYPES, Arena
 from engine.memory.budget import MemoryPlan, usual_adapter_blocks
 from engine.memory.pool import BlockPool
-from engine.messages import EngineInfo
+from engine.messages import EngineInfo, Purpose
 from engine.models.base_files import base_id
 from engine.models.decoder import Decoder, load_model
-from engine.models.spec import ModelSpec, read_spec
+from engine.models.spec import ModelSpec, read_spec, tokenizer_size
 
 CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS = 512, 2048
 #: Rows of a step while somebody decodes.  A card reads its weights whatever the rows, so that up to
@@ -49,6 +49,7 @@ class Machine:
     layout: BlockLayout
     device: torch.device
     model: Decoder
+    draft: Decoder | None  # of the same vocabulary; None: no model drafts
     arena: Arena
     pool: BlockPool
     host: HostCache
@@ -65,29 +66,48 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
     """
     folder = Path(config.model)
     spec = read_spec(folder, pools=config.purpose == "both", generates=True)
+    draft_spec = read_draft(config, spec)
     config = resolve(config, spec)
+    check_reach(config, draft_spec)
     device = torch.device(config.device)
     if config.threads:
         torch.set_num_threads(config.threads)
     progress("weights", 0.1)
-    model = load_model(
-        folder,
-        device=device,
-        dtype=DTYPES[config.dtype],
-        deterministic=config.deterministic,
-        max_len=config.max_model_len,
-        purpose=config.purpose,
-        progress=lambda fraction: progress("weights", 0.1 + 0.7 * fraction),
-    )
+
+    def load(folder: Path, purpose: Purpose, begin: float, end: float) -> Decoder:
+        return load_model(
+            folder,
+            device=device,
+            dtype=DTYPES[config.dtype],
+            deterministic=config.deterministic,
+            max_len=config.max_model_len,
+            purpose=purpose,
+            progress=lambda fraction: progress("weights", begin + (end - begin) * fraction),
+        )
+
+    draft = load(Path(config.draft_model), "generate", 0.1, 0.2) if draft_spec is not None else None
+    model = load(folder, config.purpose, 0.2 if draft is not None else 0.1, 0.8)
     progress("memory", 0.8)
-    layout = spec.block_layout(block_size=config.block_size, dtype=config.dtype)
+    layout = spec.block_layout(
+        block_size=config.block_size,
+        dtype=config.dtype,
+        draft_bytes=draft_block_bytes(config, draft_spec),
+    )
     cuda = device.type == "cuda"
     vocab_size = min(spec.vocab_size, tokenizer_size(folder) or spec.vocab_size)
-    use = measure(config, spec, layout, model, vocab_size, progress) if cuda else None
+    use = measure(config, layout, model, draft, vocab_size, progress) if cuda else None
     num_blocks = plan_blocks(config, layout, spec, room=use.room if use else None)
     config = fit_length(replace(config, num_blocks=num_blocks), spec)
+    check_reach(config, draft_spec)
     check_floors(config, layout)
-    arena = Arena(spec, layout, block_size=config.block_size, num_blocks=num_blocks, device=device)
+    arena = Arena(
+        spec,
+        layout,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        device=device,
+        draft=draft_spec,
+    )
     host = HostCache(
         block_bytes=layout.block_bytes,
         budget_bytes=config.ram_cache,
@@ -100,13 +120,14 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
     pool = BlockPool(num_blocks)
     copier = CudaCopier(arena, host, pool) if cuda else ThreadCopier(arena, host, wake=wake)
     progress("memory", 0.85)
-    info = _describe(config, spec, layout, model, device, host)
+    info = _describe(config, spec, layout, model, draft, device, host)
     return Machine(
         config=config,
         spec=spec,
         layout=layout,
         device=device,
         model=model,
+        draft=draft,
         arena=arena,
         pool=pool,
         host=host,
@@ -149,24 +170,6 @@ def resolve(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
     )
 
 
-def tokenizer_size(folder: Path) -> int:
-    """One more than the highest id in tokenizer.json; 0 if there is none to read.
-
-    Embeddings are often padded past it, and a padded id must never be drawn.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return 0
-    try:
-        tokenizer = json.loads(path.read_bytes())
-        vocab = tokenizer["model"]["vocab"]
-        ids = [token["id"] for token in tokenizer.get("added_tokens", [])]
-        ids += vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]
-        return max(int(i) for i in ids) + 1
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelUnsupported(f"{path}: not a tokenizer file ({error})") from error
-
-
 def _memory_plan(
     config: EngineConfig, layout: BlockLayout, info: EngineInfo, use: Use | None
 ) -> MemoryPlan:
@@ -176,6 +179,8 @@ def _memory_plan(
         num_blocks=config.num_blocks,
         block_bytes=layout.block_bytes,
         block_size=config.block_size,
+        draft_weights=info.draft_weight_bytes,
+        draft_block_bytes=info.draft_block_bytes,
         adapter_blocks=usual_adapter_blocks(layout),
     )
     if use is None:
@@ -197,6 +202,7 @@ def _describe(
     spec: ModelSpec,
     layout: BlockLayout,
     model: Decoder,
+    draft: Decoder | None,
     device: torch.device,
     host: HostCache,
 ) -> EngineInfo:
@@ -209,6 +215,7 @@ def _describe(
         base=base_id(Path(config.model)),
         block_bytes=layout.block_bytes,
         block_size=config.block_size,
+        draft_block_bytes=draft_block_bytes(config, draft.spec if draft is not None else None),
         num_blocks=config.num_blocks,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -217,6 +224,7 @@ def _describe(
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         weight_bytes=weight_bytes(model),
+        draft_weight_bytes=weight_bytes(draft),
         arena_bytes=config.num_blocks * layout.block_bytes,
         ram_cache_bytes=host.limit_bytes,
         pid=os.getpid(),

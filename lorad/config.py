@@ -70,8 +70,9 @@ class Model(_Section, frozen=True, kw_only=True):
     num_blocks: int = 0
     threads: int = 0
     deterministic: bool = False
-    speculation: str = "off"  # or "ngram"; the engine says why no other
+    speculation: str = "off"  # or "ngram", "draft"; the engine says why no other
     speculation_tokens: int = 4
+    draft_model: str = ""  # a folder as `base` is
     stall_after: Seconds = 10.0  # without a sign of life, requests are told engine_stalled
     replace_after: Seconds = 60.0  # and after so much more of it, the engine is replaced
     # Of a pooling model:
@@ -276,6 +277,7 @@ class Settings(Struct, frozen=True, kw_only=True):
                 deterministic=m.deterministic,
                 speculation=m.speculation,
                 speculation_tokens=m.speculation_tokens,
+                draft_model=m.draft_model,
                 slots=lora.slots,
                 max_rank=lora.max_rank,
                 ram_cache=lora.ram_cache,
@@ -427,6 +429,7 @@ def resolved(settings: Settings, paths: Paths) -> Settings:
             m,
             base=base,
             name=m.name or Path(base).name,
+            draft_model=str(Path(m.draft_model).expanduser().absolute()) if m.draft_model else "",
             tasks=m.tasks or (usual_tasks(Path(base)) if base else (GENERATE,)),
         )
         for m in settings.models

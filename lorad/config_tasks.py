@@ -18,7 +18,7 @@ POOLING = (EMBED, CLASSIFY, RERANK)
 #: Of a model that generates: it has KV, blocks of it, and graphs of steps.
 _GENERATES = (
     *("block_size", "mixed_tokens", "graph_tokens", "gpu_memory_utilization", "cpu_pool"),
-    *("num_blocks", "speculation", "speculation_tokens"),
+    *("num_blocks", "speculation", "speculation_tokens", "draft_model"),
 )
 _POOLS = (
     *("truncate", "pooling", "prefix_cache", "chunked_prefill"),

@@ -172,6 +172,7 @@ def options_of(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, required=True, help="the adapter's folder")
     parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
     parser.add_argument("--block-size", type=int, required=True, help="tokens a block, 0 = no KV")
+    parser.add_argument("--draft-bytes", type=int, default=0, help="a block's, for a draft model")
     parser.add_argument("--dtype", choices=sorted(ITEMSIZE), required=True, help="the arena's")
     parser.add_argument("--out", type=Path, required=True, help="where the packed file goes")
     parser.add_argument("--purpose", choices=get_args(Purpose), help="the engine's")
@@ -189,6 +190,7 @@ def pack_as_told(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayo
         dtype=options.dtype,
         max_rank=options.max_rank,
         purpose=options.purpose,
+        draft_bytes=options.draft_bytes,
     )
 
 
@@ -206,16 +208,18 @@ def pack_for_base(
     dtype: str,
     max_rank: int,
     purpose: Purpose | None = None,
+    draft_bytes: int = 0,
 ) -> tuple[PackedManifest, BlockLayout]:
     """Pack a PEFT adapter's `folder` for the base in `model`, into `out`.
 
-    `block_size` in tokens, 0 = the engine pools and has no KV; `dtype` the arena's; `purpose` is
-    the engine's, None: as its blocks say.  Raises as `pack_folder` and `inspect` do.
+    `block_size` in tokens, 0 = the engine pools and has no KV; `dtype` the arena's; `draft_bytes`
+    of a block are a draft model's; `purpose` is the engine's, None: as its blocks say.  Raises as
+    `pack_folder` and `inspect` do.
     """
     spec = read_base(model, purpose or purpose_of(block_size))
     # Whoever filed the folder has bounded its size already.
     limits = Limits(max_rank=max_rank, max_bytes=sys.maxsize)
-    layout = spec.block_layout(block_size=block_size, dtype=dtype)
+    layout = spec.block_layout(block_size=block_size, dtype=dtype, draft_bytes=draft_bytes)
     manifest = inspect(folder, spec, limits, served_dtype=dtype, base=model)
     rev = revision_digest(folder, manifest)
     with contextlib.ExitStack() as stack:
@@ -234,6 +238,7 @@ def pack_into(
     dtype: str,
     max_rank: int,
     purpose: Purpose | None = None,
+    draft_bytes: int = 0,
 ) -> PackedManifest:
     """The same into a folder of its own below `store`, which is called by the revision and made if
     need be; it is not there before it is whole."""
@@ -248,6 +253,7 @@ def pack_into(
             dtype=dtype,
             max_rank=max_rank,
             purpose=purpose,
+            draft_bytes=draft_bytes,
         )
         final = store / manifest.rev
         if not final.exists():
