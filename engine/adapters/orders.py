@@ -156,7 +156,7 @@ class Orders:
         revision.pinned = revision.pinned if refusal else pinned
         row = revision.row
         if row is not None:
-            row.pinned, row.priority = revision.pinned, priority
+            self._moves.loader.slots.mark(row, pinned=revision.pinned, priority=priority)
         self._moves.loader.appraise(revision)
         if revision.pinned and revision.drain and revision.drain.room_for:
             self._moves.undrain(revision)

@@ -189,9 +189,9 @@ class Residency:
         return self._journal.take_answers()
 
     # ------------------------------------------------------------- making room (AdapterSource)
-    def idle(self) -> Iterable[SlotRow]:
-        """Rows that may leave without anybody noticing."""
-        return self.slots.idle()
+    def take_changed(self) -> Iterable[SlotRow]:
+        """Rows of which it has changed whether, or when, they may leave."""
+        return self.slots.take_changed()
 
     def evict_idle(self, rev: str, cause: str) -> None:
         """Somebody else needs the room."""

@@ -23,6 +23,8 @@ class Adapter:
     served: int = 0
     hold: float = 0.0
     held_until: float = -math.inf
+    generation: int = 0
+    idle: bool = True
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Shop:
     policy: str = "cost"
     now: float = 0.0
     adapters: list[Adapter] = field(default_factory=list)
+    gone: list[Adapter] = field(default_factory=list)
     evicted: list[tuple[str, str]] = field(default_factory=list)
     priorities: dict[str, int] = field(default_factory=dict)
     on_disk: set[str] = field(default_factory=set)  # without a host copy
@@ -53,12 +56,14 @@ class Shop:
         )
         self.memory.bind(self)
 
-    def idle(self):
-        return list(self.adapters)
+    def take_changed(self):
+        return [*self.adapters, *self.gone]
 
     def evict_idle(self, rev, cause) -> None:
         adapter = next(a for a in self.adapters if a.rev == rev)
         self.adapters.remove(adapter)
+        self.gone.append(adapter)
+        adapter.idle = False
         self.pool.release(adapter.blocks)
         self.evicted.append((rev, cause))
 
@@ -73,7 +78,8 @@ class Shop:
         for _ in range(used - 1):
             usage.touch(self.now)
         blocks = self.pool.allocate(count, Owner.ADAPTER)
-        self.adapters.append(Adapter(rev, blocks, usage, loaded_at, **more))
+        turn = len(self.adapters) + len(self.gone)
+        self.adapters.append(Adapter(rev, blocks, usage, loaded_at, generation=turn, **more))
         return self.adapters[-1]
 
     def cache(self, tokens, identity="base", activation=0) -> list[int]:
