@@ -220,7 +220,7 @@ class Listing:
             packed_bytes=self._packed_bytes(record, info) or 0,
             num_blocks=packed.num_blocks if packed else 0,
             changes_kv=record.changes_kv,
-            keeps_kv=info is None or info.pooling is None,
+            keeps_kv=info is None or info.generates,
             kinds=kinds_of(record, mlx=mlx),
             scalings=scalings_of(record),
             alora_tokens=record.alora_tokens,
