@@ -426,12 +426,15 @@ METRICS: tuple[Metric, ...] = (
 
 NAMES = {metric.name: metric for metric in METRICS}
 
-#: Where several models are served, these have a label `model` too: they are of one engine.  So has
-#: whatever has an adapter label.
+#: Where several models are served, these have a label `model` too: they are of one engine, or of
+#: its requests.  So has whatever has an adapter label.
 OF_ENGINES = frozenset(
     PREFIX + name
     for name in (
         *("engine_state", "engine_last_step_timestamp_seconds", "engine_restarts_total"),
+        *("request_queue_seconds", "time_to_first_token_seconds", "inter_token_latency_seconds"),
+        *("request_duration_seconds", "request_prefill_seconds", "request_decode_seconds"),
+        *("request_prompt_tokens", "request_generation_tokens"),
         *("step_seconds", "step_batch_tokens", "step_adapters", "step_lora_bytes"),
         *("preemptions_total", "guide_late_masks_total", "adapters_draining"),
         *("slots", "slots_used", "slots_pinned", "slot_bytes"),
