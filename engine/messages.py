@@ -481,6 +481,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     ram_cache_bytes: int
     pid: int
     device_uuid: str = ""  # as NVML calls it; "" on a CPU
+    card_bytes: int = 0  # of the whole card, told by an engine that pools alone; 0 on a CPU
     #: Of an engine that pools.
     pooling: PoolingInfo | None = None
     generates: bool = True  # else it pools alone, mostly with blocks of no tokens

@@ -394,11 +394,11 @@ def test_one_model_alone_is_asked_no_question(tmp_path):
 def test_engines_on_one_card_start_in_turn_and_are_told_what_is_taken_already():
     def link(share):
         return SimpleNamespace(
-            config=EngineConfig(model="m", gpu_memory_utilization=share), pid=None
+            config=EngineConfig(model="m", gpu_memory_utilization=share), info=None, pid=None
         )
 
     one, two = link(0.5), link(0.4)
-    vectors = SimpleNamespace(config=PoolingConfig(model="m"), pid=None)
+    vectors = SimpleNamespace(config=PoolingConfig(model="m"), info=None, pid=None)
     shares, order = Shares([one, two, vectors]), []
 
     async def start(link, pid):
@@ -419,6 +419,20 @@ def test_engines_on_one_card_start_in_turn_and_are_told_what_is_taken_already():
 
     asyncio.run(scenario())
     assert order == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("card", "told"), [(1000, 0.52), (0, 0.4)], ids=["card", "cpu"])
+def test_a_generator_that_is_replaced_is_told_what_one_that_pools_holds(card, told):
+    info = SimpleNamespace(weight_bytes=70, arena_bytes=50, card_bytes=card)
+    vectors = SimpleNamespace(config=PoolingConfig(model="m"), info=info, pid=7)
+    config = EngineConfig(model="m", gpu_memory_utilization=0.4)
+    one = SimpleNamespace(config=config, info=None, pid=None)
+
+    async def scenario():
+        async with Shares([vectors, one]).turn(one) as config:
+            assert config.gpu_memory_utilization == pytest.approx(told)
+
+    asyncio.run(scenario())
 
 
 def test_an_engine_that_waits_for_its_turn_is_loaded_after_the_other(fake, eventually):
