@@ -151,6 +151,20 @@ def warm_up(
 
     Only a card has any of this to do.
     """
+    warm_up_steps(runner, drafts, config, layout, progress)
+    if config.device == "cuda":
+        for rank in ranks_of(config):
+            verifier.rehearse(*pretended(config, layout, rank, config.num_blocks))
+
+
+def warm_up_steps(
+    runner: Runner,
+    drafts: DraftModel | None,
+    config: EngineConfig,
+    layout: BlockLayout,
+    progress: Progress,
+) -> None:
+    """The part of it that all ranks of a model do together."""
     if config.device != "cuda":
         return
     runner.capture(lambda fraction: progress("graphs", 0.85 + 0.1 * fraction))
@@ -161,5 +175,3 @@ def warm_up(
     rehearse(runner, config, layout, max_len=longest, num_blocks=blocks)
     if drafts is not None:
         rehearse_drafts(drafts, config, max_len=longest, num_blocks=blocks)
-    for rank in ranks_of(config):
-        verifier.rehearse(*pretended(config, layout, rank, blocks))

@@ -20,6 +20,8 @@ NO_DRAFTS = {
     "mtp": "heads that draft are not served",
 }
 MOST_DRAFT_TOKENS = 8
+#: GPUs of one host, at the most.
+MOST_RANKS = 16
 #: Of a card's memory so much may be in use at the most, whoever has it.
 MOST_UTILIZATION = 0.98
 #: How much of a packed file is held against its checksums when it is read: a block, or all of it.
@@ -72,6 +74,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     draft_model: str = ""  # with "draft": the folder of a smaller model of the same vocabulary
     threads: int = 0  # CPU threads for torch; 0 = its default
     pools: PoolsToo | None = None  # None: it generates alone
+    tensor_parallel: int = 1  # processes that share the model, one a GPU
+    pipeline_parallel: int = 1  # nothing else is served
     fail_reads_slowly: float = 0.0  # fault injection: seconds slept in the RAM-tier reader
 
     def __post_init__(self) -> None:
@@ -105,11 +109,40 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         need(self.load_bytes_in_flight > 0, "load_bytes_in_flight", "above 0 bytes")
         need(self.threads >= 0, "threads", "0 (auto) or more")
         self._check_speculation()
+        self._check_ranks()
         if self.max_batch_tokens and self.max_batch_tokens < self.max_num_seqs:
             rows, seqs = self.max_batch_tokens, self.max_num_seqs
             raise ConfigError(
                 f"max_batch_tokens = {rows} is below max_num_seqs = {seqs}",
                 hint="each running sequence needs a row in every step",
+            )
+
+    def _check_ranks(self) -> None:
+        if self.pipeline_parallel != 1:
+            raise ConfigError(
+                f"pipeline_parallel = {self.pipeline_parallel}: layers are not spread over GPUs: a "
+                "stage would wait for the others in every token, and adapters gain nothing from it",
+                hint="set tensor_parallel, which shares every layer among the GPUs of one host",
+            )
+        ranks = self.tensor_parallel
+        if not 1 <= ranks <= MOST_RANKS:
+            raise ConfigError(f"tensor_parallel = {ranks}: must be 1 to {MOST_RANKS}")
+        if ranks > 1 and self.deterministic:
+            raise ConfigError(
+                f"tensor_parallel = {ranks}: not with deterministic: in what order GPUs add up "
+                "their parts depends on how many rows a step has",
+                hint="set tensor_parallel = 1, or deterministic = false",
+            )
+        if ranks > 1 and self.draft_model:
+            raise ConfigError(
+                f"tensor_parallel = {ranks}: not with draft_model: its KV lies in the model's "
+                "blocks, and of those every GPU has a part",
+                hint='set speculation = "ngram", which needs no model, or "off"',
+            )
+        if ranks > 1 and self.pools is not None:
+            raise ConfigError(
+                f"tensor_parallel = {ranks}: not for a model that makes vectors or scores too",
+                hint="let one [[models]] entry generate on all GPUs, and another pool on one",
             )
 
     @property

@@ -66,6 +66,7 @@ class Engine(Library[EngineCore], PoolingCalls):
             max_rank=now.max_rank,
             purpose=core.info.purpose,
             draft_bytes=core.info.draft_block_bytes,
+            ranks=now.tensor_parallel,
         )
 
     @property

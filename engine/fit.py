@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.draft_fit import check_reach, draft_block_bytes, read_draft
 from engine.errors import ConfigError
 from engine.layout import BlockLayout
+from engine.models.shard import split
 from engine.models.spec import ModelSpec
 
 
@@ -19,6 +20,7 @@ def check_fit(config: EngineConfig, spec: ModelSpec) -> None:
     check_length(config, spec)
     draft = read_draft(config, spec)
     check_reach(config, draft)
+    spec = split(spec, config.tensor_parallel)
     if config.device != "cpu" and not config.num_blocks:
         return
     dtype = "float32" if config.dtype == "auto" else config.dtype
@@ -89,7 +91,7 @@ def plan_blocks(
         useful = (
             config.max_num_seqs * -(-length // config.block_size) + config.slots * adapter_blocks
         )
-        blocks = min(config.cpu_pool // layout.block_bytes, useful)
+        blocks = min(config.cpu_pool // (layout.block_bytes * layout.shards), useful)
     if blocks < 3:
         raise ConfigError(
             f"the arena would hold {blocks} blocks of {layout.block_bytes} bytes",

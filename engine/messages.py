@@ -95,9 +95,9 @@ class PackedManifest(Struct, frozen=True, kw_only=True):
     """
 
     rev: str
-    path: str  # packed-<layout>.bin: exactly num_blocks * block_bytes bytes
+    path: str  # packed-<layout>.bin: exactly num_blocks * block_bytes bytes, for each rank
     layout: str  # `layout.stream_id`
-    num_blocks: int
+    num_blocks: int  # of one rank's arena
     true_bytes: int  # rank * (d_in + d_out) * itemsize, summed: what padding is measured against
     max_rank: int
     changes_kv: bool  # False: its KV equals the base's, and the base's prefix cache is shared
@@ -482,6 +482,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     pid: int
     device_uuid: str = ""  # as NVML calls it; "" on a CPU
     card_bytes: int = 0  # of the whole card, told by an engine that pools alone; 0 on a CPU
+    tensor_parallel: int = 1  # ranks; bytes and names are those of the first
     #: Of an engine that pools.
     pooling: PoolingInfo | None = None
     generates: bool = True  # else it pools alone, mostly with blocks of no tokens

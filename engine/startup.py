@@ -9,12 +9,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from engine.adapters.copier import CudaCopier, ThreadCopier
 from engine.adapters.host import HostCache
+from engine.adapters.tiers import CopyEngine
 from engine.assembly import Progress
 from engine.config import EngineConfig
 from engine.draft_fit import check_reach, draft_block_bytes, read_draft
@@ -28,6 +31,8 @@ from engine.memory.pool import BlockPool
 from engine.messages import EngineInfo, Purpose
 from engine.models.base_files import base_id
 from engine.models.decoder import Decoder, load_model
+from engine.models.ranks import Ranks
+from engine.models.shard import split
 from engine.models.spec import ModelSpec, read_spec, tokenizer_size
 
 CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS = 512, 2048
@@ -38,6 +43,14 @@ CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS = 512, 2048
 CPU_MIXED_TOKENS, CUDA_MIXED_TOKENS = 64, 192
 #: Of these, rows of inputs to be pooled, for which nobody waits token by token.
 CPU_POOLED_TOKENS, CUDA_POOLED_TOKENS = 8, 128
+
+
+class Copier(CopyEngine, Protocol):
+    """Of one rank, or of all of them."""
+
+    @property
+    def in_flight(self) -> int: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +66,94 @@ class Machine:
     arena: Arena
     pool: BlockPool
     host: HostCache
-    copier: CudaCopier | ThreadCopier
+    copier: Copier
     vocab_size: int
     info: EngineInfo
     memory: MemoryPlan
 
 
-def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None]) -> Machine:
+def build(
+    config: EngineConfig,
+    *,
+    progress: Progress,
+    wake: Callable[[], None],
+    ranks: Ranks | None = None,
+    memory: Callable[[int], Tensor] | None = None,
+    share: Callable[[CudaCopier | ThreadCopier, HostCache], Copier] | None = None,
+) -> Machine:
     """Load and allocate.  Raises ConfigError, NoDevice or ModelUnsupported before the weights.
 
-    `wake` is called from other threads when a read or a copy has ended.
+    `wake` is called from other threads when a read or a copy has ended.  `ranks`: those that share
+    the model, of which this is the first; `memory` as in HostCache, `share` makes a copier of all
+    of them from this one's.
+    """
+    ground = prepare(config, progress=progress, ranks=ranks)
+    config, layout, arena, spec = ground.config, ground.layout, ground.arena, ground.spec
+    cuda = arena.device.type == "cuda"
+    host = HostCache(
+        block_bytes=layout.block_bytes,
+        budget_bytes=config.ram_cache,
+        staging_bytes=min(config.load_bytes_in_flight, arena.num_blocks * layout.block_bytes),
+        pinned=cuda,
+        wake=wake,
+        verify=config.verify_on_load,
+        slow_seconds=config.fail_reads_slowly,
+        memory=memory,
+    )
+    pool = BlockPool(arena.num_blocks)
+    own = CudaCopier(arena, host, pool) if cuda else ThreadCopier(arena, host, wake=wake)
+    copier: Copier = own if share is None else share(own, host)
+    progress("memory", 0.85)
+    info = _describe(config, spec, layout, ground.model, ground.draft, arena.device, host)
+    return Machine(
+        config=config,
+        spec=spec,
+        layout=layout,
+        device=arena.device,
+        model=ground.model,
+        draft=ground.draft,
+        arena=arena,
+        pool=pool,
+        host=host,
+        copier=copier,
+        vocab_size=ground.vocab_size,
+        info=info,
+        memory=ground.memory_plan(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What each rank of a model has: its part of the weights, and an arena."""
+
+    config: EngineConfig
+    spec: ModelSpec
+    layout: BlockLayout
+    model: Decoder
+    draft: Decoder | None
+    arena: Arena
+    vocab_size: int
+    use: Use | None  # of a card
+
+    def memory_plan(self) -> MemoryPlan:
+        """What the device's bytes are for."""
+        return _memory_plan(self)
+
+
+def prepare(config: EngineConfig, *, progress: Progress, ranks: Ranks | None = None) -> Ground:
+    """Load the weights, measure, allocate the arena.  Raises as `build` does.
+
+    With `ranks` all of them have to call it: comes out what this one has, in as many blocks as all
+    of them have room for.
     """
     folder = Path(config.model)
     spec = read_spec(folder, pools=config.purpose == "both", generates=True)
     draft_spec = read_draft(config, spec)
+    spec = split(spec, config.tensor_parallel)
     config = resolve(config, spec)
     check_reach(config, draft_spec)
     device = torch.device(config.device)
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    _limit_threads(config)
     progress("weights", 0.1)
 
     def load(folder: Path, purpose: Purpose, begin: float, end: float) -> Decoder:
@@ -82,6 +164,7 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
             deterministic=config.deterministic,
             max_len=config.max_model_len,
             purpose=purpose,
+            ranks=ranks,
             progress=lambda fraction: progress("weights", begin + (end - begin) * fraction),
         )
 
@@ -97,6 +180,8 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
     vocab_size = min(spec.vocab_size, tokenizer_size(folder) or spec.vocab_size)
     use = measure(config, layout, model, draft, vocab_size, progress) if cuda else None
     num_blocks = plan_blocks(config, layout, spec, room=use.room if use else None)
+    if ranks is not None:
+        num_blocks = ranks.least(num_blocks)
     config = fit_length(replace(config, num_blocks=num_blocks), spec)
     check_reach(config, draft_spec)
     check_floors(config, layout)
@@ -108,34 +193,15 @@ def build(config: EngineConfig, *, progress: Progress, wake: Callable[[], None])
         device=device,
         draft=draft_spec,
     )
-    host = HostCache(
-        block_bytes=layout.block_bytes,
-        budget_bytes=config.ram_cache,
-        staging_bytes=min(config.load_bytes_in_flight, num_blocks * layout.block_bytes),
-        pinned=cuda,
-        wake=wake,
-        verify=config.verify_on_load,
-        slow_seconds=config.fail_reads_slowly,
-    )
-    pool = BlockPool(num_blocks)
-    copier = CudaCopier(arena, host, pool) if cuda else ThreadCopier(arena, host, wake=wake)
-    progress("memory", 0.85)
-    info = _describe(config, spec, layout, model, draft, device, host)
-    return Machine(
-        config=config,
-        spec=spec,
-        layout=layout,
-        device=device,
-        model=model,
-        draft=draft,
-        arena=arena,
-        pool=pool,
-        host=host,
-        copier=copier,
-        vocab_size=vocab_size,
-        info=info,
-        memory=_memory_plan(config, layout, info, use),
-    )
+    return Ground(config, spec, layout, model, draft, arena, vocab_size, use)
+
+
+def _limit_threads(config: EngineConfig) -> None:
+    """Ranks on one CPU share its cores."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    elif config.tensor_parallel > 1 and config.device == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // config.tensor_parallel))
 
 
 def resolve(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
@@ -143,13 +209,7 @@ def resolve(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
 
     Raises ConfigError, NoDevice.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise NoDevice(
-            'device = "cuda": no CUDA device is usable', hint='set device = "cpu" or "auto"'
-        )
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_of(config)
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else spec.dtype  # type: ignore[assignment]
@@ -170,17 +230,27 @@ def resolve(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
     )
 
 
-def _memory_plan(
-    config: EngineConfig, layout: BlockLayout, info: EngineInfo, use: Use | None
-) -> MemoryPlan:
+def device_of(config: EngineConfig) -> Literal["cpu", "cuda"]:
+    """What `auto` is here.  Raises NoDevice."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise NoDevice(
+            'device = "cuda": no CUDA device is usable', hint='set device = "cpu" or "auto"'
+        )
+    return "cpu" if config.device == "cpu" or not torch.cuda.is_available() else "cuda"
+
+
+def _memory_plan(ground: Ground) -> MemoryPlan:
+    config, layout, use = ground.config, ground.layout, ground.use
+    ranks, spec = ground.model.ranks, ground.draft.spec if ground.draft is not None else None
     plan = MemoryPlan(
-        device=info.device_name,
-        weights=info.weight_bytes,
+        device=_name_of(ground.arena.device),
+        rank=f"rank {ranks.rank} of {ranks.size}, " if ranks is not None else "",
+        weights=weight_bytes(ground.model),
         num_blocks=config.num_blocks,
         block_bytes=layout.block_bytes,
         block_size=config.block_size,
-        draft_weights=info.draft_weight_bytes,
-        draft_block_bytes=info.draft_block_bytes,
+        draft_weights=weight_bytes(ground.draft),
+        draft_block_bytes=draft_block_bytes(config, spec),
         adapter_blocks=usual_adapter_blocks(layout),
     )
     if use is None:
@@ -197,6 +267,10 @@ def _memory_plan(
     )
 
 
+def _name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 def _describe(
     config: EngineConfig,
     spec: ModelSpec,
@@ -209,7 +283,7 @@ def _describe(
     cuda = device.type == "cuda"
     return EngineInfo(
         device=device.type,
-        device_name=torch.cuda.get_device_name(device) if cuda else "cpu",
+        device_name=_name_of(device),
         dtype=layout.dtype,
         layout=layout.id,
         base=base_id(Path(config.model)),
@@ -228,5 +302,6 @@ def _describe(
         arena_bytes=config.num_blocks * layout.block_bytes,
         ram_cache_bytes=host.limit_bytes,
         pid=os.getpid(),
+        tensor_parallel=config.tensor_parallel,
         device_uuid=f"GPU-{torch.cuda.get_device_properties(device).uuid}" if cuda else "",
     )

@@ -20,6 +20,7 @@ class MemoryPlan:
     """Bytes of one device.  `total` 0: memory is not the device's own, and only parts are known."""
 
     device: str
+    rank: str = ""  # of several, as the title has it
     total: int = 0
     utilization: float = 0.0  # the share of `total` that the engine may take, all in all
     weights: int
@@ -57,7 +58,7 @@ class MemoryPlan:
 
     def table(self) -> str:
         """Several lines, without an end of line."""
-        title = f"memory plan of {self.device}"
+        title = f"memory plan of {self.rank}{self.device}"
         if self.total:
             title += f": {shown_size(self.total)}, gpu_memory_utilization {self.utilization:.2f}"
         arena = (

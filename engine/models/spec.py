@@ -72,6 +72,7 @@ class ModelSpec:
     labels: tuple[str, ...] = ()  # of the classes, in order
     #: A classifier's last row is that of the last token which is not this one.
     pad_token_id: int | None = None
+    ranks: int = 1  # above 1: what each of so many ranks has (`models/shard.py`)
 
     @property
     def num_types(self) -> int:
@@ -112,7 +113,7 @@ class ModelSpec:
         if not block_size:
             return BlockLayout(self.shapes, dtype, adapter_block_bytes(self.shapes, dtype))
         size = self.kv_block_bytes(block_size, dtype)
-        return BlockLayout(self.shapes, dtype, size + draft_bytes)
+        return BlockLayout(self.shapes, dtype, size + draft_bytes, self.ranks)
 
     def kv_block_bytes(self, block_size: int, dtype: str) -> int:
         """Bytes of K and V of `block_size` tokens in all layers."""
