@@ -7,12 +7,12 @@ back / blocks, within priority.  `memory/costs.py` knows the seconds.  Knows not
 files or copies.
 """
 
-import heapq
 import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from engine.config import EvictionPolicy
+from engine.memory.cached_kv import CachedKv
 from engine.memory.costs import Costs
 from engine.memory.idle_adapters import HOLDS, POLICIES, IdleAdapter, IdleAdapters, Rank
 from engine.memory.pool import BlockPool, Owner
@@ -67,6 +67,7 @@ class Reclaimer:
         self.log_seconds: dict[tuple[int, bool], float] = {}
         self._adapters: AdapterSource
         self._idle: IdleAdapters
+        self._kv: CachedKv
         self._reserved_for: str | None = None
         self._reserved = 0
 
@@ -74,6 +75,7 @@ class Reclaimer:
         """Who knows the idle adapters, and evicts them."""
         self._adapters = adapters
         self._idle = IdleAdapters(self._policy, adapters.in_ram)
+        self._kv = CachedKv(self.prefix, adapters.priority_of)
 
     @property
     def policy(self) -> EvictionPolicy:
@@ -129,7 +131,7 @@ class Reclaimer:
                 return None
             kept = self._idle.find(keep)
             with self._idle.without([kept] if kept else []):
-                victims = _Victims(self, self._idle, awaited=True)
+                victims = _Victims(self, self._idle, self._kv, awaited=True)
                 while self.pool.num_free < count:
                     victims.evict_cheapest(self.adapter_floor)
         return self.pool.allocate(count, Owner.KV)
@@ -160,7 +162,7 @@ class Reclaimer:
             room = counts.free + counts.kv_cached + blocks - reserved
             if (need_slot and nobody) or excess > blocks or room < count:
                 return None
-            victims = _Victims(self, idle, awaited=urgent)
+            victims = _Victims(self, idle, self._kv, awaited=urgent)
             if need_slot:
                 excess -= victims.evict_adapter()
             while excess > 0:
@@ -190,6 +192,10 @@ class Reclaimer:
         """An adapter leaves its blocks; its copy has ended."""
         self.pool.release(blocks)
 
+    def reprice(self, identity: str) -> None:
+        """The priority of KV under `identity` may be another than before."""
+        self._kv.reprice(identity)
+
     def forget(self, identity: str) -> None:
         """Drop cached KV of a revision that is gone."""
         self.prefix.drop(identity)
@@ -200,6 +206,7 @@ class Reclaimer:
         assert counts.kv_active <= self.kv_limit, "KV below the adapters' floor"
         assert counts.adapter + self.kv_floor <= self.pool.num_blocks, "adapters below KV's floor"
         self.idle.check()
+        self._kv.check()
 
     def place_of(self, rev: str) -> tuple[int, int]:
         """When an adapter would make way, 1 = the next, and of how many; 0: it would not."""
@@ -246,16 +253,16 @@ class _Victims:
     """The candidates of one shortage, in order; dies with it.  `awaited`: adapters whose requests
     are queued may leave too."""
 
-    def __init__(self, owner: Reclaimer, idle: IdleAdapters, *, awaited: bool) -> None:
+    def __init__(
+        self, owner: Reclaimer, idle: IdleAdapters, cached: CachedKv, *, awaited: bool
+    ) -> None:
         self._owner = owner
         self._awaited = awaited
         owner.log_seconds.clear()
         self._now = owner.prefix.clock()
         self._idle = idle
         self._idle.end_holds(self._now)
-        self._prefixes: list[tuple[Rank, bytes, Entry]] = []
-        self._offered: set[bytes] = set()  # keys in `_prefixes`
-        self._looked = False  # into the prefix cache
+        self._cached = cached
 
     def evict_adapter(self) -> int:
         """The next adapter goes; returns its blocks."""
@@ -265,20 +272,12 @@ class _Victims:
 
     def evict_cheapest(self, adapter_floor: int = 0) -> None:
         """Whatever costs least goes: one cached block, or one adapter."""
-        if not self._looked:
-            self._looked = True
-            for identity in self._owner.prefix.identities():
-                self._offer(identity)
-        self._skip_those_gone()
-        adapter = self._next()
-        if adapter and (not self._prefixes or self._is_cheaper(adapter, adapter_floor)):
+        adapter, entry = self._next(), self._cached.first()
+        if adapter and (entry is None or self._is_cheaper(adapter, entry, adapter_floor)):
             self._evict(adapter)
             return
-        entry = self._pop()
+        assert entry is not None, "room was promised and is not there"
         self._owner.prefix.evict(entry)
-        self._offer(entry.identity)
-        if entry.parent is not None and entry.parent.identity != entry.identity:
-            self._offer(entry.parent.identity)  # maybe its last successor was in the way
 
     def _next(self) -> IdleAdapter | None:
         adapter = self._idle.first(lambda a: self._owner.adapter_rank(a, self._now))
@@ -289,23 +288,7 @@ class _Victims:
         self._owner.evict_adapter(adapter)
         return len(adapter.blocks)
 
-    def _is_cheaper(self, adapter: IdleAdapter, floor: int) -> bool:
+    def _is_cheaper(self, adapter: IdleAdapter, entry: Entry, floor: int) -> bool:
         if self._owner.pool.counts.adapter - len(adapter.blocks) < floor:
             return False
-        return self._owner.adapter_cost(adapter) < self._prefixes[0][0]
-
-    def _skip_those_gone(self) -> None:
-        """One that continued an evicted block of another identity went with it."""
-        while self._prefixes and not self._owner.prefix.holds(self._prefixes[0][2]):
-            self._offer(self._pop().identity)
-
-    def _pop(self) -> Entry:
-        _, key, entry = heapq.heappop(self._prefixes)
-        self._offered.discard(key)
-        return entry
-
-    def _offer(self, identity: str) -> None:
-        entry = self._owner.prefix.oldest(identity)
-        if entry is not None and entry.key not in self._offered:
-            self._offered.add(entry.key)
-            heapq.heappush(self._prefixes, (self._owner.prefix_cost(entry), entry.key, entry))
+        return self._owner.adapter_cost(adapter) < self._owner.prefix_cost(entry)

@@ -428,3 +428,39 @@ def test_blocks_of_prompts_that_nobody_repeats_do_not_put_an_adapter_out(repeats
     shop.pool.check()
     prompts(200, 20)
     assert shop.left() == left
+
+
+# ------------------------------------------------------------------- however many there are
+def test_a_shortage_looks_at_the_identities_that_have_changed_and_at_no_others():
+    shop = Shop(num_blocks=4000)
+    for n in range(1000):
+        shop.now += 1.0
+        shop.cache([n] * 16, f"r{n}")
+    shop.memory.take_kv(1, None)
+    looked_at = []
+    oldest = shop.prefix.oldest
+    shop.prefix.oldest = lambda identity: looked_at.append(identity) or oldest(identity)
+    for _ in range(7):
+        shop.memory.take_kv(1, None)
+    assert looked_at == ["r0"] * 4 + ["r1"] * 3, "each after it has lost one"
+    shop.prefix.share(shop.prefix.find([3] * 17, "r3"))
+    shop.memory.take_kv(1, None)
+    assert set(looked_at) == {"r0", "r1", "r3"}, "one that is in use again"
+    shop.memory.check()
+
+
+def test_cached_kv_follows_the_priority_of_its_revision():
+    shop = Shop(num_blocks=12, priorities={"a": 40})
+    for rev in ("a", "b", "c"):
+        shop.cache([1] * 16, rev)
+
+    def left() -> list[int]:
+        return [len(shop.prefix.find([1] * 17, rev)) for rev in "abc"]
+
+    assert shop.memory.take_kv(1, None) and left() == [3, 4, 4]
+    shop.priorities["c"] = 10
+    shop.memory.reprice("c")
+    assert shop.memory.take_kv(2, None) and left() == [3, 4, 2]
+    shop.priorities["b"] = 10
+    with pytest.raises(AssertionError, match="b: 50"):
+        shop.memory.check()
