@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -95,9 +96,12 @@ class EngineClient:
     #: What the interpreter runs; a socket and the configuration follow.
     program: tuple[str, ...] = ("-m", "engine.process")
 
-    def __init__(self, *, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(
+        self, *, stall_seconds: float = STALL_SECONDS, env: Mapping[str, str] | None = None
+    ) -> None:
+        """`env`: of the process, beside what it inherits."""
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self._stall_seconds = stall_seconds
+        self._stall_seconds, self._env = stall_seconds, dict(env or {})
         self.info: EngineInfo | None = None
         self.last_heartbeat: Heartbeat | None = None
         self.fatal: Fatal | None = None
@@ -137,7 +141,7 @@ class EngineClient:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=STDERR_FD,  # results are printed by others; whatever it says is log
                 pass_fds=(theirs.fileno(),),
-                env=child_environment(),
+                env=child_environment() | self._env,
             )
         except BaseException:
             ours.close()
@@ -291,12 +295,9 @@ class EngineClient:
         return max(inside, time.monotonic() - self._heard)
 
 
-def packed_layout(
-    spec: ModelSpec, *, block_size: int, dtype: str, draft_bytes: int = 0
-) -> BlockLayout:
-    """The layout of packed adapters; `dtype` is the resolved one of EngineInfo, never `auto`, and
-    `draft_bytes` its `draft_block_bytes`."""
-    return spec.block_layout(block_size=block_size, dtype=dtype, draft_bytes=draft_bytes)
+def packed_layout(spec: ModelSpec, *, block_size: int, dtype: str) -> BlockLayout:
+    """The layout of packed adapters; `dtype` is the resolved one of EngineInfo, never `auto`."""
+    return spec.block_layout(block_size=block_size, dtype=dtype)
 
 
 async def pack(
@@ -308,11 +309,8 @@ async def pack(
     out_dir: Path,
     max_rank: int = 512,
     purpose: Purpose | None = None,
-    draft_bytes: int = 0,
 ) -> PackedManifest:
     """Pack `folder` for the engine of `model` into `out_dir`, in a process of its own.
-
-    `block_size`, `dtype` and `draft_bytes` are EngineInfo's, the last one its `draft_block_bytes`.
 
     Raises AdapterInvalid with its E_ code when the folder is refused, EngineError when the packer
     itself fails (`no_room`: the disk is full; `load_failed`: files that cannot be read or written).
@@ -321,7 +319,7 @@ async def pack(
     stdout = await _helper(
         ("engine.adapters.pack", "--folder", str(folder), "--model", str(model)),
         ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
-        ("--max-rank", str(max_rank), "--draft-bytes", str(draft_bytes), *_purpose(purpose)),
+        ("--max-rank", str(max_rank), *_purpose(purpose)),
         what=f"packing {folder}",
     )
     return msgspec.json.decode(stdout, type=PackedManifest)
@@ -338,7 +336,6 @@ async def verify(
     packed: Path | None = None,
     max_rank: int = 512,
     purpose: Purpose | None = None,
-    draft_bytes: int = 0,
 ) -> Verified:
     """Write the probe file of `folder` for the engine of `model`, in a process of its own.
 
@@ -348,8 +345,7 @@ async def verify(
     stdout = await _helper(
         ("engine.adapters.verify", "--folder", str(folder), "--model", str(model)),
         ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
-        ("--max-rank", str(max_rank), "--draft-bytes", str(draft_bytes), *_purpose(purpose)),
-        ("--probe", str(probe)),
+        ("--max-rank", str(max_rank), *_purpose(purpose), "--probe", str(probe)),
         () if packed is None else ("--packed", str(packed)),
         what=f"verifying {folder}",
     )

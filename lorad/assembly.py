@@ -18,6 +18,7 @@ from lorad import __version__
 from lorad.api.guard import admin_uids
 from lorad.board.board import Boards
 from lorad.config import Settings
+from lorad.engines import One, on_cards
 from lorad.errors import BadConfig, LoradError
 from lorad.metrics.http import HttpCounts
 from lorad.metrics.metrics import Metrics
@@ -41,13 +42,13 @@ from lorad.service.inbox import Inbox, Memory
 from lorad.service.lineup import Lineup
 from lorad.service.listing import Listing
 from lorad.service.making_room import RoomMaker
+from lorad.service.model_revisions import ModelRevisions
 from lorad.service.names import Names, entry_of
 from lorad.service.operations import Operations
 from lorad.service.pictures import Pictures
 from lorad.service.pooling import PoolingService
 from lorad.service.pulls import Pulls
 from lorad.service.requests import RequestService
-from lorad.service.revisions import Revisions
 from lorad.service.shares import Shares
 from lorad.service.shelf import Shelf
 from lorad.service.snapshot import Snapshot
@@ -93,7 +94,7 @@ class Services:
     def background(self) -> Iterable[Coroutine[object, object, None]]:
         """What each of them does all the while; the daemon gives them a task each."""
         return (
-            *(one.picture.run() for one in self.models),
+            *(one.picture.run() for model in self.models for one in model.engines.each),
             self.housekeeping.run(),
             self.operations.run(),
             self.metrics.run(),
@@ -103,7 +104,8 @@ class Services:
 
     @property
     def links(self) -> tuple[EngineLink, ...]:
-        return tuple(one.link for one in self.models)
+        """Every engine process."""
+        return tuple(one.link for model in self.models for one in model.engines.each)
 
     def apply(self, now: Settings) -> None:
         """Those who keep a setting that may change are told."""
@@ -115,12 +117,13 @@ class Services:
         self.board.drain_timeout = now.shutdown.drain_timeout
 
     def _share_the_card(self) -> None:
-        """Of several engines that may be on it; one alone has it all."""
-        there = [one.link for one in self.models if one.entry.device != "cpu"]
-        if len(there) > 1:
-            shares = Shares(there)
-            for link in there:
+        """Of several engines that may be on one; one alone has it all."""
+        for links in on_cards([one.engines for one in self.models]):
+            shares = Shares(links)
+            for link in links:
                 link.turn = partial(shares.turn, link)
+        for one in self.models:
+            one.engines.agree()
 
     async def _refresh(self) -> None:
         await self.pictures.refresh()
@@ -132,7 +135,7 @@ class Services:
         self._intake = self.models[0].intake
         self.housekeeping = Housekeeping(registry, self.links, self.shelf, self.events)
 
-        def revisions_of(rev: str) -> Revisions | None:
+        def revisions_of(rev: str) -> ModelRevisions | None:
             one = lineup.get(self._catalog.model_of(rev) or "")
             return one.revisions if one is not None else None
 
@@ -251,7 +254,8 @@ class Services:
 
         asks = {one.name: one.asks for one in self.models}
         listing = Listing(self.names, self.pictures, self.events, info=info, asks=asks)
-        self.explaining = Explaining(self.names, links, gate=self.gate)
+        nearest = {one.name: one.nearest for one in self.models}
+        self.explaining = Explaining(self.names, nearest, gate=self.gate)
         self.snapshot = Snapshot(
             self.settings,
             [one.seen() for one in self.models],
@@ -286,24 +290,26 @@ class Services:
         board = Boards(sources, self.snapshot, self.requests, self.gate, self.tenancy, self.events)
 
         for one in self.models:
-            self._tell(one, metrics, board)
+            for engine in one.engines.each:
+                self._tell(one, engine, metrics, board)
         self.operations.on_end = metrics.pulled.take
         self.draining.on_begin = board.note_drain
         return metrics, board
 
-    def _tell(self, one: Served, metrics: Metrics, board: Boards) -> None:
+    def _tell(self, one: Served, engine: One, metrics: Metrics, board: Boards) -> None:
         """Of what one engine does."""
+        revisions = one.revisions_on(engine.replica)
 
         def on_adapter(event: AdapterEvent) -> None:
             metrics.take_transition(event)  # first: it may be the last that bears its name
             board.take_transition(event)
-            one.revisions.take_transition(event)
+            revisions.take_transition(event)
 
         def on_snapshot(snapshot: EngineSnapshot) -> None:
-            metrics.take_snapshot(snapshot, one.name)
+            metrics.take_snapshot(snapshot, one.name, engine.replica)
             board.take_snapshot()
 
-        one.link.on_adapter, one.picture.on_snapshot = on_adapter, on_snapshot
+        engine.link.on_adapter, engine.picture.on_snapshot = on_adapter, on_snapshot
 
     def note_reload(self, error: LoradError | None) -> None:
         """The configuration was read anew, or refused."""

@@ -98,8 +98,12 @@ class Daemon:
         self.aborting = asyncio.Event()  # the second one
         self.log_ring.attach(asyncio.get_running_loop())
         self.services = services = Services(self.settings, self.ground.registry)
-        links = {one.name: one.link for one in services.models}
-        self.progress = Progress(self.notifier, links)
+        links = {
+            f"{one.name} replica {engine.replica}" if engine.replica else one.name: engine.link
+            for one in services.models
+            for engine in one.engines.each
+        }
+        self.progress = Progress(self.notifier, links, services.names.models)
         for name, link in links.items():
             link.on_progress, link.on_state = partial(self.progress.take, name), self._on_state
         self.pulse = Pulse(self.notifier, lambda: all(link.tended for link in services.links))

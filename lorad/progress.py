@@ -6,7 +6,7 @@ no more of them than somebody reads.  Decides nothing.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lorad.service.engine_link import EngineLink
 from lorad.systemd import Notifier
@@ -18,10 +18,13 @@ EXTEND_SECONDS, EXTEND_EVERY = 120.0, 5.0
 
 
 class Progress:
-    """`links`: the engine of each model, by the name that it is served by."""
+    """`links`: every engine, by its model's name, and its own where there are replicas; `models`
+    are what is served."""
 
-    def __init__(self, notifier: Notifier, links: Mapping[str, EngineLink]) -> None:
-        self._notifier, self._links = notifier, links
+    def __init__(
+        self, notifier: Notifier, links: Mapping[str, EngineLink], models: Sequence[str]
+    ) -> None:
+        self._notifier, self._links, self._models = notifier, links, models
         self._told: dict[str, tuple[str, int]] = {}  # what was reported last
         self._extended = 0.0  # when systemd was last asked for more time
 
@@ -32,7 +35,7 @@ class Progress:
             for model, link in self._links.items()
             if link.state != "ready"
         ]
-        return "; ".join(away) or f"serving {', '.join(self._links)}"
+        return "; ".join(away) or f"serving {', '.join(self._models)}"
 
     def say(self, text: str) -> None:
         """To both at once."""

@@ -6,13 +6,13 @@ of it knows another model.
 """
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from engine.client import EncoderSpec, EngineClient
+from engine.client import EncoderSpec
 from lorad.base import fingerprint_of, folder_of, spec_of
 from lorad.config import Model, Settings, model_key
+from lorad.engines import Engines
 from lorad.pairs import engine_config, pair_form
 from lorad.registry.registry import Registry
 from lorad.service.engine_link import EngineLink
@@ -22,11 +22,11 @@ from lorad.service.guides import Guides
 from lorad.service.intake import Intake
 from lorad.service.lineup import ModelAdapters
 from lorad.service.names import Names
-from lorad.service.picture import Picture
 from lorad.service.pins import PinRoom
 from lorad.service.pooling import PoolBackend
 from lorad.service.pooling_facts import PoolingFacts
 from lorad.service.registration import Registration
+from lorad.service.replica_revisions import ReplicaRevisions
 from lorad.service.revisions import Revisions
 from lorad.service.seams import Backend
 from lorad.service.shelf import Shelf
@@ -65,14 +65,13 @@ class Served:
         store = shared.registry.store
         self.text = TextService(self.base, store.path, key=model_key(index, "base"))
         self._pairs = pair_form(settings, self.text.base, index)
-        self.link = EngineLink(
+        self.engines = Engines(
+            self.entry,
             engine_config(settings, self._pairs, index),
             shared.events,
-            new_client=partial(EngineClient, stall_seconds=self.entry.stall_after),
-            replace_after=self.entry.replace_after,
-            model=self.name if len(settings.models) > 1 else "",
+            several=len(settings.models) > 1,
         )
-        self.picture = Picture(self.link)
+        self.link, self.picture = self.engines.link, self.engines.picture
         self.files = AdapterFiles(settings, self.base, self.spec, self.link, index)
         inspect, pack = self.files.inspect, self.files.pack
         if intake is None:
@@ -85,10 +84,10 @@ class Served:
     def _know_adapters(self, shared: Shared, refresh: Callable[[], Awaitable[None]]) -> None:
         names, link, events, tasks = shared.names, self.link, shared.events, shared.tasks
         registry, catalog, name = shared.registry, names.catalog, self.name
-        self.revisions = Revisions(
-            registry, link, self.intake, catalog, events, tasks, shared.shelf, model=name
+        self.revisions = self._track_revisions(shared)
+        self.pins = PinRoom(
+            registry, catalog, link, shared.settings.lora, model=name, keeps=self._keeps
         )
-        self.pins = PinRoom(registry, catalog, link, shared.settings.lora, model=name)
         registration = Registration(
             name, names, link, self.intake, self.revisions, events, check_pin=self.pins.check
         )
@@ -105,7 +104,63 @@ class Served:
             refresh=refresh,
         )
         self.revisions.on_change = self.picture.changed
-        self.revisions.on_retired = self.text.forget
+        self.revisions.retiring.on_retired = self.text.forget
+
+    def _track_revisions(self, shared: Shared) -> Revisions | ReplicaRevisions:
+        """Each engine's, and those of several as one."""
+        catalog, events, tasks = shared.names.catalog, shared.events, shared.tasks
+        replicas = self.engines.replicas
+        team = (
+            ReplicaRevisions(
+                shared.registry,
+                replicas,
+                self.intake,
+                catalog,
+                events,
+                tasks,
+                shared.shelf,
+                model=self.name,
+            )
+            if replicas is not None
+            else None
+        )
+        each = [
+            Revisions(
+                shared.registry,
+                one.link,
+                self.intake,
+                catalog,
+                events,
+                tasks,
+                shared.shelf,
+                model=self.name,
+                team=team,
+                replica=one.replica,
+            )
+            for one in self.engines.each
+        ]
+        if team is None:
+            return each[0]
+        for one, revisions in zip(self.engines.each, each, strict=True):
+            team.join(revisions)
+            one.link.on_ready = team.settle_pins
+        return team
+
+    def _keeps(self, rev: str) -> str:
+        """Which replica a pin is for; all the same where there is one."""
+        replicas = self.engines.replicas
+        return replicas.keeper(rev) if replicas is not None else ""
+
+    def revisions_on(self, replica: str) -> Revisions:
+        """Of one of its engines."""
+        one = self.revisions
+        return one if isinstance(one, Revisions) else one[replica]
+
+    def nearest(self, rev: str | None) -> tuple[EngineLink, str]:
+        """The engine that a request for `rev` would go to now, and its name among the replicas."""
+        replicas, each = self.engines.replicas, self.engines.each
+        name = "" if replicas is None else replicas.nearest(rev)
+        return next((one.link, name) for one in each if one.replica == name)
 
     @property
     def asks(self) -> str:
@@ -114,7 +169,19 @@ class Served:
 
     def seen(self) -> Seen:
         """As it is looked at."""
-        return Seen(self.entry, self.link, self.picture)
+        replicas = self.engines.replicas
+        each = () if replicas is None else self.engines.each
+        several = tuple(
+            Seen(
+                self.entry,
+                one.link,
+                one.picture,
+                replica=one.replica,
+                routed=replicas[one.replica].routed if replicas is not None else None,
+            )
+            for one in each
+        )
+        return Seen(self.entry, self.link, self.picture, several)
 
     def backend(self) -> Backend:
         """For requests that generate."""

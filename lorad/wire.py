@@ -92,6 +92,7 @@ class Adapter(Struct, frozen=True, kw_only=True):
     accepted_tokens: int = 0  # of those, right ones
     targets: tuple[str, ...] = ()
     display_name: str | None = None  # the original text of an illegal folder name, escaped
+    replicas: tuple[str, ...] = ()  # of a model with several engines: those that it is resident on
 
 
 class AdapterDetail(Struct, frozen=True, kw_only=True):
@@ -233,6 +234,23 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     engine_pid: int | None = None
     engine_restarts: int = 0
     pooling: PoolingPicture | None = None
+    replicas: "tuple[ReplicaStatus, ...]" = ()  # () for a model with one engine
+
+
+class ReplicaStatus(Struct, frozen=True, kw_only=True):
+    """One of several engines of a model, whose ModelStatus has the sums."""
+
+    name: str  # its number
+    state: str
+    reason: str = ""  # why it is not ready
+    device_name: str = ""
+    slots_total: int = 0
+    slots_used: int = 0
+    running: int = 0
+    waiting: int = 0
+    pool: PoolPicture | None = None  # None: its engine is not there
+    engine_pid: int | None = None
+    engine_restarts: int = 0
 
 
 class EventItem(Struct, frozen=True, kw_only=True):
@@ -388,6 +406,7 @@ class Explained(Struct, frozen=True, kw_only=True):
     load_seconds: float | None = None  # from where it is, as measured, with nothing in the way
     room: ExplainedRoom | None = None  # None: the engine does not know it
     cost: ExplainedCost | None = None
+    replica: str = ""  # of several engines the one that all of this is said of
 
 
 class Results(Struct, frozen=True, kw_only=True):

@@ -82,6 +82,7 @@ class Slot(Struct, frozen=True, kw_only=True):
     ram_bytes: int = 0
     tenant: str | None = None
     model: str = ""  # of several models, whose it is
+    replicas: tuple[str, ...] = ()  # of several engines of its model, those that it is on
     running: int = 0
     waiting: int = 0
     tokens_per_second: float = 0.0
@@ -144,6 +145,7 @@ class RequestRow(Struct, frozen=True, kw_only=True):
     id: str
     adapter: str  # "" is the base model itself
     model: str = ""  # of several models, whose it is
+    replica: str = ""  # of several engines of its model, the one that has it
     rev: str
     state: Literal["queued", "running"]
     endpoint: str

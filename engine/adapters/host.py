@@ -62,9 +62,8 @@ class HostCache:
     """The `ram` tier.  Implements `tiers.HostTier`.
 
     `budget_bytes` is what may stay; `staging_bytes` is a floor for the arena, so that loads pass
-    through host memory even where nothing may stay there.  `memory` gives as many bytes as it is
-    asked for, for an arena that others see too.  `wake`, `verify` and `slow_seconds` are those of
-    the readers (`adapters/reader.py`).
+    through host memory even where nothing may stay there.  `wake`, `verify` and `slow_seconds` are
+    the readers' (`adapters/reader.py`).
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class HostCache:
         budget_bytes: int,
         staging_bytes: int = 0,
         pinned: bool = False,
-        memory: Callable[[int], Tensor] | None = None,
         wake: Callable[[], None] = lambda: None,
         verify: VerifyOnLoad = "off",
         slow_seconds: float = 0.0,
@@ -83,15 +81,12 @@ class HostCache:
         self._budget = budget_bytes
         total = max(budget_bytes, staging_bytes) // block_bytes
         self.limit_bytes = total * block_bytes
-        size = self.limit_bytes
-        arena = torch.empty(size, dtype=torch.uint8) if memory is None else memory(size)
-        self._arena = arena.view(total, block_bytes)
+        self._arena = torch.empty(total, block_bytes, dtype=torch.uint8)
         if pinned and total:
-            pin(self._arena)
+            _pin(self._arena)
         self._extents = ExtentAllocator(total)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
         self._reading: dict[str, _Entry] = {}
-        self._used = 0  # blocks of all entries
         self._readers = Readers(
             block_bytes=block_bytes, wake=wake, verify=verify, slow_seconds=slow_seconds
         )
@@ -110,7 +105,6 @@ class HostCache:
         if start is None:
             return False
         entry = self._entries[rev] = self._reading[rev] = _Entry(start, blocks)
-        self._used += blocks
         self._readers.read(rev, path, self._view(entry).view(-1).numpy().data[:num_bytes])
         return True
 
@@ -159,7 +153,7 @@ class HostCache:
     @property
     def used_bytes(self) -> int:
         """Bytes of whole blocks taken by entries, reads under way included."""
-        return self._used * self.block_bytes
+        return sum(entry.blocks for entry in self._entries.values()) * self.block_bytes
 
     def poll(self) -> list[HostDone]:
         """Reads that ended since the last call; one that failed or never began leaves no entry."""
@@ -179,10 +173,6 @@ class HostCache:
         entry.holds += 1
         self._entries.move_to_end(rev)
         return self._view(entry)
-
-    def place(self, rev: str) -> int:
-        """Where in the arena the blocks of `rev` begin; it does not move while it is held."""
-        return self._entries[rev].start
 
     def let_go(self, rev: str) -> None:
         """The copy that held `rev` has ended."""
@@ -229,11 +219,10 @@ class HostCache:
     def _sweep(self, rev: str, entry: _Entry) -> None:
         if entry.dropped and not entry.holds and rev not in self._reading:
             del self._entries[rev]
-            self._used -= entry.blocks
             self._extents.give(entry.start, entry.blocks)
 
 
-def pin(arena: Tensor) -> None:
+def _pin(arena: Tensor) -> None:
     """Page-lock exactly these bytes (torch's own pinned allocator rounds up to a power of two)."""
     size = arena.numel() * arena.element_size()
     result = _cudart().cudaHostRegister(arena.data_ptr(), size, 0)

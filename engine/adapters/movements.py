@@ -7,7 +7,7 @@ answers, events and failures where somebody waits for them.  Knows nothing of se
 
 from collections.abc import Callable
 
-from engine.adapters.loader import Loader, Pinned
+from engine.adapters.loader import Loader
 from engine.adapters.revision import Drain, Journal, Revision
 from engine.adapters.slots import SlotRow
 from engine.adapters.states import State
@@ -40,9 +40,7 @@ class Movements:
 
         One that has just failed is wanted still, by requests that are about to hear of it.
         """
-        if not self.wanted:
-            return
-        pinned = self.loader.pinned()
+        pinned = self.loader.pinned() if self.wanted else []
         failed = {rev for rev, _, _ in self.failures}
         for revision in sorted(self.wanted.values(), key=self.turn):
             if revision.goal and not revision.reading and revision.rev not in failed:
@@ -140,10 +138,8 @@ class Movements:
         """Bring what follows from leases, commands and state up to date."""
         if not revision.waiting:
             revision.demand = 0
-        row = revision.row
-        if row is not None and row.awaited != (revision.waiting > 0):
-            row.awaited = not row.awaited
-            self.loader.slots.note(row)
+        if revision.row is not None:
+            revision.row.awaited = revision.waiting > 0
         if not revision.waiting or revision.running:
             revision.hungry_since = None
         elif revision.hungry_since is None:
@@ -165,7 +161,7 @@ class Movements:
             elif revision.row is None:
                 self.loader.host.protect(revision.rev, False)
 
-    def _raise(self, revision: Revision, pinned: Pinned) -> None:
+    def _raise(self, revision: Revision, pinned: list[SlotRow]) -> None:
         reason = self.loader.hopeless(revision, pinned)
         if reason:
             self.fail(revision, "no_room", reason)

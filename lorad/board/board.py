@@ -110,9 +110,14 @@ class Boards:
 
     def _tick(self, snapshot: EngineSnapshot | None) -> None:
         now = self._ticked = self._clock()
-        each = [seen.picture.snapshot for seen in self._sources.models]
-        self._traffic.tick(now, *(each if snapshot is not None else [None] * len(each)))
-        self._slots.tick(now, snapshot, self._held(snapshot))
+        engines = [one for seen in self._sources.models for one in seen.engines]
+        each = [one.picture.snapshot if snapshot is not None else None for one in engines]
+        self._traffic.tick(now, *each)
+        if any(one.replica for one in engines):  # several may hold the same revision
+            for one, its in zip(engines, each, strict=True):
+                self._slots.tick(now, its, slots.held_of(its), f"{one.name} {one.replica}")
+        else:
+            self._slots.tick(now, snapshot, self._held(snapshot))
         self._tenants.tick(now)
 
     # ------------------------------------------------------------- who looks
@@ -157,6 +162,7 @@ class Boards:
                 self._sources.catalog,
                 self._slots,
                 several=self._several,
+                places=self._sources.picture.places,
             ),
             drains=self._drains.look(now, held),
             requests=self._rows.look(now),
@@ -184,7 +190,8 @@ class Boards:
     async def _sample(self) -> None:
         """In a thread, one at a time; what is fresh is left."""
         async with self._sampling:
-            now, links = self._clock(), [seen.link for seen in self._sources.models]
+            now, models = self._clock(), self._sources.models
+            links = [one.link for seen in models for one in seen.engines]
             infos = [link.info for link in links]
             if now - self._sampled >= MACHINE_SECONDS * 0.8:
                 gpu = next((info.device_uuid for info in infos if info is not None), "")

@@ -68,7 +68,7 @@ class HealthChecks:
 
     def _engine(self) -> Iterator[Check]:
         several = len(self._sources.models) > 1
-        for seen in self._sources.models:
+        for seen in (one for each in self._sources.models for one in each.engines):
             link = seen.link
             message = link.state if link.state == "ready" else f"{link.state}: {link.progress}"
             level = _LEVELS[link.state]
@@ -77,6 +77,7 @@ class HealthChecks:
                 level = "warn" if level == "ok" else level
             hint = "loractl events --type engine" if level != "ok" else ""
             name = f"engine {seen.name}" if several else "engine"
+            name += f" replica {seen.replica}" if seen.replica else ""
             yield Check(name=name, level=level, message=message, hint=hint)
 
     def _disks(self) -> Iterator[Check]:

@@ -44,6 +44,7 @@ class RequestRows:
             id=running.id,
             adapter=live.name or "",
             model=live.model if self._several else "",
+            replica=live.where(),
             rev=running.rev or "",
             state="running" if running.begun else "queued",
             endpoint=running.endpoint,

@@ -8,6 +8,8 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from msgspec import structs
+
 from engine.adapters.states import State
 from engine.messages import EngineSnapshot, RevisionStatus
 from lorad.service.catalog import Catalog
@@ -29,31 +31,38 @@ class SlotWindows:
     """What each revision did within the window: what changed in a second is kept, no more."""
 
     def __init__(self) -> None:
-        self._last: dict[str, Counts] = {}
+        self._last: dict[tuple[str, str], Counts] = {}  # engine, revision
         self._frames: deque[tuple[float, dict[str, Counts]]] = deque()
         self._sums: dict[str, Counts] = {}
         self._hits: dict[str, tuple[int, int]] = {}  # of the bucket that fills
         self._buckets: deque[dict[str, tuple[int, int]]] = deque(maxlen=BUCKETS)
         self._bucket_began: float | None = None
         self._histories: dict[str, tuple[int | None, ...]] = {}
-        self._pid = self._ticks = 0
+        self._pids: dict[str, int] = {}  # by engine
+        self._ticks = 0
         self._began: float | None = None
         self._now = 0.0
 
     def tick(
-        self, now: float, snapshot: EngineSnapshot | None, held: Sequence[RevisionStatus]
+        self,
+        now: float,
+        snapshot: EngineSnapshot | None,
+        held: Sequence[RevisionStatus],
+        engine: str = "",
     ) -> None:
-        """`now` in seconds of a monotonic clock; `held`: of the snapshot's revisions."""
+        """`now` in seconds of a monotonic clock; `held`: of the snapshot's revisions.  Of several
+        engines that may hold the same revision, once for each, by its name."""
         self._began = now if self._began is None else self._began
         self._now = now
         self._pass_time(now)
         if snapshot is None:
             return
-        if snapshot.pid != self._pid:
-            if snapshot.pid and self._pid:  # another engine, whose counters begin anew
-                self._last.clear()
-            self._pid = snapshot.pid
-        frame = dict(self._changes(held))
+        before = self._pids.get(engine, 0)
+        if snapshot.pid != before:
+            if snapshot.pid and before:  # another process, whose counters begin anew
+                self._last = {key: each for key, each in self._last.items() if key[0] != engine}
+            self._pids[engine] = snapshot.pid
+        frame = dict(self._changes(held, engine))
         if frame:
             self._frames.append((now, frame))
             for rev, grown in frame.items():
@@ -64,7 +73,11 @@ class SlotWindows:
         self._ticks += 1
         if self._ticks % _SWEEP == 0:
             known = {status.rev for status in snapshot.revisions}
-            self._last = {rev: counts for rev, counts in self._last.items() if rev in known}
+            self._last = {
+                key: counts
+                for key, counts in self._last.items()
+                if key[0] != engine or key[1] in known
+            }
 
     def sum_of(self, rev: str) -> Counts:
         """Over the window."""
@@ -82,22 +95,22 @@ class SlotWindows:
         found = [bucket.get(rev) for bucket in self._buckets]
         return tuple(None if f is None else round(100 * f[1] / f[0]) for f in found)
 
-    def _changes(self, held: Sequence[RevisionStatus]) -> Iterator[tuple[str, Counts]]:
+    def _changes(self, held: Sequence[RevisionStatus], engine: str) -> Iterator[tuple[str, Counts]]:
         last = self._last
         for status in held:
             if status.slot is None:
                 continue
-            rev = status.rev
+            rev, key = status.rev, (engine, status.rev)
             counts = (
                 status.prefix_query_tokens,
                 status.prefix_hit_tokens,
                 status.generated_tokens,
             )
-            before = last.get(rev, _NOTHING)
+            before = last.get(key, _NOTHING)
             if any(map(operator.lt, counts, before)):  # one engine of several has begun anew
                 before = _NOTHING
             if counts != before:
-                last[rev] = counts
+                last[key] = counts
                 yield rev, _minus(counts, before)
 
     def _pass_time(self, now: float) -> None:
@@ -140,9 +153,10 @@ def rows(
     windows: SlotWindows,
     *,
     several: bool = False,
+    places: Callable[[str], tuple[str, ...]] = lambda rev: (),
 ) -> dict[str, Slot]:
     """By name; one that loads into host memory comes last.  `block_bytes`: of a revision's
-    engine.  `several`: each row says of which model it is."""
+    engine.  `several`: each row says of which model it is; `places`: on which replicas."""
     found: dict[str, Slot] = {}
     for status in held:
         if status.state not in HELD:
@@ -153,11 +167,13 @@ def rows(
             entry = catalog.get(name)
             assert entry is not None, f"{name} is a name of {status.rev}, and no name"
             wanted = entry.pinned, entry.priority
-            found[name] = _row(name, status, windows, block, model, *wanted)
+            row = _row(name, status, windows, block, model, *wanted)
+            found[name] = structs.replace(row, replicas=places(status.rev))
         if not names:
             label = catalog.label(status.rev)
             wanted = status.pinned, status.priority
-            found[label] = _row(label, status, windows, block, model, *wanted)
+            row = _row(label, status, windows, block, model, *wanted)
+            found[label] = structs.replace(row, replicas=places(status.rev))
     return found
 
 

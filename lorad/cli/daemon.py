@@ -39,10 +39,11 @@ def status(context: typer.Context) -> None:
     kv = f"{p.kv_active} active, {p.kv_cached} cached"
     kv += f" (blocks of {p.block_size} tokens)" if p.block_size else ""
     hits = human_prefix(c.query_tokens, c.hit_tokens, c.lost_tokens, c.saved_seconds)
-    pools = st.pooling if len(st.models) < 2 and "generate" not in st.tasks else None
+    pools = st.pooling if len(st.models) < 2 else None
     weights = f"{p.adapter_active} active, {p.adapter_idle} idle"
-    pids = [one.engine_pid for one in st.models] or [st.engine_pid]
-    several = len(st.models) > 1
+    engines = [each for one in st.models for each in one.replicas or (one,)]
+    pids = [each.engine_pid for each in engines] or [st.engine_pid]
+    several = len(engines) > 1
     word = "engines" if several else "engine"
     engine = f"{word} pid {', '.join(str(pid or UNKNOWN) for pid in pids)}"
     counts = ", ".join(f"{n} {state}" for state, n in sorted(st.adapters.items())) or "none"
@@ -83,6 +84,7 @@ def _models(st: wire.Status) -> list[tuple[str, str]]:
             ("base", st.base),
             ("context", f"{st.max_model_len} tokens"),
             *([("pooling", pooling_words(pools))] if pools else []),
+            *(_replicas(st.models[0]) if st.models else []),
         ]
     rows: list[tuple[str, str]] = []
     for one in st.models:
@@ -96,9 +98,27 @@ def _models(st: wire.Status) -> list[tuple[str, str]]:
             ("  pool", _pool_words(one.pool)),
             ("  requests", f"{one.running} running, {one.waiting} waiting"),
             ("  tokens", f"{one.generated_tokens} generated, {one.prompt_tokens} of prompts"),
-            ("  engine", f"pid {one.engine_pid or UNKNOWN}, {one.engine_restarts} restarts"),
+            *(_replicas(one) or [("  engine", _process(one))]),
         ]
     return rows
+
+
+def _replicas(model: wire.ModelStatus) -> list[tuple[str, str]]:
+    """A line for each of its engines, where there are several."""
+    return [
+        (
+            f"  replica {one.name}",
+            f"{one.state}"
+            + (f" ({one.reason})" if one.reason else "")
+            + f", {one.device_name or UNKNOWN}, {one.slots_used} of {one.slots_total} slots used, "
+            f"{one.running} running, {one.waiting} waiting, {_process(one)}",
+        )
+        for one in model.replicas
+    ]
+
+
+def _process(one: wire.ModelStatus | wire.ReplicaStatus) -> str:
+    return f"pid {one.engine_pid or UNKNOWN}, {one.engine_restarts} restarts"
 
 
 def _pool_words(pool: wire.PoolPicture | None) -> str:

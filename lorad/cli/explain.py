@@ -47,6 +47,7 @@ def explain(
         [
             ("name", f"{told.name}  {short(told.rev)}"),
             ("state", f"{told.state}, tier {told.tier}"),
+            *([("replica", told.replica)] if told.replica else []),
             ("served", "yes" if told.served else "no"),
             ("why", told.why),
             ("next", told.next + _when(told.next_seconds)),

@@ -177,11 +177,15 @@ def ls(
 def _with_model(
     columns: Sequence[Column[wire.Adapter]], items: Sequence[wire.Adapter]
 ) -> Sequence[Column[wire.Adapter]]:
-    """A column that says whose each is, behind the names, where it is not the same for all."""
-    if len({a.model for a in items}) < 2:
-        return columns
+    """Behind the names: whose each is, where it is not the same for all; and on which replicas,
+    where any is on one."""
+    more: list[Column[wire.Adapter]] = []
+    if len({a.model for a in items}) > 1:
+        more.append(Column("MODEL", lambda a: a.model or UNKNOWN))
+    if any(a.replicas for a in items):
+        more.append(Column("REPLICA", lambda a: ",".join(a.replicas) or UNKNOWN))
     at = next(n for n, column in enumerate(columns) if column.heading == "NAME") + 1
-    return (*columns[:at], Column("MODEL", lambda a: a.model or UNKNOWN), *columns[at:])
+    return (*columns[:at], *more, *columns[at:])
 
 
 def _sort(heading: str) -> str:
@@ -262,6 +266,7 @@ def _live(a: wire.Adapter) -> tuple[tuple[str, str], ...]:
     drafts = f"{human_ratio(a.accepted_tokens, a.draft_tokens)} of {a.draft_tokens} tokens right"
     return (
         ("slot", _number(a.slot)),
+        *([("replica", ", ".join(a.replicas))] if a.replicas else []),
         ("requests", f"{a.running} running, {a.waiting} waiting"),
         ("used", f"{human_age(age_of(a.last_used_at))} ago" if a.last_used_at else "never"),
         ("loads", f"{a.loads}, evictions {a.evictions}, thrashes {a.thrashes}"),

@@ -17,7 +17,7 @@ from lorad.metrics.engine_counts import EngineCounts
 from lorad.metrics.labels import Key, Labelled, Series, summed
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
-from lorad.metrics.table import GATEWAY, OTHER
+from lorad.metrics.table import GATEWAY
 from lorad.service.meter import NameCounts
 
 #: Counters with an adapter label.
@@ -79,6 +79,7 @@ class AdapterMetrics:
         bases = frozenset(sources.meter.bases)
         self._counters(sheet, labelled | bases, now, moved, churn, engines, bases)
         self._gauges(sheet, labelled, now)
+        self._places(sheet, labelled, now, sources)
         self._traffic(sheet, labelled | bases, now, sources)
 
     def _counters(
@@ -118,6 +119,14 @@ class AdapterMetrics:
             if status is not None:
                 sheet.put("adapter_rank", status.max_rank, name)
 
+    def _places(self, sheet: Sheet, labelled: frozenset[str], now: Named, sources: Sources) -> None:
+        """Of adapters of models that have several engines."""
+        several = {seen.name for seen in sources.models if seen.replicas}
+        for name in sorted(labelled & now.revs.keys()) if several else ():
+            rev = now.revs[name]
+            if sources.catalog.model_of(rev) in several:
+                sheet.put("adapter_replicas", len(sources.picture.places(rev)), name)
+
     def _traffic(
         self,
         sheet: Sheet,
@@ -125,22 +134,18 @@ class AdapterMetrics:
         now: Named,
         sources: Sources,
     ) -> None:
-        """A revision that has lost its name still runs: it counts with its model's others."""
-        several = len(sources.models) > 1
+        """A revision that has lost its name still runs: it counts with the others."""
+        snapshot = sources.picture.snapshot
         working = {name: s for name, s in now.status.items() if s.running or s.waiting}
-        models = {e.name: e.model for e in sources.catalog if e.name in working} if several else {}
         for gauge in ("running", "waiting"):
             busy = {name: n for name, s in working.items() if (n := getattr(s, gauge))}
             values = _shared_out(busy, now)
-            shown = dict.fromkeys(labelled & now.status.keys(), 0.0)
-            for seen, base in zip(sources.models, sources.meter.bases, strict=True):
-                if (one := seen.picture.snapshot) is None:
-                    shown |= {base: 0.0} if sources.picture.snapshot is not None else {}
-                    continue
-                mine = (n for n in values if not several or models.get(n) == seen.name)
-                own = {base: getattr(one.base, gauge), **{n: values[n] for n in mine}}
-                own[""] = max(getattr(one, gauge) - sum(own.values()), 0)
-                shown |= summed(own, labelled, f"{OTHER}:{seen.name}" if several else OTHER)
+            if snapshot is not None:
+                for seen, base in zip(sources.models, sources.meter.bases, strict=True):
+                    one = seen.picture.snapshot
+                    values[base] = getattr(one.base, gauge) if one is not None else 0
+                values[""] = max(getattr(snapshot, gauge) - sum(values.values()), 0)
+            shown = dict.fromkeys(labelled & now.status.keys(), 0.0) | summed(values, labelled)
             sheet.puts(f"requests_{gauge}", (((name,), n) for name, n in sorted(shown.items())))
 
 

@@ -6,7 +6,7 @@ Goes in: the sources.  Comes out: values on a sheet.  Each function is one headi
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import metadata
 from typing import get_args
@@ -18,8 +18,10 @@ from lorad.metrics.adapters import counted_states
 from lorad.metrics.engine_counts import Totals
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
+from lorad.metrics.table import GATEWAY_KV, GATEWAY_RUNNING, GATEWAY_WAITING
+from lorad.routing.affinity import Reason
 from lorad.service.engine_link import LinkState
-from lorad.service.meter import KINDS, Kind, KindCounts
+from lorad.service.meter import KINDS
 from lorad.service.snapshot import Seen
 
 _STEP_BOUNDS = {
@@ -44,11 +46,24 @@ def daemon(sheet: Sheet, sources: Sources, started: float) -> None:
     sheet.put("config_last_reload_success", float(reloads.get("last", 1)))
 
 
-def engine(sheet: Sheet, seen: Seen) -> None:
+def base(sheet: Sheet, seen: Seen) -> None:
     """Of one model."""
     link, model = seen.link, seen.settings
     dtype = link.info.dtype if link.info is not None else model.dtype
     sheet.put("base_model_info", 1.0, model.name, dtype)
+
+
+def routed(sheet: Sheet, seen: Seen) -> None:
+    """Of one of several engines of a model."""
+    if seen.routed is not None:
+        counts = dict(seen.routed)
+        for reason in get_args(Reason):
+            sheet.put("routed_requests_total", counts.get(reason, 0), reason)
+
+
+def engine(sheet: Sheet, seen: Seen) -> None:
+    """Of one engine."""
+    link = seen.link
     for state in get_args(LinkState):
         sheet.put("engine_state", float(link.state == state), state)
     sheet.put("engine_last_step_timestamp_seconds", link.last_step_at)
@@ -68,15 +83,10 @@ def http(sheet: Sheet, sources: Sources) -> None:
         sheet.put("http_aborted_total", aborted.get(reason, 0), reason)
 
 
-def refused(sheet: Sheet, sources: Sources) -> None:
-    for code, number in dict(sources.meter.refused).items():
-        sheet.put("request_rejections_total", number, code)
-    sheet.put("drain_aborted_requests_total", sources.meter.aborted_by_drain)
-
-
-def requests(sheet: Sheet, kinds: Mapping[Kind, KindCounts]) -> None:
-    """Of one model."""
-    for kind, k in kinds.items():
+def requests(sheet: Sheet, sources: Sources) -> None:
+    meter = sources.meter
+    for kind in KINDS:
+        k = meter.kinds[kind]
         sheet.observe("request_queue_seconds", k.queue_seconds, kind)
         sheet.observe("time_to_first_token_seconds", k.first_token_seconds, kind)
         sheet.observe("inter_token_latency_seconds", k.inter_token_seconds, kind)
@@ -86,6 +96,9 @@ def requests(sheet: Sheet, kinds: Mapping[Kind, KindCounts]) -> None:
         sheet.observe("request_generation_tokens", k.generated_tokens, kind)
         for endpoint, seconds in tuple(k.duration_seconds.items()):
             sheet.observe("request_duration_seconds", seconds, kind, endpoint)
+    for code, number in dict(meter.refused).items():
+        sheet.put("request_rejections_total", number, code)
+    sheet.put("drain_aborted_requests_total", meter.aborted_by_drain)
 
 
 def steps(sheet: Sheet, totals: Totals) -> None:
@@ -98,7 +111,7 @@ def steps(sheet: Sheet, totals: Totals) -> None:
 
 
 def memory(sheet: Sheet, snapshot: EngineSnapshot | None) -> None:
-    """Of one model.  Without an engine there is no memory to speak of: zeros."""
+    """Of one engine.  Without one there is no memory to speak of: zeros."""
     if snapshot is not None:
         _arena(sheet, snapshot)
     for name in ("slots", "slots_used", "slots_pinned", "slot_bytes"):
@@ -109,9 +122,16 @@ def memory(sheet: Sheet, snapshot: EngineSnapshot | None) -> None:
     sheet.put("adapters_draining", len(draining))
 
 
+def gateway_load(sheet: Sheet, snapshot: EngineSnapshot | None) -> None:
+    """vLLM's three gauges, of all engines together: a gateway's picker looks at one series each."""
+    sheet.put(GATEWAY_RUNNING, snapshot.running if snapshot else 0)
+    sheet.put(GATEWAY_WAITING, snapshot.waiting if snapshot else 0)
+    sheet.put(GATEWAY_KV, _kv_usage(snapshot) if snapshot else 0.0)
+
+
 def machine(sheet: Sheet, sources: Sources) -> None:
     """Cards and disks."""
-    infos = [seen.link.info for seen in sources.models]
+    infos = [one.link.info for seen in sources.models for one in seen.engines]
     for uuid in dict.fromkeys(info.device_uuid for info in infos if info is not None):
         _gpu(sheet, sources, uuid)
     for name, folder in sources.folders().items():
@@ -192,8 +212,13 @@ def _arena(sheet: Sheet, snapshot: EngineSnapshot) -> None:
         sheet.put("pool_blocks", getattr(pool, use), use)
     sheet.put("pool_block_bytes", pool.block_bytes)
     sheet.put("kv_cache_blocks", pool.kv_active + pool.kv_cached)
+    sheet.put("kv_cache_usage_ratio", _kv_usage(snapshot))
+
+
+def _kv_usage(snapshot: EngineSnapshot) -> float:
+    pool = snapshot.pool
     without_adapters = pool.total - pool.adapter_active - pool.adapter_idle
-    sheet.put("kv_cache_usage_ratio", pool.kv_active / max(without_adapters, 1))
+    return pool.kv_active / max(without_adapters, 1)
 
 
 def _slots(snapshot: EngineSnapshot | None) -> dict[str, int]:

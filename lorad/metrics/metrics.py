@@ -25,7 +25,6 @@ from lorad.metrics.engine_counts import EngineCounts
 from lorad.metrics.labels import Key
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
-from lorad.metrics.table import OTHER
 from lorad.metrics.tenants import TenantMetrics
 from lorad.registry.records import OperationRecord
 from lorad.service.meter import BASE
@@ -67,9 +66,12 @@ class Metrics:
         self.sources = sources
         self.pulled = Pulled()
         self._started = started
-        bases = sources.meter.bases
-        each = zip(sources.models, bases, strict=True)
-        self._engines = {seen.name: EngineCounts(base) for seen, base in each}
+        each = zip(sources.models, sources.meter.bases, strict=True)
+        self._engines = {
+            (seen.name, one.replica): EngineCounts(base)
+            for seen, base in each
+            for one in seen.engines
+        }
         self._churn = Churn(self._named, sources.meter.drained)
         self._adapters = AdapterMetrics(sources.settings.metrics.adapter_labels)
         wanted = sources.settings.metrics
@@ -79,8 +81,8 @@ class Metrics:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lorad-metrics")
 
     # ------------------------------------------------------------- what happens
-    def take_snapshot(self, snapshot: EngineSnapshot, model: str) -> None:
-        self._engines[model].take(snapshot)
+    def take_snapshot(self, snapshot: EngineSnapshot, model: str, replica: str = "") -> None:
+        self._engines[model, replica].take(snapshot)
 
     def take_transition(self, event: AdapterEvent) -> None:
         self._churn.take(event)
@@ -123,15 +125,21 @@ class Metrics:
 
     def _fill(self, drains: Counter[Key]) -> Sheet:
         sources = self.sources
-        sheet = Sheet(self._tenant_of, self._model_of if len(sources.models) > 1 else None)
+        sheet = Sheet(
+            self._tenant_of,
+            self._model_of if len(sources.models) > 1 else None,
+            replicas=any(seen.replicas for seen in sources.models),
+        )
         now = named(sources)
         collect.daemon(sheet, sources, self._started)
         collect.http(sheet, sources)
-        collect.refused(sheet, sources)
+        collect.requests(sheet, sources)
         for seen in sources.models:
             sheet.model = seen.name
-            collect.requests(sheet, sources.meter.kinds(seen.name))
-            self._fill_engine(sheet, seen, set(now.known))
+            collect.base(sheet, seen)
+            for one in seen.engines:
+                sheet.replica = one.replica
+                self._fill_engine(sheet, one, set(now.known))
         collect.machine(sheet, sources)
         collect.registry(sheet, sources)
         collect.watch(sheet, sources)
@@ -141,26 +149,27 @@ class Metrics:
         self._write_churn(sheet, drains)
         self.pulled.write(sheet)
         snapshot = sources.picture.snapshot
-        slots = sources.settings.lora.slots * len(sources.models)
+        slots = sources.settings.lora.slots * len(self._engines)
         gateway(sheet, now, snapshot.slots_total if snapshot else slots)
+        collect.gateway_load(sheet, snapshot)
         return sheet
 
     def _fill_engine(self, sheet: Sheet, seen: Seen, known: set[str]) -> None:
-        """What one model's engine has counted and holds."""
-        engine, snapshot = self._engines[seen.name], seen.picture.snapshot
+        """What one engine has counted and holds."""
+        engine, snapshot = self._engines[seen.name, seen.replica], seen.picture.snapshot
         totals = engine.totals(self.sources.catalog.name_of)
         engine.keep(known)
         collect.engine(sheet, seen)
+        collect.routed(sheet, seen)
         collect.steps(sheet, totals)
         collect.memory(sheet, snapshot)
         collect.prefix(sheet, totals, snapshot)
 
     def _model_of(self, name: str) -> tuple[str, str]:
-        """An adapter, a base among several or the rest of its adapters: how it is called, and its
-        model."""
-        label, colon, model = name.partition(":")
-        if label in (BASE, OTHER) and colon:
-            return label, model
+        """An adapter, or a base among several: how it is called, and its model."""
+        base, colon, model = name.partition(":")
+        if base == BASE and colon:
+            return BASE, model
         entry = self.sources.catalog.get(name)
         return name, entry.model if entry is not None else ""
 

@@ -24,11 +24,18 @@ ModelOf = Callable[[str], tuple[str, str]]
 
 class Sheet(Collector):
     """`tenant_of`: beside each adapter label there is one of its tenant.  `model_of`: so there is
-    of its model, and what is of one engine has one too: that of `model`, which is set ahead."""
+    of its model, and what is of one engine has one too: that of `model`, which is set ahead.
+    `replicas`: what is of one engine has a label of `replica` too, set ahead as well."""
 
-    def __init__(self, tenant_of: TenantOf | None = None, model_of: ModelOf | None = None) -> None:
-        self._tenant_of, self._model_of = tenant_of, model_of
-        self.model = ""
+    def __init__(
+        self,
+        tenant_of: TenantOf | None = None,
+        model_of: ModelOf | None = None,
+        *,
+        replicas: bool = False,
+    ) -> None:
+        self._tenant_of, self._model_of, self._replicas = tenant_of, model_of, replicas
+        self.model = self.replica = ""
         self._families = {m.name: _family(m, self._labels(m)) for m in METRICS}
 
     def put(self, name: str, value: float, *labels: str) -> None:
@@ -75,20 +82,26 @@ class Sheet(Collector):
             labels = (*labels, "tenant")
         if self._model_of is not None and (adapter or metric.name in OF_ENGINES):
             labels = (*labels, "model")
+        if self._replicas and metric.name in OF_ENGINES:
+            labels = (*labels, "replica")
         return labels
 
     def _values(self, metric: Metric, labels: tuple[str, ...]) -> tuple[str, ...]:
         if len(labels) != len(metric.labels):
             raise ValueError(f"{metric.name} has the labels {metric.labels}")
         if "adapter" not in metric.labels:
-            of_engine = self._model_of is not None and metric.name in OF_ENGINES
-            return (*labels, self.model) if of_engine else labels
+            return (*labels, *self._whose()) if metric.name in OF_ENGINES else labels
         at = metric.labels.index("adapter")
         more = [] if self._tenant_of is None else [self._tenant_of(labels[at])]
         if self._model_of is not None:
             adapter, model = self._model_of(labels[at])
             labels, more = (*labels[:at], adapter, *labels[at + 1 :]), [*more, model]
         return (*labels, *more)
+
+    def _whose(self) -> tuple[str, ...]:
+        """Of which engine it is, where there are several."""
+        model = () if self._model_of is None else (self.model,)
+        return (*model, self.replica) if self._replicas else model
 
 
 def _family(metric: Metric, labels: tuple[str, ...]) -> Family:

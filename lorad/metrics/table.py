@@ -13,8 +13,11 @@ Type = Literal["counter", "gauge", "histogram"]
 Bounds = tuple[float, ...]
 
 PREFIX = "lorad_"
-#: The one series that gateways read of vLLM; a colon is no part of any name of ours.
+#: What gateways read of vLLM, one series each; a colon is no part of any name of ours.
 GATEWAY = "vllm:lora_requests_info"
+GATEWAY_RUNNING, GATEWAY_WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+GATEWAY_KV = "vllm:kv_cache_usage_perc"
+GATEWAYS = (GATEWAY, GATEWAY_RUNNING, GATEWAY_WAITING, GATEWAY_KV)
 #: Adapters without a label of their own, summed up; no adapter can be called so.
 OTHER = "__other__"
 #: Bounds that depend on the engine's block size: 0, then (2**n - 1) blocks.
@@ -76,6 +79,14 @@ METRICS: tuple[Metric, ...] = (
             "When the engine was last seen to have made a step; an idle one makes none.",
         ),
         ("engine_restarts_total", "counter", "", "Engines that died and were replaced."),
+        (
+            "routed_requests_total",
+            "counter",
+            "reason",
+            "With models.replicas: sequences and inputs that were sent to the replica, and why. "
+            "base: the least loaded; home: the adapter's own; holder: it was there already; spill: "
+            "past one that is full; spread: one of several for a hot adapter.",
+        ),
         (
             "config_reloads_total",
             "counter",
@@ -232,6 +243,12 @@ METRICS: tuple[Metric, ...] = (
             "gauge",
             "adapter tier",
             "1 while it is on the GPU (tier gpu), or in host memory (tier ram).",
+        ),
+        (
+            "adapter_replicas",
+            "gauge",
+            "adapter",
+            "With models.replicas: how many of them have it on their GPU.",
         ),
         ("adapter_pinned", "gauge", "adapter", "1 if it is pinned."),
         ("adapter_rank", "gauge", "adapter", "Its highest rank."),
@@ -421,26 +438,37 @@ METRICS: tuple[Metric, ...] = (
             "The series that gateways know from vLLM, always exactly one. running: resident "
             "adapters; waiting: with queued requests, and not resident; the value is the time.",
         ),
+        (
+            GATEWAY_RUNNING,
+            "gauge",
+            "",
+            "Sequences with a place in a batch, of all engines together.",
+        ),
+        (GATEWAY_WAITING, "gauge", "", "Sequences that the engines have queued."),
+        (
+            GATEWAY_KV,
+            "gauge",
+            "",
+            "KV of running sequences, of the blocks that no adapter has: 0 to 1, all engines "
+            "together.",
+        ),
     ),
 )
 
 NAMES = {metric.name: metric for metric in METRICS}
 
-#: Where several models are served, these have a label `model` too: they are of one engine, or of
-#: its requests.  So has whatever has an adapter label.
+#: These are of one engine.  Where several models are served they have a label `model` too, as has
+#: whatever has an adapter label; and `replica`, where a model has several engines.
 OF_ENGINES = frozenset(
     PREFIX + name
     for name in (
         *("engine_state", "engine_last_step_timestamp_seconds", "engine_restarts_total"),
-        *("request_queue_seconds", "time_to_first_token_seconds", "inter_token_latency_seconds"),
-        *("request_duration_seconds", "request_prefill_seconds", "request_decode_seconds"),
-        *("request_prompt_tokens", "request_generation_tokens"),
         *("step_seconds", "step_batch_tokens", "step_adapters", "step_lora_bytes"),
         *("preemptions_total", "guide_late_masks_total", "adapters_draining"),
         *("slots", "slots_used", "slots_pinned", "slot_bytes"),
         *("ram_cache_bytes", "ram_cache_limit_bytes", "pool_blocks", "pool_block_bytes"),
         *("kv_cache_usage_ratio", "kv_cache_blocks", "prefix_cache_blocks"),
         *("prefix_cache_evicted_blocks_total", "prefix_reuse_distance_tokens"),
-        "prefix_saved_prefill_seconds_total",
+        *("prefix_saved_prefill_seconds_total", "routed_requests_total"),
     )
 )

@@ -89,7 +89,7 @@ class Router:
         homes = ranked[: self._spread(rev, ranked, now)]
         home = min(homes, key=lambda replica: (replica.load, not replica.holds(rev)))
         full = self._full_at(alive)
-        if home.load >= full:
+        if home.load >= full or _has_no_room(rev, home, alive):
             return Choice(_past_the_full(rev, ranked, full).name, "spill")
         if len(homes) > 1:
             return Choice(home.name, "spread")
@@ -146,6 +146,12 @@ def ranking(rev: str, names: tuple[str, ...]) -> tuple[str, ...]:
         return blake2b(f"{name}\0{rev}".encode(), digest_size=8).digest()
 
     return tuple(sorted(names, key=weight, reverse=True))
+
+
+def _has_no_room(rev: str, home: Replica, alive: Sequence[Replica]) -> bool:
+    """It would have to load it, and others have room for it."""
+    lacks = home.free_bytes <= 0 and not home.holds(rev)
+    return lacks and any(replica.free_bytes > 0 for replica in alive)
 
 
 def _past_the_full(rev: str, ranked: Sequence[Replica], full: int) -> Replica:

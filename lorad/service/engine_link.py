@@ -15,7 +15,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
@@ -64,6 +64,13 @@ _START_ERRORS: dict[str, type[StartError]] = {
 }
 
 
+class Refusal(NamedTuple):
+    """What went wrong, and the next step."""
+
+    message: str
+    hint: str
+
+
 class Client(Protocol):
     """The face of `engine.client.EngineClient` that is used here."""
 
@@ -103,8 +110,10 @@ class EngineLink:
         first_pause: float = 0.5,
         replace_after: float = REPLACE_AFTER,
         model: str = "",
+        no_device: Refusal | None = None,
     ) -> None:
-        """`model`: whose engine it is, where there are several."""
+        """`model`: whose engine it is, where there are several.  `no_device`: what an operator is
+        told if it finds no device, in place of the engine's words."""
         self.config = config
         self.events = events
         self.state: LinkState = "starting"
@@ -118,21 +127,23 @@ class EngineLink:
         #: Revisions that the present engine process knows; kept by whoever sends AddRevision.
         self.known: set[str] = set()
         #: Entered before a process starts, left when it is there or dead: what it is told.
-        self.turn: Turn = lambda: contextlib.nullcontext(config)
+        self.turn: Turn = lambda: contextlib.nullcontext(self.config)
         self.bring_up: Callable[[EngineInfo], Awaitable[None]] = _nothing
         self.prepare: Callable[[str], Awaitable[None]] = _nothing
         self.on_adapter: Callable[[AdapterEvent], None] = lambda event: None
         self.on_death: Callable[[], None] = lambda: None  # before the next process hears anything
+        self.on_ready: Callable[[], None] = lambda: None  # a new process takes requests
         self.on_progress: Callable[[str, float], None] = lambda phase, fraction: None
         self.on_state: Callable[[], None] = lambda: None  # `state` or `progress` has changed
         self.flights = Flights(self._live, self.known, lambda rev: self.prepare(rev), self._spawn)
         self._inputs = Inputs(self._live, self.known, lambda rev: self.prepare(rev))
         self.ready = asyncio.Event()  # set while the state is `ready`
+        self.informed = asyncio.Event()  # `info` is there
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._new_client = new_client
         self._clock = clock
         self._pause = first_pause
-        self._replace_after, self._model = replace_after, model
+        self._replace_after, self._model, self._no_device = replace_after, model, no_device
         self._client: Client | None = None
         self._crashes: deque[float] = deque()
         self._moved = clock()  # when the state changed, or a start reported progress
@@ -167,6 +178,10 @@ class EngineLink:
     def abort(self, request_id: str) -> None:
         """End a sequence; its last delta follows.  Unknown ids are ignored."""
         self.flights.abort(request_id)
+
+    def where(self, request_id: str) -> str:
+        """No name: the one engine has it; see Replicas."""
+        return ""
 
     async def pool(self, request: PoolRequest) -> PoolResult:
         """Run one input on an engine that pools; of one that generates it is refused.
@@ -242,8 +257,7 @@ class EngineLink:
             died_young = self.info is None
             self._bury(fatal)
             if died_young:
-                wrong = _START_ERRORS.get(fatal.code, StartError)
-                self._fail(wrong(f"the engine did not start: {fatal.message}", hint=fatal.hint))
+                self._fail(self._refusal(fatal))
                 return
             if len(self._crashes) >= MAX_CRASHES:
                 self._fail(
@@ -311,9 +325,10 @@ class EngineLink:
     async def _rise(self, info: EngineInfo) -> None:
         """From EngineReady to `ready`: one forward pass, then the adapters that belong there."""
         self.info = info
+        self.informed.set()
         self.progress = "warming up"
         try:
-            await (self._warm_up() if info.generates else self._pool_once())
+            await (self._pool_once() if info.pooling is not None else self._warm_up())
             self.progress = "loading pinned adapters"
             await self.bring_up(info)
         except LoradError as error:
@@ -322,6 +337,7 @@ class EngineLink:
             return
         self._set("ready", "ready")
         self._tell("engine.ready", message=f"{info.device_name}, {info.dtype}")
+        self.on_ready()
 
     async def _warm_up(self) -> None:
         done = asyncio.get_running_loop().create_future()
@@ -360,6 +376,13 @@ class EngineLink:
         self._set("engine_restarting", f"the engine is restarting: {fatal.message}")
         self._tell("engine.died", level="error", cause=fatal.code, message=fatal.message)
         self._end_all("engine_restarting", f"the engine ended: {fatal.message}")
+
+    def _refusal(self, fatal: Fatal) -> StartError:
+        """Of an engine that never was ready."""
+        if fatal.code == "no_device" and self._no_device is not None:
+            return NoUsableDevice(self._no_device.message, hint=self._no_device.hint)
+        wrong = _START_ERRORS.get(fatal.code, StartError)
+        return wrong(f"the engine did not start: {fatal.message}", hint=fatal.hint)
 
     def _fail(self, error: StartError) -> None:
         self._set("stopped", error.message)

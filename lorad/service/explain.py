@@ -5,7 +5,7 @@ says what the name means, the engine how its revision stands; `tell` puts both i
 pure function of them.  Changes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -38,13 +38,17 @@ class Shown(Protocol):
     def __call__(self, rev: str) -> str: ...
 
 
+EngineOf = Callable[[str | None], tuple[EngineLink, str]]
+
+
 class Explaining:
-    """`links`: the engine of each model, by the model's name."""
+    """`engines`: by a model's name, the engine that a revision of it is on or would come to, and
+    what that is called among its replicas, "" where it has no other."""
 
     def __init__(
-        self, names: Names, links: Mapping[str, EngineLink], *, gate: Gate | None = None
+        self, names: Names, engines: Mapping[str, EngineOf], *, gate: Gate | None = None
     ) -> None:
-        self._names, self._links = names, links
+        self._names, self._engines = names, engines
         self._gate = gate or Gate()
 
     async def explain(self, name: str) -> wire.Explained:
@@ -52,7 +56,8 @@ class Explaining:
         record = self._names.known(name)
         rev = record.serving_rev
         remote = rev is not None and rev in self._names.registry.store.remote
-        link = self._links.get(model_of(record, self._names.models))
+        engine_of = self._engines.get(model_of(record, self._names.models))
+        link, replica = engine_of(rev) if engine_of is not None else (None, "")
         state, told = self._at_rest(record, link, remote=remote)
         facts: Explanation | None = None
         if told is None and link is not None and rev is not None and rev in link.known:
@@ -69,7 +74,8 @@ class Explaining:
         serves = rev is not None and state not in (State.QUARANTINED, State.MISSING)
         if serves and self._gate.holds(name):
             told = _held_back(name, self._gate, facts)
-        return self._explained(record, state, told, facts, link)
+        explained = self._explained(record, state, told, facts, link)
+        return msgspec.structs.replace(explained, replica=replica)
 
     def _at_rest(
         self, record: AdapterRecord, link: EngineLink | None, *, remote: bool

@@ -15,7 +15,7 @@ from engine.messages import PackedManifest, Verified
 from lorad.config import Settings
 from lorad.errors import LoradError
 from lorad.registry.store import StagingDir
-from lorad.service.engine_link import EngineLink
+from lorad.service.seams import Informed
 from lorad.sources.local import LocalSourceError, copy_folder
 from lorad.text.template import ChatTemplate
 from lorad.text.tokenizer import TextError
@@ -28,7 +28,7 @@ class AdapterFiles:
     `base`."""
 
     def __init__(
-        self, settings: Settings, base: Path, spec: BaseSpec, link: EngineLink, index: int = 0
+        self, settings: Settings, base: Path, spec: BaseSpec, link: Informed, index: int = 0
     ) -> None:
         self._settings, self._base, self._spec, self._link = settings, base, spec, link
         self._index = index
@@ -84,7 +84,6 @@ class AdapterFiles:
             out_dir=out,
             max_rank=self._settings.lora.max_rank,
             purpose=info.purpose,
-            draft_bytes=info.draft_block_bytes,
         )
 
     async def verify(self, folder: Path, out: Path, probe: Path, packed: Path | None) -> Verified:
@@ -101,5 +100,4 @@ class AdapterFiles:
             packed=packed,
             max_rank=self._settings.lora.max_rank,
             purpose=info.purpose,
-            draft_bytes=info.draft_block_bytes,
         )

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 from engine.messages import EngineInfo
 from lorad.errors import LoradError
 from lorad.service.catalog import Entry
+from lorad.service.model_revisions import ModelRevisions
 from lorad.service.names import Names
 from lorad.service.registration import LATER, Registration
-from lorad.service.revisions import Revisions
+from lorad.service.revival import Revival
 from lorad.service.tasks import Tasks
 
 
@@ -23,7 +24,7 @@ class Finishing:
         self,
         model: str,
         names: Names,
-        revisions: Revisions,
+        revisions: ModelRevisions,
         registration: Registration,
         tasks: Tasks,
         refresh: Callable[[], Awaitable[None]],
@@ -43,13 +44,14 @@ class Finishing:
                         "adapter.not_loaded", entry.rev, "warn", error.code, error.message
                     )
 
-    async def bring_up(self, info: EngineInfo) -> None:
-        """For a new engine: pinned adapters and replacements now; what else is unfinished goes on
-        behind.  Who was told that a name is replaced must not meet the old revision again."""
+    async def bring_up(self, info: EngineInfo, revival: Revival) -> None:
+        """For a new engine, and what one before it held: pinned adapters and replacements now; what
+        else is unfinished goes on behind.  Who was told that a name is replaced must not meet the
+        old revision again."""
         ours = self._names.catalog.of(self._model)
         first = [entry for entry in ours if entry.pinned or entry.replaced]
         await asyncio.gather(*(self.finish(entry) for entry in first))
-        await self._revisions.revival.bring_up()
+        await revival.bring_up()
         await self._refresh()
         self._tasks.spawn(self._finish_the_rest())
 

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from lorad.errors import LoradError
 from lorad.service.catalog import Catalog
-from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.finishing import Finishing
 from lorad.service.intake import Intake
 from lorad.service.losses import Losses
+from lorad.service.model_revisions import ModelRevisions
 from lorad.service.name_settings import NameSettings
 from lorad.service.names import Names
 from lorad.service.registration import Registration
-from lorad.service.revisions import Revisions
+from lorad.service.seams import ModelLink
 from lorad.service.tasks import Tasks
 
 
@@ -28,9 +28,9 @@ class ModelAdapters:
         self,
         model: str,
         names: Names,
-        link: EngineLink,
+        link: ModelLink,
         intake: Intake,
-        revisions: Revisions,
+        revisions: ModelRevisions,
         registration: Registration,
         events: EventRing,
         tasks: Tasks,
@@ -44,7 +44,7 @@ class ModelAdapters:
         self.settings = NameSettings(names, revisions.standing, events)
         self.losses = Losses(names, revisions, events)
         self.finishing = Finishing(model, names, revisions, registration, tasks, refresh)
-        link.bring_up = self.finishing.bring_up
+        revisions.when_up(self.finishing.bring_up)
 
 
 class Lineup:

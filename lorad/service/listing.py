@@ -34,6 +34,7 @@ class Looked(Protocol):
     def snapshot(self) -> EngineSnapshot | None: ...
     @property
     def by_rev(self) -> Mapping[str, RevisionStatus]: ...
+    def places(self, rev: str) -> tuple[str, ...]: ...
 
 
 class Listing:
@@ -152,8 +153,7 @@ class Listing:
         revision: RevisionRecord | None,
         status: RevisionStatus | None = None,
     ) -> wire.Adapter:
-        if status is None and not self._names.elsewhere(record):
-            status = self._picture.by_rev.get(record.serving_rev or "")
+        status = status or self._picture.by_rev.get(record.serving_rev or "")
         return wire.Adapter(
             name=record.name,
             tenant=record.tenant,
@@ -173,6 +173,7 @@ class Listing:
             last_used_at=_time(record.last_used_at) if record.last_used_at else None,
             targets=revision.targets if revision else (),
             display_name=record.display_name,
+            replicas=self._picture.places(record.serving_rev or ""),
             **_live(status),
         )
 
@@ -197,6 +198,7 @@ class Listing:
             created_at=_time(revision.created_at) if revision else "",
             last_used_at=None,
             targets=revision.targets if revision else (),
+            replicas=self._picture.places(status.rev),
             **_live(status),
         )
 
@@ -220,7 +222,7 @@ class Listing:
             packed_bytes=self._packed_bytes(record, info) or 0,
             num_blocks=packed.num_blocks if packed else 0,
             changes_kv=record.changes_kv,
-            keeps_kv=info is None or info.generates,
+            keeps_kv=info is None or info.pooling is None,
             kinds=kinds_of(record, mlx=mlx),
             scalings=scalings_of(record),
             alora_tokens=record.alora_tokens,

@@ -5,7 +5,7 @@ first, and counters by tenant that only grow.  A token costs nothing here: those
 request are counted when somebody asks, as in `rates.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,12 +42,14 @@ class Running(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """`name` None: the base model itself, `model`.  `received`: seconds of the service's clock."""
+    """`name` None: the base model itself, `model`.  `received`: seconds of the service's clock.
+    `where`: the replica that has it, "" where its model has one engine."""
 
     name: str | None
     account: Account
     received: float
     model: str = ""
+    where: Callable[[], str] = lambda: ""
 
 
 @dataclass(slots=True)

@@ -9,22 +9,21 @@ from collections.abc import Callable
 
 from engine.adapters.states import State
 from lorad.service.events import EventRing
+from lorad.service.model_revisions import ModelRevisions
 from lorad.service.names import Names
-from lorad.service.revisions import Revisions
 
 
 class Losses:
     """Hears of them from `revisions`, and from whoever looks at the store."""
 
-    def __init__(self, names: Names, revisions: Revisions, events: EventRing) -> None:
+    def __init__(self, names: Names, revisions: ModelRevisions, events: EventRing) -> None:
         self.on_lost: Callable[[str], None] = lambda name: None  # its source may have it still
         self._names, self._revisions, self._events = names, revisions, events
-        revisions.files.on_missing = self.mark_missing
-        revisions.mending.on_hopeless = self.mark_damaged
+        revisions.tell_losses(self.mark_missing, self.mark_damaged)
 
     async def lose_files(self, rev: str) -> None:
         """The store lost `rev`.  A copy in memory serves on; without one its names are missing."""
-        if self._revisions.tiers.get(rev, State.REGISTERED) is State.REGISTERED:
+        if self._revisions.tier(rev) is State.REGISTERED:
             return await self.mark_missing(rev)
         for name in self._names.catalog.names_of(rev):
             self.on_lost(name)

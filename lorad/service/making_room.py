@@ -19,7 +19,7 @@ from lorad.errors import LoradError
 from lorad.registry.holdings import Holding, holdings
 from lorad.registry.registry import Registry
 from lorad.registry.store import Store
-from lorad.service.revisions import Revisions
+from lorad.service.model_revisions import ModelRevisions
 
 log = logging.getLogger("lorad.store")
 
@@ -36,7 +36,7 @@ class RoomMaker:
     def __init__(
         self,
         registry: Registry,
-        of: Callable[[str], Revisions | None],
+        of: Callable[[str], ModelRevisions | None],
         collect: Callable[[], Awaitable[object]],
     ) -> None:
         self._registry, self._of, self._collect = registry, of, collect

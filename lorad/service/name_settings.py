@@ -8,15 +8,15 @@ from collections.abc import Mapping
 
 from lorad.errors import LoradError
 from lorad.service.events import EventRing
+from lorad.service.model_revisions import PinStanding
 from lorad.service.names import Names
-from lorad.service.standing import Standing
 from lorad.spelling import MAX_LABELS, is_label
 
 
 class NameSettings:
     """One a daemon."""
 
-    def __init__(self, names: Names, standing: Standing, events: EventRing) -> None:
+    def __init__(self, names: Names, standing: PinStanding, events: EventRing) -> None:
         self._names, self._standing, self._events = names, standing, events
 
     async def set(

@@ -93,7 +93,7 @@ class Outcomes:
         record = self._names.registry.get(name)
         state = State.QUARANTINED if record is None else record.stored_state
         if rev:
-            state = self._models.of(rev).revisions.tiers.get(rev, State.REGISTERED)
+            state = self._models.of(rev).revisions.tier(rev)
         return wire.ItemResult(
             name=name, ok=True, state=state.value, rev=rev or "", operation=operation
         )

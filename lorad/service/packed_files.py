@@ -18,9 +18,9 @@ from lorad.registry.records import Packing, RevisionRecord
 from lorad.registry.registry import Registry
 from lorad.registry.store import StagingDir
 from lorad.service.catalog import Catalog
-from lorad.service.engine_link import EngineLink
 from lorad.service.intake import Intake
 from lorad.service.revision_news import RevisionNews
+from lorad.service.seams import Informed
 from lorad.service.shelf import Shelf
 
 
@@ -30,7 +30,7 @@ class PackedFiles:
     def __init__(
         self,
         registry: Registry,
-        link: EngineLink,
+        link: Informed,
         intake: Intake,
         catalog: Catalog,
         shelf: Shelf,

@@ -39,6 +39,10 @@ class Picture:
         self._changed = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
 
+    def places(self, rev: str) -> tuple[str, ...]:
+        """The replicas that have it: it is one engine's, which has no name."""
+        return ()
+
     def changed(self) -> None:
         """Something moved: look again soon."""
         self._changed.set()

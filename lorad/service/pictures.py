@@ -1,7 +1,8 @@
 """Pictures: the newest snapshots of all engines, each by itself and all together.
 
-Goes in: one Picture a model.  Comes out: sums, and the revisions of all of them; of one model alone
-its very snapshot.  Blocks of different sizes are counted in the largest size that divides them all.
+Goes in: one Picture a model, or a replica of one.  Comes out: sums, and the revisions of all of
+them; of one alone its very snapshot.  Blocks of different sizes are counted in the largest size
+that divides them all; a revision that several replicas know is one, with what it does on all.
 """
 
 import asyncio
@@ -9,20 +10,32 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 
+from engine.adapters.states import RESIDENT, State
 from engine.messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
-from lorad.service.picture import Picture
+
+
+class Looked(Protocol):
+    """Of Picture, and of the Pictures of a model's replicas."""
+
+    @property
+    def snapshot(self) -> EngineSnapshot | None: ...
+    @property
+    def by_rev(self) -> Mapping[str, RevisionStatus]: ...
+    def changed(self) -> None: ...
+    async def refresh(self) -> None: ...
+    async def look(self) -> None: ...
 
 
 class Pictures:
-    """`by_model`: at least one, in the order of the configuration.  `pid` of several is 0: it is no
-    process's."""
+    """`by_model`: at least one, in the order of the configuration; or by replica, with `replicas`.
+    `pid` of several is 0: it is no process's."""
 
-    def __init__(self, by_model: Mapping[str, Picture]) -> None:
-        self.by_model = dict(by_model)
+    def __init__(self, by_model: Mapping[str, Looked], *, replicas: bool = False) -> None:
+        self.by_model, self._replicas = dict(by_model), replicas
         self._every = tuple(by_model.values())
         self._seen: tuple[EngineSnapshot | None, ...] = (None,)
         self._snapshot: EngineSnapshot | None = None
@@ -40,6 +53,15 @@ class Pictures:
             return self._every[0].by_rev
         self._look()
         return self._by_rev
+
+    def places(self, rev: str) -> tuple[str, ...]:
+        """The replicas that have it on their device; () for a model with one engine."""
+        if not self._replicas:
+            inner = (one.places(rev) for one in self._every if isinstance(one, Pictures))
+            return next(filter(None, inner), ())
+        each = self.by_model.items()
+        status = {name: found for name, one in each if (found := one.by_rev.get(rev))}
+        return tuple(name for name, found in status.items() if found.state in RESIDENT)
 
     def changed(self) -> None:
         """Something moved: look again soon."""
@@ -62,6 +84,8 @@ class Pictures:
         snapshot = together([s for s in seen if s is not None])
         if len(seen) > 1 and snapshot is not None:
             snapshot = structs.replace(snapshot, pid=0)
+            if self._replicas:
+                snapshot = structs.replace(snapshot, revisions=merged(snapshot.revisions))
         self._snapshot = snapshot
         told = self._snapshot.revisions if self._snapshot is not None else ()
         self._by_rev = {status.rev: status for status in told}
@@ -87,6 +111,34 @@ def together(snapshots: Sequence[EngineSnapshot]) -> EngineSnapshot | None:
             "revisions": tuple(status for s in snapshots for status in s.revisions),
             "base": _base([s.base for s in snapshots]),
         },
+    )
+
+
+#: A revision that several replicas know is where it is best off: the first of these.
+_BEST = (*(State.ACTIVE, State.IDLE, State.DRAINING, State.LOADING, State.RAM), State.REGISTERED)
+_ADDED = (
+    *("gpu_bytes", "ram_bytes", "leases", "running", "waiting"),
+    *("loads", "evictions", "thrashes", "generated_tokens", "draft_tokens", "accepted_tokens"),
+    *("prefix_query_tokens", "prefix_hit_tokens", "prefix_lost_tokens", "prefix_saved_seconds"),
+)
+
+
+def merged(statuses: Sequence[RevisionStatus]) -> tuple[RevisionStatus, ...]:
+    """One of each revision."""
+    by_rev: dict[str, list[RevisionStatus]] = {}
+    for status in statuses:
+        by_rev.setdefault(status.rev, []).append(status)
+    return tuple(_one(each) if len(each) > 1 else each[0] for each in by_rev.values())
+
+
+def _one(each: Sequence[RevisionStatus]) -> RevisionStatus:
+    best = min(each, key=lambda status: _BEST.index(State(status.state)))
+    idle = [status.idle_seconds for status in each if status.idle_seconds is not None]
+    return structs.replace(
+        best,
+        pinned=any(status.pinned for status in each),
+        idle_seconds=min(idle, default=None),
+        **{name: sum(getattr(status, name) for status in each) for name in _ADDED},
     )
 
 

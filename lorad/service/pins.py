@@ -5,23 +5,33 @@ Pinned adapters leave room for the KV floor plus the largest registered adapter,
 An adapter that is pinned already never counts against itself.
 """
 
+from collections.abc import Callable
+
 from engine.messages import EngineInfo
 from lorad.config import Lora
 from lorad.errors import LoradError
 from lorad.registry.records import RevisionRecord
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog
-from lorad.service.engine_link import EngineLink
+from lorad.service.seams import Informed
 
 
 class PinRoom:
-    """Of one model.  All sizes in blocks of its arena."""
+    """Of one model.  All sizes in blocks of its arena; `keeps`: which of several arenas a pin of
+    that revision is for."""
 
     def __init__(
-        self, registry: Registry, catalog: Catalog, link: EngineLink, settings: Lora, *, model: str
+        self,
+        registry: Registry,
+        catalog: Catalog,
+        link: Informed,
+        settings: Lora,
+        *,
+        model: str,
+        keeps: Callable[[str], str] = lambda rev: "",
     ) -> None:
         self._registry, self._catalog, self._link = registry, catalog, link
-        self._model = model
+        self._model, self._keeps = model, keeps
         self.settings = settings
 
     def check(self, rev: str, file_bytes: int = 0) -> None:
@@ -33,7 +43,8 @@ class PinRoom:
         if rev in pinned:
             return
         records = self._registry.revisions([*pinned, rev])
-        held = sum(self._blocks(records[r]) for r in pinned if r in records)
+        beside = [r for r in pinned if r in records and self._keeps(r) == self._keeps(rev)]
+        held = sum(self._blocks(records[r]) for r in beside)
         asked = self._blocks(records[rev]) if rev in records else self._estimate(file_bytes)
         limit = self._limit()
         if held + asked > limit:

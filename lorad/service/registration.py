@@ -16,11 +16,11 @@ from lorad import wire
 from lorad.errors import LoradError
 from lorad.registry.records import AdapterRecord, packed_estimate
 from lorad.registry.store import StagingDir
-from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.intake import Found, Intake
+from lorad.service.model_revisions import ModelRevisions
 from lorad.service.names import Names, tenant_of
-from lorad.service.revisions import Revisions
+from lorad.service.seams import Informed
 
 log = logging.getLogger("lorad.registration")
 
@@ -57,9 +57,9 @@ class Registration:
         self,
         model: str,
         names: Names,
-        link: EngineLink,
+        link: Informed,
         intake: Intake,
-        revisions: Revisions,
+        revisions: ModelRevisions,
         events: EventRing,
         *,
         check_pin: Callable[[str, int], None],
@@ -95,7 +95,7 @@ class Registration:
         return wire.Added(
             name=name,
             rev=found.rev,
-            state=self._revisions.tiers.get(found.rev, State.REGISTERED).value,
+            state=self._revisions.tier(found.rev).value,
             unchanged=unchanged,
             replaced_rev=None if old == found.rev else old,
             warnings=found.manifest.warnings,
@@ -197,7 +197,7 @@ class Registration:
         try:
             await self._revisions.prepare(rev)
             if old is not None and self._revisions.resident(old):
-                await self._load_beside(rev)
+                await self._load_beside(rev, old)
         except LoradError as error:
             if error.code in LATER or self._names.catalog.is_leaving(name):
                 return
@@ -250,11 +250,11 @@ class Registration:
         )
         self._tell(name, "", reason, error)
 
-    async def _load_beside(self, rev: str) -> None:
+    async def _load_beside(self, rev: str, old: str) -> None:
         """Without room for both the name flips at once, and new requests wait for the new one."""
         try:
             async with asyncio.timeout(FLIP_SECONDS):
-                await self._revisions.load(rev)
+                await self._revisions.stand_beside(rev, old)
         except TimeoutError:
             log.info("%s is not resident after %g s; it takes its name", rev[:12], FLIP_SECONDS)
         except LoradError as error:

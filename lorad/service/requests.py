@@ -134,7 +134,16 @@ class RequestService:
             guest.leave()
             raise
         # From here on the generation gives back.
-        self.crowd.enter(generation, Live(resolved.name, account, received, resolved.model))
+        self.crowd.enter(
+            generation,
+            Live(
+                resolved.name,
+                account,
+                received,
+                resolved.model,
+                partial(_where, backend, generation),
+            ),
+        )
         guest.fail = generation.fail
         if guest.spending is not None:
             guest.spending.follow(lambda: generation.usage().total)
@@ -312,6 +321,12 @@ class RequestService:
         return spans
 
 
+def _where(backend: Backend, generation: Generation) -> str:
+    """The replicas that its answers are on."""
+    found = {backend.link.where(choice.request_id) for choice in generation.choices}
+    return ",".join(sorted(found - {""}))
+
+
 def _prepare(ask: Ask, text_of: Callable[[], Text]) -> tuple[Text, list[tuple[int, ...]]]:
     """In a worker thread: the text of the revision, and the ids of every prompt."""
     text = text_of()
@@ -336,7 +351,7 @@ async def _guided(ask: Ask, backend: Backend, info: EngineInfo, tenant: str) -> 
 
 
 def _check_generates(model: str, info: EngineInfo) -> None:
-    if not info.generates:
+    if info.pooling is not None:
         raise LoradError(
             "invalid_value",
             f"{model} makes vectors and scores, and generates nothing",

@@ -13,10 +13,10 @@ from lorad.service.events import EventRing
 
 
 class RevisionNews:
-    """`catalog` says under which names."""
+    """`catalog` says under which names; `replica` "": the model has one engine."""
 
-    def __init__(self, events: EventRing, catalog: Catalog) -> None:
-        self._events, self._catalog = events, catalog
+    def __init__(self, events: EventRing, catalog: Catalog, replica: str = "") -> None:
+        self._events, self._catalog, self._replica = events, catalog, replica
 
     def publish_transition(self, event: AdapterEvent) -> bool:
         """False for what every request makes: active and idle are shown by the snapshot."""
@@ -28,6 +28,7 @@ class RevisionNews:
         details |= {"seconds": f"{event.seconds:.4f}"} if event.seconds else {}
         details |= {"slot": str(event.slot)} if event.slot is not None else {}
         details |= {"num_bytes": str(event.num_bytes)} if event.num_bytes else {}
+        details |= {"replica": self._replica} if self._replica else {}
         if event.away_seconds is not None:
             details["thrash"] = f"back after {event.away_seconds:.2f} s"
         level: Literal["info", "warn"] = "warn" if event.message else "info"

@@ -7,16 +7,19 @@ holds: packed before added, added before used, removed after the last lease.  Kn
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Literal, Protocol
 
 from engine.adapters.states import RESIDENT, State
 from engine.messages import (
     AdapterEvent,
     AddRevision,
+    EngineInfo,
     Evict,
     Load,
     RemoveRevision,
+    VerifyReport,
+    VerifyRevision,
 )
 from lorad.errors import LoradError
 from lorad.registry.registry import Registry
@@ -26,6 +29,7 @@ from lorad.service.events import EventRing
 from lorad.service.intake import Intake
 from lorad.service.mending import Mending
 from lorad.service.packed_files import PackedFiles
+from lorad.service.retiring import Retiring
 from lorad.service.revision_news import RevisionNews
 from lorad.service.revival import Revival
 from lorad.service.shelf import Shelf
@@ -35,9 +39,21 @@ from lorad.service.tasks import Tasks
 log = logging.getLogger("lorad.revisions")
 
 
+class Team(Protocol):
+    """Of ReplicaRevisions: what the replicas of one model have together.  `keeps`: which replica a
+    pin of that revision is for."""
+
+    @property
+    def files(self) -> PackedFiles: ...
+    @property
+    def retiring(self) -> Retiring: ...
+    def keeps(self, rev: str) -> str: ...
+
+
 class Revisions:
-    """Of one model.  One lock a revision: preparing, changing and retiring the same one never
-    overlap.  `shelf` is that of all models."""
+    """Of one engine.  One lock a revision: preparing, changing and retiring the same one never
+    overlap.  `shelf` is that of all models; `replica` is the engine's name in its `team`, where its
+    model has several."""
 
     def __init__(
         self,
@@ -50,22 +66,49 @@ class Revisions:
         shelf: Shelf | None = None,
         *,
         model: str,
+        team: Team | None = None,
+        replica: str = "",
     ) -> None:
         self.tiers: dict[str, State] = {}  # as the engine's last transition left it
+        self.replica, self._team = replica, team
         self.shelf = shelf or Shelf(registry, catalog)
-        self.news = news = RevisionNews(events, catalog)
-        self.files = PackedFiles(registry, link, intake, catalog, self.shelf, news)
+        self.news = news = RevisionNews(events, catalog, replica)
+        self.files, self.retiring = self._shared(registry, link, intake, events, catalog, tasks)
         self.mending = Mending(self.repack, news, tasks)
-        self.standing = Standing(link, catalog, news, lambda: self.on_change())
-        self.revival = Revival(model, catalog, news, tasks, self.load)
-        self.on_retired: Callable[[str], None] = lambda rev: None
+        self.standing = Standing(link, catalog, news, lambda: self.on_change(), self.wanted)
+        self.revival = Revival(model, catalog, news, tasks, self.load, self.wanted)
         self.on_change: Callable[[], None] = lambda: None
+        self.on_gone: Callable[[], None] = lambda: None  # the engine died
         self._registry, self._link, self._intake = registry, link, intake
-        self._catalog, self._events, self._tasks = catalog, events, tasks
+        self._catalog, self._tasks = catalog, tasks
         self._dormant: set[str] = set()  # the engine knows them still, without their packed files
         link.prepare = self.prepare_for_request
         link.on_adapter = self.take_transition
         link.on_death = self.take_death
+
+    def _shared(
+        self,
+        registry: Registry,
+        link: EngineLink,
+        intake: Intake,
+        events: EventRing,
+        catalog: Catalog,
+        tasks: Tasks,
+    ) -> tuple[PackedFiles, Retiring]:
+        """The team's; of a model with one engine its own."""
+        if self._team is not None:
+            return self._team.files, self._team.retiring
+        files = PackedFiles(registry, link, intake, catalog, self.shelf, self.news)
+        retiring = Retiring((self,), self.shelf, catalog, events, tasks)
+        retiring.on_change = lambda: self.on_change()
+        return files, retiring
+
+    def wanted(self, rev: str) -> tuple[bool, int]:
+        """Pinned here, and its priority; see Catalog.  A pin is for one of the replicas."""
+        pinned, priority = self._catalog.wanted(rev)
+        if pinned and self._team is not None:
+            pinned = self._team.keeps(rev) == self.replica
+        return pinned, priority
 
     # ------------------------------------------------------------- towards the engine
     async def prepare(self, rev: str) -> None:
@@ -83,7 +126,7 @@ class Revisions:
             if rev in self._link.known:
                 return
             manifest = await self.files.packed(rev)
-            pinned, priority = self._catalog.wanted(rev)
+            pinned, priority = self.wanted(rev)
             add = AddRevision(
                 command_id=self._link.next_id(),
                 manifest=manifest,
@@ -98,7 +141,7 @@ class Revisions:
                 self.standing.note_unpinned(rev, error)  # the engine took it in, without the pin
             self._link.known.add(rev)
             self._dormant.discard(rev)
-            if self._catalog.wanted(rev) != (pinned, priority):
+            if self.wanted(rev) != (pinned, priority):
                 await self.standing.follow(rev)  # changed while the engine was being told
         self.consider_retiring(rev)  # removed meanwhile
 
@@ -122,9 +165,7 @@ class Revisions:
         if not self.may_leave(rev):
             return 0
         async with self.shelf.lock(rev):
-            if rev in self._link.known:  # its cached KV stays; it is announced again when asked for
-                self._link.known.discard(rev)
-                self._dormant.add(rev)
+            self.set_aside(rev)
             store = self._intake.store
             if remote:
                 gained = await asyncio.to_thread(store.make_remote, rev)
@@ -141,12 +182,17 @@ class Revisions:
         """Its own files were put back: if the packed one is gone too, it is packed and announced
         anew before the next request; a copy in memory serves on."""
         if rev in self._link.known and self.files.has_lost(rev):
+            self.set_aside(rev)
+
+    def set_aside(self, rev: str) -> None:
+        """Its cached KV stays in the engine; it is announced again when it is asked for."""
+        if rev in self._link.known:
             self._link.known.discard(rev)
             self._dormant.add(rev)
 
     def may_leave(self, rev: str) -> bool:
         """Nobody uses it, has pinned it, or is at it: it is on the disk alone."""
-        at_rest = self.tiers.get(rev, State.REGISTERED) is State.REGISTERED
+        at_rest = self.tier(rev) is State.REGISTERED
         used = self._catalog.leases(rev) > 0 or self._catalog.wanted(rev)[0]
         return at_rest and not used and not self.shelf.is_busy(rev)
 
@@ -192,6 +238,11 @@ class Revisions:
             if not await self.mending.mended(rev, heard):
                 raise
             await self._load(rev, tier)
+
+    async def stand_beside(self, rev: str, old: str) -> None:
+        """Bring it to where `old` is on the GPU; raises what `load` does."""
+        if self.resident(old):
+            await self.load(rev)
 
     async def _load(self, rev: str, tier: Literal["gpu", "ram"]) -> None:
         await self.prepare(rev)
@@ -244,8 +295,33 @@ class Revisions:
     def all_resident(self) -> list[str]:
         return [rev for rev in self.tiers if self.resident(rev)]
 
+    def tier(self, rev: str) -> State:
+        """The engine's last word on where it is."""
+        return self.tiers.get(rev, State.REGISTERED)
+
     def resident(self, rev: str) -> bool:
         return self.tiers.get(rev) in RESIDENT
+
+    async def compare(self, rev: str, probe: str) -> VerifyReport:
+        """What the engine finds in its slot, beside a probe file; raises conflict if it was evicted
+        meanwhile, and what loading it raises."""
+        await self.load(rev)
+        answer = await self._link.call(VerifyRevision(self._link.next_id(), rev, probe))
+        assert answer.report is not None, "a verification without a report"
+        return answer.report
+
+    # ------------------------------------------------------------- who is told
+    def tell_losses(
+        self,
+        on_missing: Callable[[str], Coroutine[Any, Any, None]],
+        on_hopeless: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        """Of stored files that are gone, and of packed ones that cannot be mended."""
+        self.files.on_missing, self.mending.on_hopeless = on_missing, on_hopeless
+
+    def when_up(self, bring_up: Callable[[EngineInfo, Revival], Awaitable[None]]) -> None:
+        """Call it when a new engine is there, before it takes requests."""
+        self._link.bring_up = lambda info: bring_up(info, self.revival)
 
     # ------------------------------------------------------------- leases and farewell
     def lease(self, rev: str) -> None:
@@ -257,37 +333,25 @@ class Revisions:
 
     def consider_retiring(self, rev: str) -> None:
         """Without a name and without a lease it leaves the engine, then the store."""
-        if not self._in_use(rev):
-            self._tasks.spawn(self._retire(rev))
+        self.retiring.consider(rev)
 
-    async def _retire(self, rev: str) -> None:
-        async with self.shelf.lock(rev):
-            if self._in_use(rev):
-                return
-            if rev in self._link.known or rev in self._dormant:
-                self._link.known.discard(rev)
-                self._dormant.discard(rev)
-                try:
-                    await self._link.call(RemoveRevision(self._link.next_id(), rev))
-                except LoradError as error:  # a dead engine holds nothing either
-                    log.info("removing %s from the engine: %s", rev[:12], error.message)
-                else:
-                    await self.standing.forget(rev)
-            label = self._catalog.label(rev)
-            self.on_retired(rev)
-            try:
-                await self.shelf.collect()
-            except LoradError as error:  # a full disk, say; the housekeeper comes by later
-                log.warning("the files of %s stay for now: %s", rev[:12], error.message)
-            # Only now: its last transitions come after the engine's answer, and bear its name.
-            self.tiers.pop(rev, None)
-            self.revival.forget(rev)
-            self._catalog.forget(rev)
-        self._events.publish("adapter.retired", name=label, rev=rev)
-        self.on_change()
+    async def leave(self, rev: str) -> None:
+        """For Retiring, which holds its lock: the engine forgets it."""
+        if rev not in self._link.known and rev not in self._dormant:
+            return
+        self._link.known.discard(rev)
+        self._dormant.discard(rev)
+        try:
+            await self._link.call(RemoveRevision(self._link.next_id(), rev))
+        except LoradError as error:  # a dead engine holds nothing either
+            log.info("removing %s from the engine: %s", rev[:12], error.message)
+        else:
+            await self.standing.forget(rev)
 
-    def _in_use(self, rev: str) -> bool:
-        return self._catalog.referenced(rev) or self._catalog.leases(rev) > 0
+    def forget(self, rev: str) -> None:
+        """It has retired."""
+        self.tiers.pop(rev, None)
+        self.revival.forget(rev)
 
     # ------------------------------------------------------------- the engine's deaths and starts
     def take_death(self) -> None:
@@ -298,6 +362,7 @@ class Revisions:
         self.standing.unpinned.clear()
         self._dormant.clear()
         self.on_change()
+        self.on_gone()
 
     # ------------------------------------------------------------- from the engine
     def take_transition(self, event: AdapterEvent) -> None:

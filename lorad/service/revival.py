@@ -17,7 +17,8 @@ PARALLEL_LOADS = 8
 
 
 class Revival:
-    """Of one model.  `load` brings one revision to the GPU, or raises LoradError."""
+    """Of one engine.  `load` brings one revision to the GPU, or raises LoradError; `wanted` says of
+    a revision whether this engine keeps it, and its priority."""
 
     def __init__(
         self,
@@ -26,7 +27,9 @@ class Revival:
         news: RevisionNews,
         tasks: Tasks,
         load: Callable[[str], Awaitable[None]],
+        wanted: Callable[[str], tuple[bool, int]] | None = None,
     ) -> None:
+        self._wanted = wanted or catalog.wanted
         self._model, self._catalog, self._news = model, catalog, news
         self._tasks, self._load = tasks, load
         self._lost: dict[str, None] = {}  # on the GPU when an engine died, and not back yet
@@ -42,9 +45,9 @@ class Revival:
     async def bring_up(self) -> None:
         """Give a new engine its pinned adapters; what else was resident follows by itself."""
         priority = {
-            entry.rev: self._catalog.wanted(entry.rev)[1]
+            entry.rev: self._wanted(entry.rev)[1]
             for entry in self._catalog.of(self._model)
-            if entry.pinned and entry.rev is not None
+            if entry.pinned and entry.rev is not None and self._wanted(entry.rev)[0]
         }
         await self._load_all(sorted(priority, key=lambda rev: (-priority[rev], rev)), "pin")
         rest = [rev for rev in self._lost if self._catalog.names_of(rev)]

@@ -51,16 +51,41 @@ class AsNamed:
         return model
 
 
-class Link(Protocol):
+class Informed(Protocol):
+    """Who knows the facts of a model's engine, None before it is there."""
+
+    @property
+    def info(self) -> EngineInfo | None: ...
+
+
+class ModelLink(Informed, Protocol):
+    """Of EngineLink, or of Replicas: how the engines of one model are."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def progress(self) -> str: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def last_step_at(self) -> float: ...
+    @property
+    def pid(self) -> int | None: ...
+    def check(self) -> None: ...
+
+
+class Link(Informed, Protocol):
     """Of EngineLink; `check` raises while the engine is not ready, `on_delta` runs on the loop."""
 
-    info: EngineInfo | None
-    #: How fast queued sequences begin; 0.0: nobody has to wait, or it is not known.
-    starts_per_second: float
+    @property
+    def starts_per_second(self) -> float:
+        """How fast queued sequences begin; 0.0: nobody has to wait, or it is not known."""
 
     def check(self) -> None: ...
     def submit(self, submit: Submit, on_delta: Callable[[SequenceDelta], None]) -> None: ...
     def abort(self, request_id: str) -> None: ...
+    def where(self, request_id: str) -> str:
+        """Which of several engines has it, "" if there is one."""
 
 
 class Decoded(Protocol):

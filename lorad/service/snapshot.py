@@ -12,21 +12,29 @@ from dataclasses import dataclass
 from engine.messages import EngineSnapshot
 from lorad import wire
 from lorad.config import Model, Settings
+from lorad.routing.affinity import Reason
 from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog
-from lorad.service.engine_link import EngineLink
 from lorad.service.listing import Listing
-from lorad.service.picture import Picture
-from lorad.service.pictures import Pictures
+from lorad.service.pictures import Looked, Pictures
+from lorad.service.seams import ModelLink
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One model, as it is looked at."""
+    """One model, as it is looked at, or one replica of it; `replicas`: where it has several."""
 
     settings: Model
-    link: EngineLink
-    picture: Picture
+    link: ModelLink
+    picture: Looked
+    replicas: "tuple[Seen, ...]" = ()
+    replica: str = ""
+    routed: Mapping[Reason, int] | None = None  # to one replica, and why
+
+    @property
+    def engines(self) -> "tuple[Seen, ...]":
+        """Each engine process of it."""
+        return self.replicas or (self,)
 
     @property
     def name(self) -> str:
@@ -168,6 +176,24 @@ def _model(seen: Seen, num_adapters: int, pooling: wire.PoolingPicture | None) -
         engine_pid=link.pid,
         engine_restarts=link.restarts,
         pooling=pooling,
+        replicas=tuple(map(_replica, seen.replicas)),
+    )
+
+
+def _replica(seen: Seen) -> wire.ReplicaStatus:
+    link, snapshot = seen.link, seen.picture.snapshot
+    return wire.ReplicaStatus(
+        name=seen.replica,
+        state=link.state,
+        reason="" if link.state == "ready" else link.progress,
+        device_name=link.info.device_name if link.info else "",
+        slots_total=snapshot.slots_total if snapshot else 0,
+        slots_used=snapshot.slots_used if snapshot else 0,
+        running=snapshot.running if snapshot else 0,
+        waiting=snapshot.waiting if snapshot else 0,
+        pool=_pool(snapshot),
+        engine_pid=link.pid,
+        engine_restarts=link.restarts,
     )
 
 

@@ -14,7 +14,8 @@ from lorad.service.revision_news import RevisionNews
 
 
 class Standing:
-    """Of revisions that the engine knows; `on_change` follows each that it took."""
+    """Of revisions that the engine knows; `on_change` follows each that it took.  `wanted`: what
+    this engine is to keep, the catalog's word unless it is one replica of several."""
 
     def __init__(
         self,
@@ -22,9 +23,11 @@ class Standing:
         catalog: Catalog,
         news: RevisionNews,
         on_change: Callable[[], None],
+        wanted: Callable[[str], tuple[bool, int]] | None = None,
     ) -> None:
         self.unpinned: set[str] = set()  # wanted pinned, and the engine has no room for the pin
-        self._link, self._catalog, self._news = link, catalog, news
+        self._link, self._news = link, news
+        self._wanted = wanted or catalog.wanted
         self._on_change = on_change
 
     async def apply(self, rev: str) -> None:
@@ -34,7 +37,7 @@ class Standing:
         """
         if rev not in self._link.known:
             return
-        pinned, priority = self._catalog.wanted(rev)
+        pinned, priority = self._wanted(rev)
         command_id = self._link.next_id()
         await self._link.call(
             SetRevision(command_id=command_id, rev=rev, pinned=pinned, priority=priority)
@@ -61,7 +64,7 @@ class Standing:
     async def _retry_pins(self) -> None:
         """There may be room now for a pin that had none."""
         for rev in tuple(self.unpinned):
-            if self._catalog.wanted(rev)[0]:
+            if self._wanted(rev)[0]:
                 await self.follow(rev)
             else:
                 self.unpinned.discard(rev)

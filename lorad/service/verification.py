@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import EngineError
-from engine.messages import Finding, PackedManifest, Verified, VerifyReport, VerifyRevision
+from engine.messages import Finding, PackedManifest, Verified, VerifyReport
 from lorad import wire
 from lorad.errors import LoradError, from_engine
 from lorad.service.events import EventRing
@@ -114,17 +114,11 @@ class Verification:
         self, model: ModelAdapters, packed: PackedManifest, probe: Path
     ) -> VerifyReport:
         for attempt in range(TRIES):
-            await model.revisions.load(packed.rev)
             try:
-                answer = await model.link.call(
-                    VerifyRevision(model.link.next_id(), packed.rev, str(probe))
-                )
+                return await model.revisions.compare(packed.rev, str(probe))
             except LoradError as error:
                 if error.code != "conflict" or attempt == TRIES - 1:
                     raise
-            else:
-                assert answer.report is not None, "a verification without a report"
-                return answer.report
         raise AssertionError("the last attempt returns or raises")
 
     def _told(self, name: str, rev: str, report: VerifyReport) -> wire.Verification:

@@ -110,7 +110,9 @@ class AdaptersPanel(Grid[Row]):
         board = self.top.shown
         if board is None:
             return columns("")
-        return columns(board.time, several=len(board.status.models) > 1)
+        models = board.status.models
+        replicas = any(one.replicas for one in models)
+        return columns(board.time, several=len(models) > 1, replicas=replicas)
 
     def title(self) -> Line:
         pages = self.listing
@@ -208,12 +210,17 @@ def _used(now: str) -> Callable[[str, Row, Glyphs], Line]:
     return cell
 
 
-def columns(now: str, *, several: bool = False) -> tuple[Column[Row], ...]:
-    """`now` is the daemon's time; `several`: there is more than one model."""
+def columns(now: str, *, several: bool = False, replicas: bool = False) -> tuple[Column[Row], ...]:
+    """`now` is the daemon's time; `several`: there is more than one model; `replicas`: one of them
+    has several engines."""
     used = Column("used", "USED", 5, _used(now), right=True, drop=1)
     name, *others, source = _COLUMNS
     model = Column[Row]("model", "MODEL", 12, lambda k, r, g: ((r.model, "faint"),), drop=1)
-    return (name, *([model] if several else []), *others, used, source)
+    on = Column[Row](
+        "replica", "REPL", 4, lambda k, r, g: ((",".join(r.replicas), "faint"),), drop=2
+    )
+    more = [*([model] if several else []), *([on] if replicas else [])]
+    return (name, *more, *others, used, source)
 
 
 _COLUMNS: tuple[Column[Row], ...] = (

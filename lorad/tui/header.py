@@ -24,7 +24,7 @@ from lorad.tui.draw import (
 )
 from lorad.tui.draw import size as bytes_of
 from lorad.tui.panel import Line, Painted, Span, both_ends, fitted, wide
-from lorad.wire import PoolPicture, Status
+from lorad.wire import PoolPicture, ReplicaStatus, Status
 from lorad.wire_stream import Board, Spread
 
 STATE_INKS = {"ready": "good", "stopped": "bad", "engine_stalled": "bad"}
@@ -133,12 +133,20 @@ def _identity(board: Board, width: int, source: str, doubt: str) -> list[Part]:
 def _models(s: Status, *, roomy: bool) -> Line:
     """The one that is served, or all of them; one that is not ready says so by its ink."""
     if len(s.models) < 2:
-        return ((s.model or s.base, "strong"), (f" {s.dtype}" if roomy else "", "faint"))
+        each = [_replica(one) for model in s.models for one in model.replicas]
+        dtype = (f" {s.dtype}" if roomy else "", "faint")
+        return ((s.model or s.base, "strong"), dtype, *each)
     spans: list[Span] = []
     for one in s.models:
         ink = "strong" if one.state == "ready" else STATE_INKS.get(one.state, "warn")
         spans += [(one.name, ink), (" ", "")]
     return tuple(spans[:-1])
+
+
+def _replica(one: ReplicaStatus) -> Span:
+    """Its number, in the ink of its state."""
+    ink = "faint" if one.state == "ready" else STATE_INKS.get(one.state, "warn")
+    return f" {one.name}", ink
 
 
 def _figures(board: Board, no_pool: bool) -> list[Part]:

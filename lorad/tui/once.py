@@ -95,19 +95,34 @@ def _summary(board: Board, glyphs: Glyphs) -> Iterator[str]:
 
 
 def _models(models: Sequence[ModelStatus]) -> Iterator[str]:
-    """Of several, a line each."""
-    for one in models if len(models) > 1 else ():
-        state = one.state.upper() + (f" ({inert(one.reason)})" if one.reason else "")
-        yield _spaced(
-            f"model   {inert(one.name)}",
-            state,
-            f"{one.dtype} on {inert(one.device)}",
-            "/".join(map(inert, one.tasks)),
-            f"run {one.running}",
-            f"wait {one.waiting}",
-            f"slots {one.slots_used}/{one.slots_total}",
-            f"restarts {one.engine_restarts}" if one.engine_restarts else "",
-        )
+    """Of several, a line each; of one with several engines, a line for each of those."""
+    for one in models:
+        if len(models) > 1:
+            yield _model(one)
+        for each in one.replicas:
+            yield _spaced(
+                f"replica {each.name}",
+                each.state.upper() + (f" ({inert(each.reason)})" if each.reason else ""),
+                inert(each.device_name),
+                f"run {each.running}",
+                f"wait {each.waiting}",
+                f"slots {each.slots_used}/{each.slots_total}",
+                f"restarts {each.engine_restarts}" if each.engine_restarts else "",
+            )
+
+
+def _model(one: ModelStatus) -> str:
+    state = one.state.upper() + (f" ({inert(one.reason)})" if one.reason else "")
+    return _spaced(
+        f"model   {inert(one.name)}",
+        state,
+        f"{one.dtype} on {inert(one.device)}",
+        "/".join(map(inert, one.tasks)),
+        f"run {one.running}",
+        f"wait {one.waiting}",
+        f"slots {one.slots_used}/{one.slots_total}",
+        f"restarts {one.engine_restarts}" if one.engine_restarts else "",
+    )
 
 
 def _pool(pool: PoolPicture, glyphs: Glyphs) -> Iterator[str]:
@@ -129,8 +144,9 @@ def _slots(board: Board, glyphs: Glyphs) -> Iterator[str]:
     yield _title(f"SLOTS  {counts}")
     rows = sorted(board.slots.values(), key=lambda r: (r.slot is None, r.slot or 0, r.name))
     if rows:
-        said = any(row.model for row in rows)
-        yield from _table([*SLOTS[:2], _MODEL, *SLOTS[2:]] if said else SLOTS, rows, glyphs)
+        more = [_MODEL] if any(row.model for row in rows) else []
+        more += [_REPLICA] if any(row.replicas for row in rows) else []
+        yield from _table([*SLOTS[:2], *more, *SLOTS[2:]], rows, glyphs)
     else:
         yield "no adapter is resident"
 
@@ -261,6 +277,7 @@ SLOTS: Sequence[_Column] = (
     _Column("IDLE", lambda r, g: age(0.0 if r.running else r.idle_seconds), right=True),
 )
 _MODEL = _Column("MODEL", lambda r, g: r.model or UNKNOWN)
+_REPLICA = _Column("REPLICA", lambda r, g: ",".join(r.replicas) or UNKNOWN)
 DRAINS: Sequence[_Column] = (
     _Column("NAME", lambda r, g: r.name or "the daemon"),
     _Column("REV", lambda r, g: r.rev[:6] + (f" {g.to} {r.next_rev[:6]}" if r.next_rev else "")),

@@ -99,6 +99,11 @@ class RequestsPanel(Grid[Row]):
         self.listing.show(board.requests if board is not None else {})
         self.repaint()
 
+    def columns_at(self, width: int) -> tuple[Column[Row], ...]:
+        """With the replica that has each, where there are several."""
+        said = any(row.replica for row in self.listing.rows.values())
+        return (*_COLUMNS[:2], _REPLICA, *_COLUMNS[2:]) if said else _COLUMNS
+
     def title(self) -> Line:
         board = self.top.shown
         if board is None:
@@ -154,6 +159,7 @@ def _pace(key: str, row: Row, glyphs: Glyphs) -> Line:
     return ((rate(row.tokens_per_second) if known else UNKNOWN, "" if known else "faint"),)
 
 
+_REPLICA: Column[Row] = Column("replica", "REPL", 4, _plain(lambda r: r.replica, "faint"), drop=5)
 _COLUMNS: tuple[Column[Row], ...] = (
     Column("id", "ID", 9, _plain(lambda r: r.id, "faint"), drop=7),
     Column("adapter", "ADAPTER", 18, _adapter, grow=True),

@@ -178,9 +178,11 @@ def hits_cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
 
 
 @cache
-def slot_columns(room: int, *, several: bool = False) -> tuple[Column[Slot], ...]:
+def slot_columns(
+    room: int, *, several: bool = False, replicas: bool = False
+) -> tuple[Column[Slot], ...]:
     """All of them: of `room` 3 with what only a wide screen has place for, of 1 and 0 shortened.
-    `several`: there is more than one model."""
+    `several`: there is more than one model; `replicas`: one of them has several engines."""
     pin, hit, name = ((1, 5, 20), (1, 9, 28), (3, 13, 22), (3, 19, 30))[room]
     life = _plain(lambda r: percent(ratio(r.life_hit_tokens, r.life_query_tokens)), "faint")
     columns: tuple[Column[Slot], ...] = (
@@ -203,6 +205,9 @@ def slot_columns(room: int, *, several: bool = False) -> tuple[Column[Slot], ...
         Column("evict", "EVICT", 5, _number(lambda r: r.evictions, count), True, drop=11),
         Column("idle", "IDLE", 5, _plain(lambda r: age(_idle(r)), "faint"), True, drop=1),
     )
+    if replicas:
+        on = Column("replica", "REPL", 4, _plain(lambda r: ",".join(r.replicas), "faint"))
+        columns = (*columns[:2], on, *columns[2:])
     if several:
         model = Column("model", "MODEL", 12, _plain(lambda r: r.model, "faint"), drop=1)
         columns = (*columns[:2], model, *columns[2:])
@@ -232,8 +237,12 @@ class SlotsPanel(Grid[Slot]):
 
     def columns_at(self, width: int) -> tuple[Column[Slot], ...]:
         room = sum(width >= least for least in (NARROW, ROOMY, WIDE))
-        several = any(row.model for row in self.listing.rows.values())
-        return slot_columns(3 if self.wide else room, several=several)
+        rows = self.listing.rows.values()
+        return slot_columns(
+            3 if self.wide else room,
+            several=any(row.model for row in rows),
+            replicas=any(row.replicas for row in rows),
+        )
 
     def title(self) -> Line:
         board = self.top.shown

@@ -90,6 +90,8 @@ ABSENT = {
     "lorad_tenant_generation_tokens_total",
     # Only with models.speculation.
     *("lorad_speculation_draft_tokens_total", "lorad_speculation_accepted_tokens_total"),
+    # Only with models.replicas.
+    *("lorad_routed_requests_total", "lorad_adapter_replicas"),
 }
 
 

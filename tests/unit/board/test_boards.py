@@ -13,6 +13,7 @@ from lorad.service.events import EventRing
 from lorad.service.gate import Gate
 from lorad.service.live import Crowd
 from lorad.service.meter import Meter
+from lorad.service.snapshot import Seen
 from lorad.wire_stream import Machine
 
 
@@ -23,15 +24,18 @@ class World:
         self.now, self.told, self.asked = 100.0, told, Counter()
         self.meter, self.crowd = Meter(lambda: self.now), Crowd()
         self.picture = SimpleNamespace(
-            snapshot=None, by_rev={}, changed=lambda: self.asked.update(["picture"])
+            snapshot=None,
+            by_rev={},
+            changed=lambda: self.asked.update(["picture"]),
+            places=lambda rev: (),
         )
         self.sources = SimpleNamespace(
             settings=SimpleNamespace(shutdown=SimpleNamespace(drain_timeout=30.0)),
             models=(
-                SimpleNamespace(
-                    name="tiny",
-                    link=SimpleNamespace(info=None, pid=None),
-                    picture=self.picture,
+                Seen(
+                    SimpleNamespace(name="tiny"),
+                    SimpleNamespace(info=None, pid=None),
+                    self.picture,
                 ),
             ),
             picture=self.picture,

@@ -11,6 +11,7 @@ from lorad.board.health import HealthChecks
 from lorad.board.machine import Sampler
 from lorad.metrics.nvml import GpuUse
 from lorad.service.catalog import Catalog, Entry
+from lorad.service.snapshot import Seen
 
 
 class Gpu:
@@ -73,8 +74,10 @@ def sources(tmp_path):
     return SimpleNamespace(
         settings=settings,
         models=(
-            SimpleNamespace(
-                name="tiny", link=SimpleNamespace(state="ready", progress="", restarts=0)
+            Seen(
+                SimpleNamespace(name="tiny"),
+                SimpleNamespace(state="ready", progress="", restarts=0),
+                None,
             ),
         ),
         folders=lambda: {"state": tmp_path},

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from lorad.checks import described
 from lorad.config_sources import dump, load
 from lorad.errors import BadConfig
 from tests.fakes.tiny_bert import write_bert
@@ -61,14 +60,6 @@ def test_each_model_has_a_name_a_purpose_and_origins_of_its_own(configure, bases
     assert [line for line in told.splitlines() if line.startswith("truncate = true")]
 
 
-def test_a_check_says_of_several_what_each_is_for(configure, bases):
-    assert described(configure(f"a{CPU}", f"bert{CPU}")) == (
-        f"a: generate, {bases['a']}",
-        f"bert: embed, {bases['bert']}",
-    )
-    assert described(configure(f"a{CPU}")) == ()
-
-
 def test_variables_change_a_model_by_its_place_and_add_one_behind_the_last(configure, bases):
     env = {
         "LORAD_MODELS__1__NAME": "second",
@@ -88,6 +79,8 @@ def test_variables_change_a_model_by_its_place_and_add_one_behind_the_last(confi
     [
         (("a", 'b name = "a"'), "", r"models\.1\.name: two models are called a \(.*:5\)"),
         (("a", "b"), "", r"models\.gpu_memory_utilization: 0\.9 \+ 0\.9 = 1\.8 of one GPU"),
+        (("a replicas = 0",), "", r"models\.replicas: 1 to 64: engines of this model \(.*:3\)"),
+        (("a", "b replicas = 65"), "", r"models\.1\.replicas: 1 to 64"),
         ((f"a{CPU}", "b threads = -1"), "", r"models\.1\.threads.*lorad\.toml:6"),
         ((f"a{CPU}", 'b tasks = ["sing"]'), "", r"models\.1\.tasks: 'sing' is none of"),
         ((f"a{CPU}", "bert cpu_pool = 1024"), "", r"models\.1\.cpu_pool: only a model that gen"),

@@ -1,5 +1,6 @@
 """The files that a system is set up with: units, groups, folders, an image."""
 
+import json
 import os
 import re
 import shlex
@@ -8,9 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lorad import errors
+from lorad.api.app import OPEN
 from lorad.config import Admin, Inference, Shutdown
+from lorad.config_sources import load
 from lorad.config_values import parse_duration
 
 CONTRIB = Path(__file__).resolve().parents[3] / "docs" / "contrib"
@@ -187,3 +191,83 @@ def test_systemd_would_make_the_users_and_groups():
     )
     assert done.returncode == 0, done.stderr
     assert "lorad.sysusers.conf:" not in done.stderr, "no line is one that it cannot read"
+
+
+# ----------------------------------------------------------------- Kubernetes
+def manifests():
+    """{kind: document} of lorad.yaml."""
+    text = (CONTRIB / "kubernetes/lorad.yaml").read_text()
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def test_the_manifests_configuration_is_one_that_lorad_takes(tmp_path):
+    data = manifests()["ConfigMap"]["data"]
+    model, keys = tmp_path / "model", tmp_path / "api-keys"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    config = tmp_path / "lorad.toml"
+    text = data["lorad.toml"].replace('"/model"', f'"{model}"')
+    config.write_text(text.replace("/run/secrets/lorad/api-keys", str(keys)))
+    kinds = ("CONFIGURATION", "STATE", "RUNTIME", "CACHE")
+    env = {f"{kind}_DIRECTORY": str(tmp_path / kind.lower()) for kind in kinds}
+    settings, _ = load(config, env)
+    containers = {c["name"]: c for c in pod()["containers"]}
+    ports = {port["name"]: port["containerPort"] for port in containers["lorad"]["ports"]}
+    assert settings.tcp.bind.endswith(f":{ports['http']}")
+    assert settings.metrics.tcp.endswith(f":{ports['metrics']}")
+    gpus = containers["lorad"]["resources"]["limits"]["nvidia.com/gpu"]
+    assert settings.models[0].replicas == gpus
+    grace = pod()["terminationGracePeriodSeconds"]
+    assert grace > settings.shutdown.drain_timeout
+
+
+def pod():
+    return manifests()["StatefulSet"]["spec"]["template"]["spec"]
+
+
+def test_the_pods_probes_are_routes_that_need_no_key():
+    containers = {c["name"]: c for c in pod()["containers"]}
+    probes = {k: v for k, v in containers["lorad"].items() if k.endswith("Probe")}
+    assert {probe["httpGet"]["path"] for probe in probes.values()} <= OPEN
+    assert probes["livenessProbe"]["httpGet"]["path"] == "/livez"
+
+
+def test_every_volume_that_the_pod_mounts_is_there_and_every_one_is_mounted():
+    claimed = manifests()["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    there = {v["name"] for v in pod()["volumes"]} | {c["metadata"]["name"] for c in claimed}
+    mounted = {
+        mount["name"]
+        for container in (*pod()["initContainers"], *pod()["containers"])
+        for mount in container["volumeMounts"]
+    }
+    assert mounted == there
+
+
+def test_the_syncer_loads_what_is_missing_and_takes_away_what_is_to_go(tmp_path):
+    """Its script, with a curl that writes down what is asked and a sleep that ends it."""
+    data = manifests()["ConfigMap"]["data"]
+    (tmp_path / "adapters").write_text(data["adapters"] + "here /adapters/here\nacme/none -\n")
+    asked = tmp_path / "asked"
+    curl = tmp_path / "curl"
+    listed = json.dumps({"data": [{"id": "here"}, {"id": "acme/old"}]}, separators=(",", ":"))
+    curl.write_text(
+        f'#!/bin/sh\ncase "$*" in */v1/models) echo \'{listed}\' ;; *) echo "$@" >> {asked} ;; esac'
+    )
+    rounds = tmp_path / "rounds"
+    (tmp_path / "sleep").write_text(f"#!/bin/sh\n[ ! -e {rounds} ] && touch {rounds}\n")
+    for tool in ("curl", "sleep"):
+        (tmp_path / tool).chmod(0o755)
+    script = data["sync.sh"].replace("/etc/lorad/adapters", str(tmp_path / "adapters"))
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", script], env=env, timeout=20, check=False)
+    lines = asked.read_text().splitlines()
+    assert len(lines) == 2
+    assert "unix-socket /run/lorad/admin.sock" in lines[0] and "/v1/load_lora_adapter" in lines[0]
+    assert '{"lora_name": "acme/sql", "lora_path": "/adapters/acme-sql"}' in lines[0]
+    assert "/v1/unload_lora_adapter" in lines[1] and '{"lora_name": "acme/old"}' in lines[1]
+
+
+def test_the_pool_is_of_the_pods_and_their_port():
+    pool = yaml.safe_load((CONTRIB / "kubernetes/inference-pool.yaml").read_text())["spec"]
+    assert pool["selector"]["matchLabels"] == {"app": "lorad"}
+    assert [port["number"] for port in pool["targetPorts"]] == [8411]

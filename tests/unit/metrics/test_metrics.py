@@ -9,7 +9,7 @@ import pytest
 
 from engine.histogram import Histogram
 from engine.messages import HistogramStatus, PrefixStatus, StepsStatus
-from lorad.metrics.table import GATEWAY, METRICS, NAMES, OTHER
+from lorad.metrics.table import GATEWAY, GATEWAYS, METRICS, NAMES, OTHER
 from lorad.service.meter import NameCounts
 
 
@@ -17,7 +17,7 @@ def test_every_metric_has_a_legal_name_a_sentence_and_a_type():
     for metric in METRICS:
         assert metric.help and (metric.help.endswith((".", "1")) or ":" in metric.help)
         assert (metric.type == "counter") == metric.name.endswith("_total"), metric.name
-        assert metric.name.startswith("lorad_") or metric.name == GATEWAY
+        assert metric.name.startswith("lorad_") or metric.name in GATEWAYS
         assert metric.type != "histogram" or "adapter" not in metric.labels
     assert len(NAMES) == len(METRICS)
 
@@ -188,6 +188,22 @@ def test_the_gateways_series_is_there_without_an_engine(world):
         "max_lora": str(world.sources.settings.lora.slots),
     }
     assert at == pytest.approx(time.time(), abs=60)
+
+
+def test_gateways_find_one_series_of_each_gauge_that_they_read(world, told):
+    found = {name: v for (name, key), v in world.scrape().items() if name in GATEWAYS[1:]}
+    assert found == dict.fromkeys(GATEWAYS[1:], 0.0)
+    world.take(told.snapshot(running=3, waiting=2))
+    found = [(name, key, v) for (name, key), v in world.scrape().items() if name in GATEWAYS[1:]]
+    assert sorted(found)[1:] == [(GATEWAYS[1], (), 3.0), (GATEWAYS[2], (), 2.0)]
+    assert found[2][2] == world.value("kv_cache_usage_ratio") > 0
+
+
+def test_names_in_the_gateways_series_have_commas_between_them_and_nothing_else(world, told):
+    world.add("b", "acme/a", "c")
+    world.take(told.snapshot(told.status("c"), told.status("acme/a"), told.status("b", "ram")))
+    (labels,) = [dict(key) for name, key in world.scrape() if name == GATEWAY]
+    assert labels["running_lora_adapters"] == "acme/a,c"
 
 
 def test_waiting_adapters_are_told_apart_from_resident_ones(world, told):

@@ -124,7 +124,7 @@ def test_one_that_can_never_have_room_says_so_first():
 
 
 def explaining(w):
-    return Explaining(w.names, {"base": w.link})
+    return Explaining(w.names, {"base": lambda rev: (w.link, "")})
 
 
 def test_what_the_registry_knows_needs_no_engine(world):
@@ -216,7 +216,7 @@ def test_one_that_an_operator_drains_says_so_before_all_else_but_a_refusal(world
     async def scenario(w):
         await w.add("a", 1)
         gate = Gate()
-        one = Explaining(w.names, {"base": w.link}, gate=gate)
+        one = Explaining(w.names, {"base": lambda rev: (w.link, "")}, gate=gate)
         gate.held = {"a", "bad"}
         said = await one.explain("a")
         assert said.why == "an operator drains it: it takes no new requests"

@@ -1,0 +1,329 @@
+"""Replicas: the engines of one model, and which of them serves each request.
+
+Goes in: sequences and inputs, as an EngineLink takes them.  Comes out: what the chosen engine says
+of each.  What an engine had not begun to answer when it died goes to another; what was streaming
+ends with an error.  How full each engine is is counted here, request by request: heartbeats would
+be late.  Starts no engine, and knows no names.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec import structs
+
+from engine.adapters.states import State
+from engine.messages import EngineInfo, EngineSnapshot, SequenceDelta, Submit
+from engine.pooling.requests import PoolRequest, PoolResult
+from lorad.errors import LoradError
+from lorad.routing import affinity
+from lorad.routing.affinity import Choice, Reason, Router
+from lorad.service.engine_link import LinkState
+from lorad.service.flights import OnDelta
+
+#: The engine went away, or is about to: another can do what it had not begun.
+LOST = ("engine_restarting", "engine_stalled", "loading_base")
+#: A request that an engine had at hand when it died may be why: it goes on this many times.
+MOST_MOVES = 1
+#: States in which a replica is chosen; who drains it has been told that it goes.
+_HELD = (State.ACTIVE, State.IDLE)
+
+
+class Link(Protocol):
+    """Of EngineLink."""
+
+    state: LinkState
+    progress: str
+    info: EngineInfo | None
+    restarts: int
+    last_step_at: float
+    starts_per_second: float
+
+    @property
+    def pid(self) -> int | None: ...
+    def check(self) -> None: ...
+    def submit(self, submit: Submit, on_delta: OnDelta) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    async def pool(self, request: PoolRequest) -> PoolResult: ...
+
+
+class Looked(Protocol):
+    """Of Picture."""
+
+    @property
+    def snapshot(self) -> EngineSnapshot | None: ...
+
+
+class _In:
+    """Revisions that are in one of some states; looked at, never copied."""
+
+    def __init__(self, tiers: Mapping[str, State], states: Collection[State]) -> None:
+        self._tiers, self._states = tiers, states
+
+    def __contains__(self, rev: object) -> bool:
+        return self._tiers.get(rev) in self._states  # type: ignore[call-overload]
+
+
+class Replica:
+    """One engine: `name` is its number."""
+
+    def __init__(self, name: str, link: Link, picture: Looked) -> None:
+        self.name, self.link, self.picture = name, link, picture
+        self.waiting: Counter[str] = Counter()  # by revision
+        self.num_waiting = self.num_running = 0
+        self.routed: Counter[Reason] = Counter()
+        self.watch({})
+
+    def watch(self, tiers: Mapping[str, State]) -> None:
+        """`tiers`: where its revisions are, kept by its Revisions."""
+        self._resident, self._loading = _In(tiers, _HELD), _In(tiers, (State.LOADING,))
+
+    def seen(self, without: Collection[str] = ()) -> affinity.Replica:
+        """As the router looks at it; one of `without` is as good as lost."""
+        return affinity.Replica(
+            name=self.name,
+            alive=self.link.state == "ready" and self.name not in without,
+            resident=self._resident,
+            loading=self._loading,
+            waiting=self.waiting,
+            num_waiting=self.num_waiting,
+            num_running=self.num_running,
+            free_bytes=_room(self.picture.snapshot),
+        )
+
+    def enter(self, rev: str | None) -> None:
+        """One more waits."""
+        self.num_waiting += 1
+        if rev is not None:
+            self.waiting[rev] += 1
+
+    def leave(self, rev: str | None, *, began: bool) -> None:
+        """It has ended here."""
+        if began:
+            self.num_running -= 1
+        else:
+            self._begun(rev)
+
+    def begin(self, rev: str | None) -> None:
+        """It waits no longer."""
+        self._begun(rev)
+        self.num_running += 1
+
+    def _begun(self, rev: str | None) -> None:
+        self.num_waiting -= 1
+        if rev is not None:
+            self.waiting[rev] -= 1
+            if not self.waiting[rev]:
+                del self.waiting[rev]
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    submit: Submit
+    on_delta: OnDelta
+    due: float  # on the clock
+    at: Replica | None = None
+    began: bool = False  # there
+    streamed: bool = False  # its client has seen something of it
+    left: list[str] = field(default_factory=list)  # replicas that went away from under it
+
+
+class Replicas:
+    """At least two, each with a name of its own.  Has the face of an EngineLink towards requests;
+    use it from the event loop.  `clock`: seconds."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        *,
+        router: Router | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replicas = tuple(replicas)
+        self._by_name = {replica.name: replica for replica in replicas}
+        self._router, self._clock = router or Router(), clock
+        self._flights: dict[str, _Flight] = {}
+
+    def __getitem__(self, name: str) -> Replica:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas)
+
+    # ------------------------------------------------------------- how they are
+    @property
+    def info(self) -> EngineInfo | None:
+        """Of one that is there: they have the same base, layout and kind of device."""
+        infos = [replica.link.info for replica in self._alive() or self._replicas]
+        return next((info for info in infos if info is not None), None)
+
+    @property
+    def state(self) -> LinkState:
+        """`ready` while one is; else the first one's."""
+        return "ready" if self._alive() else self._replicas[0].link.state
+
+    @property
+    def progress(self) -> str:
+        """Why those are not ready that are not."""
+        away = [r for r in self._replicas if r.link.state != "ready"]
+        return "; ".join(f"replica {r.name}: {r.link.progress}" for r in away) or "ready"
+
+    @property
+    def restarts(self) -> int:
+        return sum(replica.link.restarts for replica in self._replicas)
+
+    @property
+    def last_step_at(self) -> float:
+        """Of any."""
+        return max(replica.link.last_step_at for replica in self._replicas)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the first that lives."""
+        pids = (replica.link.pid for replica in self._replicas)
+        return next((pid for pid in pids if pid is not None), None)
+
+    @property
+    def starts_per_second(self) -> float:
+        """Of all together; 0.0 as soon as one lets nobody wait."""
+        rates = [replica.link.starts_per_second for replica in self._alive()]
+        return sum(rates) if all(rates) else 0.0
+
+    def check(self) -> None:
+        """Raise what a request is told while no engine can take it."""
+        if not self._alive():
+            for replica in self._replicas:
+                replica.link.check()
+
+    def choose(self, rev: str | None, without: Collection[str] = ()) -> Replica | None:
+        """Where `rev` belongs now; None: nobody is ready."""
+        found = self._choose(rev, without)
+        return self._by_name[found.name] if found is not None else None
+
+    def nearest(self, rev: str | None) -> str:
+        """The same by name; while nobody is ready, one that will be."""
+        chosen = self.choose(rev)
+        return chosen.name if chosen is not None else self.rising()
+
+    def rising(self, without: Collection[str] = ()) -> str:
+        """While nobody is ready: one that takes commands, or will be the first to."""
+        left = [replica for replica in self._replicas if replica.name not in without]
+        there = (r.name for r in left if r.link.info is not None and r.link.pid is not None)
+        return next(there, (left or self._replicas)[0].name)
+
+    def keeper(self, rev: str) -> str:
+        """The one that a pin of `rev` is for: the first of its order that is not lost.  One that
+        starts for the first time will be there; one that stalls may be yet."""
+        ranked = affinity.ranking(rev, tuple(self._by_name))
+        gone = ("engine_restarting", "stopped")
+        left = (name for name in ranked if self._by_name[name].link.state not in gone)
+        return next(left, ranked[0])
+
+    def where(self, request_id: str) -> str:
+        """Which replica has a sequence, "" if none."""
+        flight = self._flights.get(request_id)
+        return flight.at.name if flight is not None and flight.at is not None else ""
+
+    # ------------------------------------------------------------- requests
+    def submit(self, submit: Submit, on_delta: OnDelta) -> None:
+        """As EngineLink's.  If its engine dies before its client has seen anything, another one
+        begins it anew: once, as it may be what the engine died of."""
+        due = self._clock() + (submit.deadline_seconds or float("inf"))
+        flight = _Flight(submit, on_delta, due)
+        if not self._send(flight):
+            self.check()
+            raise LoradError("engine_restarting", "no engine is ready")
+        self._flights[submit.request_id] = flight
+
+    def abort(self, request_id: str) -> None:
+        """End a sequence; its last delta follows.  Unknown ids are ignored."""
+        flight = self._flights.get(request_id)
+        if flight is not None and flight.at is not None:
+            flight.at.link.abort(request_id)
+
+    async def pool(self, request: PoolRequest) -> PoolResult:
+        """As EngineLink's; nobody sees half a result, so that one loss is made good."""
+        left: list[str] = []
+        while True:
+            chosen = self._route(request.rev, left)
+            if chosen is None:
+                self.check()
+                raise LoradError("engine_restarting", "no engine is ready")
+            chosen.enter(request.rev)
+            try:
+                return await chosen.link.pool(request)
+            except LoradError as error:
+                if error.code not in LOST or len(left) >= MOST_MOVES:
+                    raise
+                left.append(chosen.name)
+            finally:
+                chosen.leave(request.rev, began=False)
+
+    # ------------------------------------------------------------- inside
+    def _alive(self) -> list[Replica]:
+        return [replica for replica in self._replicas if replica.link.state == "ready"]
+
+    def _choose(self, rev: str | None, without: Collection[str]) -> Choice | None:
+        seen = [replica.seen(without) for replica in self._replicas]
+        return self._router.choose(rev, seen, self._clock())
+
+    def _route(self, rev: str | None, without: Collection[str]) -> Replica | None:
+        """The same for a request, which is counted."""
+        found = self._choose(rev, without)
+        if found is None:
+            return None
+        replica = self._by_name[found.name]
+        replica.routed[found.reason] += 1
+        return replica
+
+    def _send(self, flight: _Flight) -> bool:
+        """To the engine that it belongs to; False: none is ready."""
+        submit = flight.submit
+        chosen = self._route(submit.rev, flight.left)
+        if chosen is None:
+            return False
+        if flight.left and submit.deadline_seconds is not None:
+            seconds = max(flight.due - self._clock(), 0.001)
+            submit = structs.replace(submit, deadline_seconds=seconds)
+        flight.at, flight.began = chosen, False
+        chosen.enter(submit.rev)
+        try:
+            chosen.link.submit(submit, lambda delta: self._take(flight, delta))
+        except BaseException:
+            chosen.leave(submit.rev, began=False)
+            raise
+        return True
+
+    def _take(self, flight: _Flight, delta: SequenceDelta) -> None:
+        """A delta of one sequence, from where it is now."""
+        replica = flight.at
+        assert replica is not None
+        ended = delta.finish_reason is not None
+        if ended:
+            replica.leave(flight.submit.rev, began=flight.began)
+            if delta.finish_reason == "error" and delta.code in LOST and self._go_on(flight):
+                return
+            self._flights.pop(flight.submit.request_id, None)
+        elif not flight.began:
+            flight.began = True
+            replica.begin(flight.submit.rev)
+        flight.streamed |= bool(delta.tokens)
+        flight.on_delta(delta)
+
+    def _go_on(self, flight: _Flight) -> bool:
+        """Somewhere else, if nobody has seen anything of it and it did not do so before."""
+        assert flight.at is not None
+        if flight.streamed or len(flight.left) >= MOST_MOVES:
+            return False
+        flight.left.append(flight.at.name)
+        return self._send(flight)
+
+
+def _room(snapshot: EngineSnapshot | None) -> int:
+    """Bytes without a user; before the first picture of an engine there is room."""
+    if snapshot is None:
+        return 1
+    pool = snapshot.pool
+    return (pool.free + pool.kv_cached + pool.adapter_idle) * pool.block_bytes

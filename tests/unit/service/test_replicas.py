@@ -1,0 +1,410 @@
+"""Several engines of one model: which gets a request, and what becomes of it when one dies."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from engine.messages import AddRevision, RemoveRevision, SamplingParams, SequenceDelta, Submit
+from lorad import wire
+from lorad.errors import LoradError
+from lorad.routing.affinity import ranking
+from lorad.service.engine_link import EngineLink
+from lorad.service.lineup import Lineup, ModelAdapters
+from lorad.service.picture import Picture
+from lorad.service.pictures import Pictures
+from lorad.service.pins import PinRoom
+from lorad.service.registration import Registration
+from lorad.service.replica_revisions import ReplicaRevisions
+from lorad.service.replicas import Replica, Replicas
+from lorad.service.revisions import Revisions
+
+NAMES = ("0", "1", "2")
+
+
+class Fleet:
+    """The world's names and store over three engines in place of its one."""
+
+    def __init__(self, world, fake):
+        w = self.world = world
+        self.clients = {name: [] for name in NAMES}
+        self.links, replicas, pictures = {}, [], {}
+        for name in NAMES:
+            link = self.links[name] = EngineLink(
+                w.link.config,
+                w.events,
+                new_client=partial(self.new_client, fake, name),
+                first_pause=0.0,
+                model=f"replica {name}",
+            )
+            pictures[name] = Picture(link)
+            replicas.append(Replica(name, link, pictures[name]))
+        self.replicas = Replicas(replicas)
+        self.pictures = Pictures(pictures, replicas=True)
+        shared = (w.intake, w.catalog, w.events, w.tasks, w.revisions.shelf)
+        team = self.revisions = ReplicaRevisions(w.registry, self.replicas, *shared, model="base")
+        for name, link in self.links.items():
+            one = Revisions(w.registry, link, *shared, model="base", team=team, replica=name)
+            team.join(one)
+            link.on_ready = team.settle_pins
+        self.pins = PinRoom(
+            w.registry, w.catalog, self.replicas, Limits(), model="base", keeps=team.keeps
+        )
+        told = (w.names, self.replicas, w.intake, team)
+        registration = Registration("base", *told, w.events, check_pin=self.pins.check)
+        model = ModelAdapters(
+            "base",
+            *told,
+            registration,
+            w.events,
+            w.tasks,
+            check_pin=self.pins.check,
+            refresh=self.pictures.refresh,
+        )
+        w.adapters.models = w.adapters.outcomes._models = Lineup(w.catalog, [model])
+
+    def new_client(self, fake, name):
+        self.clients[name].append(fake.Client())
+        return self.clients[name][-1]
+
+    async def start(self):
+        for link in self.links.values():
+            link.start()
+        async with asyncio.timeout(5):
+            for link in self.links.values():
+                await link.ready.wait()
+
+    async def stop(self):
+        for link in self.links.values():
+            await link.stop()
+
+    def engine(self, name):
+        return self.clients[name][-1]
+
+    def on(self, n):
+        """Which replicas have it on the GPU."""
+        rev = self.world.rev(n)
+        return {name for name in NAMES if self.engine(name).revisions.get(rev) == "gpu"}
+
+    def pinned_on(self, n):
+        return {name for name in NAMES if self.world.rev(n) in self.engine(name).pinned}
+
+    def keeper(self, n):
+        return ranking(self.world.rev(n), NAMES)[0]
+
+    def silence(self):
+        for name in NAMES:
+            self.engine(name).silent = True
+
+    def submit(self, id, rev=None, **told):
+        """Its deltas, as they come."""
+        deltas = []
+        submit = Submit(request_id=id, prompt=[1], sampling=SamplingParams(), rev=rev, **told)
+        self.replicas.submit(submit, deltas.append)
+        return deltas
+
+    def at(self, id):
+        """The living engines that have a request."""
+        engines = {name: self.engine(name) for name in NAMES}
+        return [n for n, one in engines.items() if id in one.submitted and one.state != "dead"]
+
+    def loads(self):
+        return [(r.num_waiting, r.num_running, dict(r.waiting)) for r in self.replicas]
+
+
+class Limits:
+    """No limits of [lora]."""
+
+    pin_limit, kv_floor = 0, 0
+
+
+@pytest.fixture
+def fleet(world, fake):
+    """fleet(scenario): `scenario(fleet)` with three engines that are up."""
+
+    def run(scenario):
+        async def inner(w):
+            fleet = Fleet(w, fake)
+            await fleet.start()
+            try:
+                await scenario(fleet)
+            finally:
+                await fleet.stop()
+
+        world(inner, start=False)
+
+    return run
+
+
+# ----------------------------------------------------------------- requests
+def test_requests_for_an_adapter_go_to_one_engine_and_bases_go_where_least_is(fleet, eventually):
+    async def scenario(f):
+        await f.world.add("a", 1)
+        f.silence()
+        rev = f.world.rev(1)
+        for n in range(4):
+            f.submit(f"a{n}", rev)
+        await eventually(lambda: f.at("a3"))
+        assert {name for n in range(4) for name in f.at(f"a{n}")} == {f.keeper(1)}
+        for n in range(4):
+            f.submit(f"b{n}")
+        assert [f.at(f"b{n}") for n in range(4)].count([f.keeper(1)]) == 0
+        assert {f.replicas.where(f"a{n}") for n in range(4)} == {f.keeper(1)}
+
+    fleet(scenario)
+
+
+def test_what_had_not_begun_goes_on_elsewhere_and_what_streamed_ends(fleet, eventually):
+    async def scenario(f):
+        await f.world.add("a", 1)
+        f.silence()
+        rev, home = f.world.rev(1), f.keeper(1)
+        streams, waits = f.submit("streams", rev), f.submit("waits", rev, deadline_seconds=60.0)
+        await eventually(lambda: f.at("waits") == [home])
+        f.engine(home).frame(deltas=(SequenceDelta(request_id="streams", tokens=(5,)),))
+        await eventually(lambda: streams)
+        f.engine(home).die()
+        await eventually(lambda: f.at("waits"))
+        (other,) = f.at("waits")
+        assert other == ranking(rev, NAMES)[1] and not waits
+        assert f.engine(other).submitted["waits"].deadline_seconds <= 60.0
+        assert streams[-1].finish_reason == "error" and streams[-1].code == "engine_restarting"
+        f.engine(other).finish("waits")
+        await eventually(lambda: waits)
+        assert [delta.finish_reason for delta in waits] == ["stop"]
+        assert f.loads() == [(0, 0, {})] * 3
+
+    fleet(scenario)
+
+
+def test_it_goes_on_once_as_it_may_be_what_the_engine_died_of(fleet, eventually):
+    async def scenario(f):
+        f.silence()
+        (deltas, (first,)) = f.submit("poison"), f.at("poison")
+        f.engine(first).die()
+        await eventually(lambda: f.at("poison"))
+        (second,) = f.at("poison")
+        f.engine(second).die()
+        await eventually(lambda: deltas)
+        assert [(d.finish_reason, d.code) for d in deltas] == [("error", "engine_restarting")]
+        assert f.loads() == [(0, 0, {})] * 3
+
+    fleet(scenario)
+
+
+def test_affinity_comes_back_with_the_engine(fleet, eventually):
+    async def scenario(f):
+        await f.world.add("a", 1, load=True)
+        home = f.keeper(1)
+        assert f.on(1) == {home}
+        f.engine(home).die()
+        await eventually(lambda: f.links[home].state != "ready")
+        assert f.replicas.choose(f.world.rev(1)).name != home
+        await f.links[home].ready.wait()
+        await eventually(lambda: f.on(1) == {home})  # what it held is there again
+        assert f.replicas.choose(f.world.rev(1)).name == home
+
+    fleet(scenario)
+
+
+def test_nobody_is_asked_while_no_engine_is_ready_and_one_is_enough(fleet, eventually):
+    async def scenario(f):
+        for name in NAMES[:2]:
+            f.links[name].state = "engine_stalled"
+        f.replicas.check()
+        assert f.replicas.state == "ready"
+        f.submit("one")
+        f.links["2"].state = "engine_restarting"
+        with pytest.raises(LoradError) as refused:
+            f.submit("none")
+        assert refused.value.code == "engine_stalled"
+        with pytest.raises(LoradError):
+            f.replicas.check()
+        assert f.loads()[0] == (0, 0, {})
+
+    fleet(scenario)
+
+
+def test_an_abort_finds_the_engine_that_has_the_request(fleet, eventually):
+    async def scenario(f):
+        f.silence()
+        deltas = f.submit("a")
+        f.replicas.abort("a")
+        f.replicas.abort("never heard of")
+        await eventually(lambda: deltas)
+        assert deltas[-1].finish_reason == "abort"
+        assert f.replicas.where("a") == "" and f.loads() == [(0, 0, {})] * 3
+
+    fleet(scenario)
+
+
+def test_an_input_that_is_pooled_goes_on_elsewhere_too(fleet):
+    class Request:
+        rev = None
+
+    async def scenario(f):
+        asked = []
+
+        async def pool(name, request):
+            asked.append(name)
+            if name == asked[0]:
+                raise LoradError("engine_restarting", "it died")
+            return "vectors"
+
+        for name, link in f.links.items():
+            link.pool = partial(pool, name)
+        assert await f.replicas.pool(Request()) == "vectors"
+        assert len(set(asked)) == 2 and f.loads() == [(0, 0, {})] * 3
+
+    fleet(scenario)
+
+
+# ----------------------------------------------------------------- adapters
+def test_an_adapter_is_packed_once_and_announced_where_it_is_asked_for(fleet, eventually):
+    async def scenario(f):
+        w = f.world
+        await w.add("a", 1)
+        await w.adapters.load(wire.Names(names=("a",)))
+        assert w.packed == [w.rev(1)]
+        assert f.on(1) == {f.keeper(1)}
+        told = [name for name in NAMES if f.engine(name).kinds(AddRevision)]
+        assert told == [f.keeper(1)]
+        f.links[f.keeper(1)].state = "engine_stalled"
+        deltas = f.submit("b", w.rev(1))
+        await eventually(lambda: deltas)
+        assert len([n for n in NAMES if f.engine(n).kinds(AddRevision)]) == 2
+        assert w.packed == [w.rev(1)]
+
+    fleet(scenario)
+
+
+def test_a_pin_is_for_one_replica_and_moves_when_that_is_lost(fleet, eventually):
+    async def scenario(f):
+        w, home = f.world, f.keeper(1)
+        await w.add("a", 1, pin=True)
+        assert f.on(1) == f.pinned_on(1) == {home}
+        gate = asyncio.Event()
+        f.links[home].turn = partial(held_back, f.links[home].config, gate)
+        f.engine(home).die()
+        second = ranking(w.rev(1), NAMES)[1]
+        await eventually(lambda: second in f.on(1) & f.pinned_on(1))
+        gate.set()
+        await f.links[home].ready.wait()
+        await eventually(lambda: f.pinned_on(1) == {home} and home in f.on(1))
+        assert f.revisions.resident(w.rev(1))
+        await w.adapters.unpin(wire.Names(names=("a",)))
+        assert f.pinned_on(1) == set()
+
+    fleet(scenario)
+
+
+class held_back:
+    """A turn to start that waits for `gate`."""
+
+    def __init__(self, config, gate):
+        self.config, self.gate = config, gate
+
+    async def __aenter__(self):
+        await self.gate.wait()
+        return self.config
+
+    async def __aexit__(self, *_):
+        return None
+
+
+def test_pins_of_one_replica_are_no_matter_to_another(fleet):
+    async def scenario(f):
+        w = f.world
+        f.pins.settings.pin_limit = 2 * f.engine("0")._info.block_bytes  # one adapter
+        try:
+            by_keeper = {}
+            for n in range(1, 9):
+                by_keeper.setdefault(f.keeper(n), []).append(n)
+            one, other = [numbers for numbers in by_keeper.values() if len(numbers) > 1][:2]
+            await w.add("first", one[0], pin=True)
+            await w.add("elsewhere", other[0], pin=True)
+            with pytest.raises(LoradError) as refused:
+                await w.add("second", one[1], pin=True)
+            assert refused.value.code == "no_room"
+        finally:
+            del f.pins.settings.pin_limit
+
+    fleet(scenario)
+
+
+def test_a_new_revision_stands_beside_the_old_one_everywhere_before_the_name_moves(
+    fleet, eventually
+):
+    async def scenario(f):
+        w = f.world
+        await w.add("a", 1, load=True)
+        home, other = ranking(w.rev(1), NAMES)[:2]
+        await f.revisions[other].load(w.rev(1))
+        assert f.on(1) == {home, other}
+        f.engine(other).hold_loads.clear()
+        adding = asyncio.create_task(w.add("a", 2, replace=True))
+        await eventually(lambda: f.on(2) == {home})
+        assert w.adapters.resolve("a").rev == w.rev(1) and not adding.done()
+        f.engine(other).hold_loads.set()
+        await adding
+        assert f.on(2) == {home, other}
+        assert w.adapters.resolve("a").rev == w.rev(2)
+        await eventually(lambda: "adapter.retired" in w.types("a@" + w.rev(1)[:8]))
+        assert w.types().count("adapter.retired") == 1 == w.types().count("adapter.replaced")
+        for name in (home, other):
+            assert [c.rev for c in f.engine(name).kinds(RemoveRevision)] == [w.rev(1)]
+        assert f.on(1) == set() and not w.store.has(w.rev(1))
+
+    fleet(scenario)
+
+
+def test_a_rollout_goes_on_without_a_replica_that_dies_meanwhile(fleet, eventually):
+    async def scenario(f):
+        w = f.world
+        await w.add("a", 1, load=True)
+        home, other = ranking(w.rev(1), NAMES)[:2]
+        await f.revisions[other].load(w.rev(1))
+        f.engine(other).hold_loads.clear()
+        adding = asyncio.create_task(w.add("a", 2, replace=True))
+        await eventually(lambda: f.on(2) == {home})
+        dead = f.engine(other)
+        dead.die()
+        await eventually(lambda: f.links[other].restarts == 1)
+        dead.hold_loads.set()
+        await adding
+        assert w.adapters.resolve("a").rev == w.rev(2)
+        await eventually(lambda: f.links[other].state == "ready")
+        await eventually(lambda: w.rev(1) not in f.engine(other).revisions)
+        assert home in f.on(2)
+
+    fleet(scenario)
+
+
+def test_what_is_evicted_leaves_all_of_them(fleet, eventually):
+    async def scenario(f):
+        w = f.world
+        await w.add("a", 1, load=True)
+        await f.revisions[ranking(w.rev(1), NAMES)[1]].load(w.rev(1))
+        await eventually(lambda: len(f.on(1)) == 2 and len(f.pictures.places(w.rev(1))) in (0, 2))
+        await f.pictures.refresh()
+        assert len(f.pictures.places(w.rev(1))) == 2
+        (status,) = [s for s in f.pictures.snapshot.revisions if s.rev == w.rev(1)]
+        assert status.state == "idle" and status.loads == 2
+        (item,) = (await w.adapters.evict(wire.Names(names=("a",)))).items
+        assert item.ok and f.on(1) == set()
+        await eventually(lambda: not f.revisions.resident(w.rev(1)))
+
+    fleet(scenario)
+
+
+def test_a_name_that_is_removed_is_forgotten_by_all(fleet, eventually):
+    async def scenario(f):
+        w = f.world
+        await w.add("a", 1, load=True)
+        await f.revisions[ranking(w.rev(1), NAMES)[1]].load(w.rev(1))
+        await w.adapters.remove("a")
+        await eventually(lambda: "adapter.retired" in w.types())
+        assert all(w.rev(1) not in f.engine(name).revisions for name in NAMES)
+        assert w.types().count("adapter.retired") == 1
+
+    fleet(scenario)
