@@ -86,19 +86,25 @@ class Host:
         self._ready: set[str] = set()
         self._protected: set[str] = set()
         self._worth: dict[str, int] = {}
+        self._lost: list[str] = []
 
     def want(self, rev: str, path: str, num_bytes: int) -> bool:
         while self.used_bytes + num_bytes > self.limit_bytes:
             free = [r for r in self._sizes if r in self._ready and r not in self._protected]
             if not free:
                 return False
-            self.drop(min(free, key=lambda r: self._worth.get(r, 50)))
+            self._lost.append(min(free, key=lambda r: self._worth.get(r, 50)))
+            self.drop(self._lost[-1])
         self._sizes[rev] = num_bytes
         self.used_bytes += num_bytes
         self._reader.start(rev, READ_SECONDS * num_bytes / BLOCK_BYTES)
         return True
 
     def cancel(self, rev: str) -> None: ...
+
+    def take_lost(self) -> list[str]:
+        lost, self._lost = self._lost, []
+        return lost
 
     def ready(self, rev: str) -> bool:
         return rev in self._ready

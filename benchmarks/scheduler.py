@@ -63,6 +63,9 @@ class Ready:
 
 
 class Host(Ready):
+    def take_lost(self) -> list[str]:
+        return []
+
     def poll(self) -> list[HostDone]:
         return []
 

@@ -5,18 +5,22 @@ the stream of the step that uses it first.  A row is written by `put` alone, so 
 and the device's change together.  Knows nothing of tiers and of who is evicted.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.msgpack import Encoder
 
 from engine.errors import AdapterInvalid
 from engine.layout import MODULE_ID, MODULES, ROW_ALIGN, BlockLayout
 from engine.messages import PackedManifest, PackedModule
 
 Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
 
 #: As in engine/kernels/lora_place.py, which cannot be imported without triton; a test compares.
 ENTRY_WORDS = 8
@@ -45,6 +49,8 @@ class DeviceSlots:
         self._cuda = device.type == "cuda"
         staged = min(STAGED, num_slots)
         self._staging = torch.zeros(staged, words, dtype=torch.int32, pin_memory=self._cuda)
+        self._rows: Ints = self._staging.numpy()
+        self._outlines = Outlines(layout)
         self._events: list[torch.cuda.Event | None] = [None] * staged
         self._turn = 0
 
@@ -53,26 +59,25 @@ class DeviceSlots:
 
         Raises AdapterInvalid if a rank exceeds the limit that the workspace was made for.
         """
-        layers = self._layout.shapes.num_layers
-        modules = [m for m in manifest.modules if m.layer < layers]  # of others no kernel knows
-        blocks = blocks[: self.max_blocks]  # theirs are the last
-        highest = max((m.rank for m in modules), default=1)
-        if highest > self._limit:
+        outline = self._outlines.of(manifest.modules)
+        blocks = blocks[: self.max_blocks]  # those of modules that no kernel knows are the last
+        if outline.max_rank > self._limit:
             raise AdapterInvalid(
                 "E_RANK_TOO_LARGE",
-                f"rank {highest} exceeds max_rank = {self._limit}",
+                f"rank {outline.max_rank} exceeds max_rank = {self._limit}",
                 hint="raise max_rank",
             )
         index = self._next()
         used = self.blocks_at + len(blocks)
-        fill_row(self._staging[index].numpy(), self.blocks_at, modules, self._layout, blocks)
+        outline.fill(self._rows[index], self.blocks_at, blocks)
         self.table[slot, :used].copy_(self._staging[index, :used], non_blocking=self._cuda)
-        self.max_rank[slot] = highest
-        self.extras[slot] = any(m.bias or m.gain for m in modules)
+        self.max_rank[slot] = outline.max_rank
+        self.extras[slot] = outline.extras
         if self._cuda:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = self._events[index]
+            if event is None:
+                event = self._events[index] = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self.table.device))
-            self._events[index] = event
 
     def _next(self) -> int:
         self._turn = (self._turn + 1) % len(self._events)
@@ -82,31 +87,72 @@ class DeviceSlots:
         return self._turn
 
 
-def fill_row(
-    row: Ints,
-    blocks_at: int,
-    modules: Sequence[PackedModule],
-    layout: BlockLayout,
-    blocks: Sequence[int],
-) -> None:
-    """Write a slot's row: entries (see engine/kernels/lora_place.py), then the block ids."""
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """All of a slot's row that does not depend on where its blocks lie."""
+
+    max_rank: int
+    extras: bool  # any bias or gain
+    units: int  # of a block
+    entries: Ints  # (modules, ENTRY_WORDS), as if every block were block 0
+    places: Longs  # of these in the row
+    starts: Longs  # (modules, 2): A's and B's first block, in the adapter's own list
+
+    def fill(self, row: Ints, blocks_at: int, blocks: Sequence[int]) -> None:
+        """Write it into `row`, which becomes that of an adapter in `blocks`: entries (see
+        engine/kernels/lora_place.py), then the block ids."""
+        held = np.array(blocks, dtype=np.int32)
+        entries = row[:blocks_at].reshape(-1, ENTRY_WORDS)
+        if len(self.places) < len(entries):
+            entries[:] = 0
+        if len(self.places):
+            mine = self.entries.copy()
+            mine[:, 1:3] += (held * self.units)[self.starts]
+            entries[self.places] = mine
+        row[blocks_at : blocks_at + len(held)] = held
+
+
+def outline_of(modules: Sequence[PackedModule], layout: BlockLayout) -> Outline:
+    """Of those `modules` that the kernels know."""
+    modules = [m for m in modules if m.layer < layout.shapes.num_layers]
     where = starts(tuple((m.layer, MODULE_ID[m.module], m.rank, m.b_rows) for m in modules), layout)
-    held = np.asarray(blocks, dtype=np.int64)
-    units = layout.block_bytes // ROW_ALIGN
-    entries = row[:blocks_at].reshape(-1, ENTRY_WORDS)
-    entries[:] = 0
-    if modules:
-        mine = np.empty((len(modules), ENTRY_WORDS), dtype=np.int32)
-        mine[:, 0] = where[:, 1]
-        mine[:, 1] = held[where[:, 2]] * units + where[:, 3]
-        mine[:, 2] = held[where[:, 4]] * units + where[:, 5]
-        mine[:, 3] = np.array([m.scaling for m in modules], dtype=np.float32).view(np.int32)
-        mine[:, 4] = where[:, 2]
-        mine[:, 5] = where[:, 4]
-        mine[:, 6] = [m.bias * HAS_BIAS + m.gain * HAS_GAIN for m in modules]
-        mine[:, 7] = 0
-        entries[where[:, 0]] = mine
-    row[blocks_at : blocks_at + len(held)] = held
+    entries = np.zeros((len(modules), ENTRY_WORDS), dtype=np.int32)
+    entries[:, 0] = where[:, 1]
+    entries[:, 1:3] = where[:, [3, 5]]
+    entries[:, 3] = np.array([m.scaling for m in modules], dtype=np.float32).view(np.int32)
+    entries[:, 4:6] = where[:, [2, 4]]
+    entries[:, 6] = [m.bias * HAS_BIAS + m.gain * HAS_GAIN for m in modules]
+    return Outline(
+        max_rank=max((m.rank for m in modules), default=1),
+        extras=any(m.bias or m.gain for m in modules),
+        units=layout.block_bytes // ROW_ALIGN,
+        entries=entries,
+        places=where[:, 0].copy(),
+        starts=where[:, [2, 4]],
+    )
+
+
+class Outlines:
+    """The outlines that were used last.  Adapters of a fleet share few, and a look-up by what is in
+    a manifest is one pass in C over it."""
+
+    def __init__(self, layout: BlockLayout, most: int = 256) -> None:
+        self._layout = layout
+        self._most = most
+        self._encode = Encoder().encode
+        self._known: OrderedDict[bytes, Outline] = OrderedDict()
+
+    def of(self, modules: Sequence[PackedModule]) -> Outline:
+        """Of a manifest's modules."""
+        key = self._encode(modules)
+        outline = self._known.get(key)
+        if outline is None:
+            outline = self._known[key] = outline_of(modules, self._layout)
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(key)
+        return outline
 
 
 @lru_cache(maxsize=256)

@@ -87,6 +87,8 @@ class HostCache:
         self._extents = ExtentAllocator(total)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
         self._reading: dict[str, _Entry] = {}
+        self._used = 0  # blocks of all entries
+        self._lost: list[str] = []
         self._readers = Readers(
             block_bytes=block_bytes, wake=wake, verify=verify, slow_seconds=slow_seconds
         )
@@ -105,6 +107,7 @@ class HostCache:
         if start is None:
             return False
         entry = self._entries[rev] = self._reading[rev] = _Entry(start, blocks)
+        self._used += blocks
         self._readers.read(rev, path, self._view(entry).view(-1).numpy().data[:num_bytes])
         return True
 
@@ -153,7 +156,7 @@ class HostCache:
     @property
     def used_bytes(self) -> int:
         """Bytes of whole blocks taken by entries, reads under way included."""
-        return sum(entry.blocks for entry in self._entries.values()) * self.block_bytes
+        return self._used * self.block_bytes
 
     def poll(self) -> list[HostDone]:
         """Reads that ended since the last call; one that failed or never began leaves no entry."""
@@ -164,6 +167,11 @@ class HostCache:
             entry.dropped = entry.dropped or not entry.ready
             self._sweep(read.rev, entry)
         return done
+
+    def take_lost(self) -> list[str]:
+        """Revisions that made room for others since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
 
     # ------------------------------------------------------------- for the copier
     def hold(self, rev: str) -> Tensor:
@@ -201,7 +209,7 @@ class HostCache:
             victim = self._victim()
             if victim is None:
                 return None
-            self.drop(victim)
+            self._lose(victim)
         return start
 
     def _victim(self) -> str | None:
@@ -214,11 +222,16 @@ class HostCache:
 
     def _trim(self) -> None:
         while self.used_bytes > self._budget and (victim := self._victim()) is not None:
-            self.drop(victim)
+            self._lose(victim)
+
+    def _lose(self, victim: str) -> None:
+        self.drop(victim)
+        self._lost.append(victim)
 
     def _sweep(self, rev: str, entry: _Entry) -> None:
         if entry.dropped and not entry.holds and rev not in self._reading:
             del self._entries[rev]
+            self._used -= entry.blocks
             self._extents.give(entry.start, entry.blocks)
 
 

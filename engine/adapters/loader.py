@@ -5,12 +5,12 @@ has ended.  Never waits.  Knows nothing of requests, commands or order: `adapter
 decides who moves, and what it means.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import takewhile
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engine.adapters.revision import Journal, Revision
-from engine.adapters.slots import SlotRow, SlotTable
+from engine.adapters.slots import SlotTable
 from engine.adapters.states import State
 from engine.adapters.thrash import Thrash
 from engine.adapters.tiers import READERS, CopyEngine, HostDone, HostTier, Room
@@ -24,6 +24,13 @@ MOST_LATE = READERS - 2
 
 #: Worth of host copies; priorities, 0 to 100, lie between.
 LEAST_WORTH, MOST_WORTH = -1, 101
+
+
+class Pinned(NamedTuple):
+    """Rows that are pinned, and their blocks."""
+
+    num: int
+    blocks: int
 
 
 class InFlight:
@@ -98,9 +105,9 @@ class Loader:
         """Bytes of the packed file."""
         return revision.num_blocks * self._block_bytes
 
-    def pinned(self) -> list[SlotRow]:
-        """Rows that never give way."""
-        return [row for row in self.slots.rows.values() if row.pinned]
+    def pinned(self) -> Pinned:
+        """Of the rows that never give way."""
+        return Pinned(self.slots.num_pinned, self.slots.pinned_blocks)
 
     def bytes_ahead(self, revision: Revision) -> int:
         """Of reads, or copies, that began before the one of `revision`."""
@@ -109,7 +116,7 @@ class Loader:
     def hopeless(
         self,
         revision: Revision,
-        pinned: Sequence[SlotRow],
+        pinned: Pinned,
         goal: Literal["gpu", "ram"] | None = None,
     ) -> str:
         """Why `revision` can never reach its goal beside `pinned` ones, or ""."""
@@ -119,14 +126,13 @@ class Loader:
             )
         if (goal or revision.goal) != "gpu":
             return ""
-        beside = sum(len(r.blocks) for r in pinned)
-        if not self.room.fits_adapter(revision.num_blocks, beside):
+        if not self.room.fits_adapter(revision.num_blocks, pinned.blocks):
             return (
-                f"{revision.num_blocks} blocks do not fit beside {beside} pinned ones "
+                f"{revision.num_blocks} blocks do not fit beside {pinned.blocks} pinned ones "
                 "and the KV floor; unpin another or enlarge the pool"
             )
-        if len(pinned) >= self.slots.num_slots:
-            return f"all {len(pinned)} slots are pinned; unpin another"
+        if pinned.num >= self.slots.num_slots:
+            return f"all {pinned.num} slots are pinned; unpin another"
         return ""
 
     # ------------------------------------------------------------- up
@@ -224,6 +230,7 @@ class Loader:
         row.loaded_at = revision.loaded_at = now
         revision.num_loads += 1
         away = self.thrash.returned(revision, row, now)
+        self.slots.note(row)
         self.appraise(revision)
         source = revision.load_source
         self.journal.move(revision, State.IDLE, revision.load_cause, away=away, source=source)
@@ -256,7 +263,10 @@ class Loader:
 
     def notice_lost(self, revision: Revision) -> None:
         """Host memory has evicted it to make room for another."""
-        self.journal.move(revision, State.REGISTERED, "lru")
+        if revision.row is not None:
+            self.slots.note(revision.row)  # it is dearer now
+        elif revision.state is State.RAM and not self.host.ready(revision.rev):
+            self.journal.move(revision, State.REGISTERED, "lru")
 
     def appraise(self, revision: Revision) -> None:
         """Tell host memory what a copy there is worth.

@@ -7,7 +7,7 @@ answers, events and failures where somebody waits for them.  Knows nothing of se
 
 from collections.abc import Callable
 
-from engine.adapters.loader import Loader
+from engine.adapters.loader import Loader, Pinned
 from engine.adapters.revision import Drain, Journal, Revision
 from engine.adapters.slots import SlotRow
 from engine.adapters.states import State
@@ -40,7 +40,9 @@ class Movements:
 
         One that has just failed is wanted still, by requests that are about to hear of it.
         """
-        pinned = self.loader.pinned() if self.wanted else []
+        if not self.wanted:
+            return
+        pinned = self.loader.pinned()
         failed = {rev for rev, _, _ in self.failures}
         for revision in sorted(self.wanted.values(), key=self.turn):
             if revision.goal and not revision.reading and revision.rev not in failed:
@@ -138,8 +140,10 @@ class Movements:
         """Bring what follows from leases, commands and state up to date."""
         if not revision.waiting:
             revision.demand = 0
-        if revision.row is not None:
-            revision.row.awaited = revision.waiting > 0
+        row = revision.row
+        if row is not None and row.awaited != (revision.waiting > 0):
+            row.awaited = not row.awaited
+            self.loader.slots.note(row)
         if not revision.waiting or revision.running:
             revision.hungry_since = None
         elif revision.hungry_since is None:
@@ -161,7 +165,7 @@ class Movements:
             elif revision.row is None:
                 self.loader.host.protect(revision.rev, False)
 
-    def _raise(self, revision: Revision, pinned: list[SlotRow]) -> None:
+    def _raise(self, revision: Revision, pinned: Pinned) -> None:
         reason = self.loader.hopeless(revision, pinned)
         if reason:
             self.fail(revision, "no_room", reason)

@@ -122,6 +122,7 @@ class Orders:
         if revision is None:
             return
         revision.removing = True
+        self._moves.loader.room.reprice(revision.identity)
         revision.removes.append(command.command_id)
         self._journal.answer_loads(revision, "model_not_found", "removed meanwhile")
         if not revision.leases:
@@ -152,11 +153,12 @@ class Orders:
         pinned, priority, refusal = command.pinned, command.priority, ""
         if pinned and not revision.pinned:
             refusal = self._pin_refusal(revision)
+        self._moves.loader.room.reprice(revision.identity)
         revision.priority = priority
         revision.pinned = revision.pinned if refusal else pinned
         row = revision.row
         if row is not None:
-            row.pinned, row.priority = revision.pinned, priority
+            self._moves.loader.slots.mark(row, pinned=revision.pinned, priority=priority)
         self._moves.loader.appraise(revision)
         if revision.pinned and revision.drain and revision.drain.room_for:
             self._moves.undrain(revision)

@@ -209,8 +209,8 @@ class StepPlanner:
         self, manifest: PackedManifest, blocks: Sequence[int], *, ends: bool = False
     ) -> Pairs:
         """Of every module, or of those at the ends alone."""
-        if ends and not any(m.module in ENDS for m in manifest.modules):
-            return {}
+        if ends and not (manifest.modules and manifest.modules[-1].module in ENDS):
+            return {}  # they would be the last
         placed = place(manifest.modules, self._arena.layout).modules
         return {
             (m.layer, m.module): self._rows_of(m, told, blocks)

@@ -160,9 +160,9 @@ class Residency:
         for rev in self._copier.poll():
             self._moves.end_copy(self._revisions[rev])
         self._moves.raise_wanted()
-        ready = self.host.ready  # of hundreds, in every step
-        for revision in [r for r in self._journal.in_ram.values() if not ready(r.rev)]:
-            self._loader.notice_lost(revision)
+        for rev in self.host.take_lost():
+            if (revision := self._revisions.get(rev)) is not None:
+                self._loader.notice_lost(revision)
 
     def overdue(self) -> list[str]:
         """Drained revisions whose running requests have to be aborted now."""
@@ -189,9 +189,9 @@ class Residency:
         return self._journal.take_answers()
 
     # ------------------------------------------------------------- making room (AdapterSource)
-    def idle(self) -> Iterable[SlotRow]:
-        """Rows that may leave without anybody noticing."""
-        return self.slots.idle()
+    def take_changed(self) -> Iterable[SlotRow]:
+        """Rows of which it has changed whether, or when, they may leave."""
+        return self.slots.take_changed()
 
     def evict_idle(self, rev: str, cause: str) -> None:
         """Somebody else needs the room."""

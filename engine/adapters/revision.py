@@ -126,7 +126,6 @@ class Journal:
         self._block_bytes = block_bytes
         self._events: list[AdapterEvent] = []
         self._answers: list[Answer] = []
-        self.in_ram: dict[str, Revision] = {}  # those in state RAM
 
     def move(
         self,
@@ -161,10 +160,6 @@ class Journal:
             )
         )
         revision.state, revision.since = after, now
-        if after is State.RAM:
-            self.in_ram[revision.rev] = revision
-        else:
-            self.in_ram.pop(revision.rev, None)
 
     def answer(self, command_id: int, code: str = "", message: str = "") -> None:
         """The one answer to a command."""

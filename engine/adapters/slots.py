@@ -6,7 +6,7 @@ knows nothing of tiers, requests or where blocks come from.
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.recency import Usage
@@ -31,10 +31,19 @@ class SlotRow:
     hold: float = 0.0  # 0 to 1: evicted after others, until `held_until` (`adapters/thrash.py`)
     held_until: float = -math.inf
     refs: int = 0  # requests with rows running
+    freed: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """It may leave: ready, nobody running, not pinned."""
+        return self.ready and not (self.refs or self.pinned or self.freed)
 
 
 class SlotTable:
-    """`num_slots` slots.  Misuse raises AssertionError."""
+    """`num_slots` slots.  Misuse raises AssertionError.
+
+    Who writes into a row what decides whether it is idle, or when it leaves, says so with `note`.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -42,6 +51,8 @@ class SlotTable:
         self._by_rev: dict[str, SlotRow] = {}
         self._free = list(range(num_slots))  # a heap: low slots first
         self._generation = 0
+        self.num_pinned = self.pinned_blocks = 0
+        self._changed: dict[SlotRow, None] = {}  # in order of their first change
 
     @property
     def num_free(self) -> int:
@@ -75,6 +86,7 @@ class SlotTable:
             generation=self._generation,
         )
         self.rows[row.slot] = self._by_rev[rev] = row
+        self._count_pin(row, pinned)
         return row
 
     def free(self, row: SlotRow) -> Sequence[int]:
@@ -82,11 +94,33 @@ class SlotTable:
         assert row.refs == 0, f"slot {row.slot} has {row.refs} running requests"
         del self.rows[row.slot], self._by_rev[row.rev]
         heapq.heappush(self._free, row.slot)
+        self._count_pin(row, -row.pinned)
+        row.freed = True
+        self.note(row)
         return row.blocks
+
+    def mark(self, row: SlotRow, *, pinned: bool, priority: int) -> None:
+        """Its revision was pinned or unpinned, or has another priority."""
+        self._count_pin(row, pinned - row.pinned)
+        row.pinned, row.priority = pinned, priority
+        self.note(row)
+
+    def note(self, row: SlotRow) -> None:
+        """Whether `row` is idle, or when it leaves, may have changed."""
+        self._changed[row] = None
+
+    def take_changed(self) -> Iterable[SlotRow]:
+        """Rows that were noted since the last call, idle or not, each once."""
+        if not self._changed:
+            return ()
+        changed, self._changed = self._changed, {}
+        return changed
 
     def acquire(self, row: SlotRow, now: float) -> None:
         """A request starts running on the row."""
         assert row.ready and not row.draining, f"slot {row.slot} takes no requests"
+        if not row.refs:
+            self.note(row)
         row.refs += 1
         row.served += 1
         row.usage.touch(now)
@@ -95,10 +129,12 @@ class SlotTable:
         """A request has no more rows running."""
         assert row.refs > 0, f"slot {row.slot} is released twice"
         row.refs -= 1
+        if not row.refs:
+            self.note(row)
 
     def idle(self) -> Iterator[SlotRow]:
-        """Rows that may leave: ready, nobody running, not pinned."""
-        return (r for r in self.rows.values() if r.ready and not r.refs and not r.pinned)
+        """Rows that may leave.  Looks at all: who needs the next one keeps them in order."""
+        return (r for r in self.rows.values() if r.idle)
 
     def running(self) -> Iterator[SlotRow]:
         """Rows that could be drained: running, not pinned, not draining yet."""
@@ -111,3 +147,9 @@ class SlotTable:
         blocks = [b for r in self.rows.values() for b in r.blocks]
         assert len(blocks) == len(set(blocks)), "a block in two slots"
         assert all(r.ready or not r.refs for r in self.rows.values()), "running before ready"
+        pins = [len(r.blocks) for r in self.rows.values() if r.pinned]
+        assert (len(pins), sum(pins)) == (self.num_pinned, self.pinned_blocks), "pins drifted"
+
+    def _count_pin(self, row: SlotRow, more: int) -> None:
+        self.num_pinned += more
+        self.pinned_blocks += more * len(row.blocks)

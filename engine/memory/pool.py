@@ -48,6 +48,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._kept: set[int] = set()
         self._fences: dict[int, list[object]] = {}
+        self._stamps: list[object | None] = [None] * num_blocks  # of free blocks, and of new ones
         self._num_cached = 0
         self._num_adapter = 0
 
@@ -76,12 +77,19 @@ class BlockPool:
 
     # ------------------------------------------------------------- acting
     def allocate(self, count: int, owner: Owner) -> list[int]:
-        """`count` free blocks, each with one reference.  Ask `num_free` first."""
+        """`count` free blocks, each with one reference.  Ask `num_free` first.
+
+        An adapter's are in order of their numbers: those in a row are one copy.
+        """
         assert count <= len(self._free), f"{count} blocks asked, {len(self._free)} free"
-        blocks = [self._free.popleft() for _ in range(count)]
+        take, owners, refs = self._free.popleft, self._owner, self._refs
+        blocks = [take() for _ in range(count)]
         for block in blocks:
-            self._owner[block], self._refs[block] = owner, 1
-        self._num_adapter += count * (owner is Owner.ADAPTER)
+            owners[block] = owner
+            refs[block] = 1
+        if owner is Owner.ADAPTER:
+            self._num_adapter += count
+            blocks.sort()
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -94,16 +102,18 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> list[int]:
         """Give up one reference to each; returns those that are now cached."""
         cached = []
+        refs, kept, owners = self._refs, self._kept, self._owner
         for block in blocks:
-            assert self._refs[block] > 0, f"block {block} is freed twice"
-            self._refs[block] -= 1
-            if self._refs[block]:
+            left = refs[block] - 1
+            assert left >= 0, f"block {block} is freed twice"
+            refs[block] = left
+            if left:
                 continue
-            if block in self._kept:
+            if block in kept:
                 self._num_cached += 1
                 cached.append(block)
             else:
-                self._num_adapter -= self._owner[block] is Owner.ADAPTER
+                self._num_adapter -= owners[block] is Owner.ADAPTER
                 self._put_back(block)
         return cached
 
@@ -129,11 +139,17 @@ class BlockPool:
 
     def take_fences(self, blocks: Sequence[int]) -> tuple[object, ...]:
         """What the owner of newly allocated blocks waits for, each once; forgotten here."""
-        if not self._fences:
-            return ()
         found: list[object] = []
+        fences, stamps, last = self._fences, self._stamps, None
         for block in blocks:
-            found.extend(e for e in self._fences.pop(block, ()) if e not in found)
+            if block in fences:
+                found.extend(e for e in fences.pop(block) if e not in found)
+            stamp = stamps[block]
+            if stamp is not None:
+                stamps[block] = None
+                if stamp is not last and stamp not in found:  # most were freed together
+                    found.append(stamp)
+                last = stamp
         return tuple(found)
 
     def check(self) -> None:
@@ -161,5 +177,9 @@ class BlockPool:
     def _put_back(self, block: int) -> None:
         self._owner[block] = None
         self._free.append(block)
-        if self.stamp is not None:
-            self.fence((block,), self.stamp)
+        stamp, older = self.stamp, self._stamps[block]
+        if stamp is None or older is stamp:
+            return
+        if older is not None:  # nobody has asked for it
+            self.fence((block,), older)
+        self._stamps[block] = stamp

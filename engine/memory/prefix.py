@@ -66,6 +66,7 @@ class PrefixIndex:
         self._by_identity: dict[str, dict[bytes, Entry]] = {}
         # Per identity, (last use, key) of entries that could be evicted; stale ones are skipped.
         self._oldest: dict[str, list[tuple[float, bytes]]] = {}
+        self._changed: set[str] = set()  # identities
         #: What was asked and found, and how long after its last use.
         self.reuse = ReuseLog(pool.num_blocks)
 
@@ -131,7 +132,9 @@ class PrefixIndex:
         now = self.clock()
         self._pool.share(blocks)
         for block in blocks:
-            self._by_block[block].usage.touch(now)
+            entry = self._by_block[block]
+            entry.usage.touch(now)
+            self._note(entry)
 
     # ------------------------------------------------------------- entering and leaving
     def enter(
@@ -155,12 +158,14 @@ class PrefixIndex:
         self._by_identity.setdefault(identity, {})[key] = entry
         if parent is not None:
             parent.children[key] = entry
+        self._note(entry)
 
     def release(self, blocks: Sequence[int]) -> None:
         """A sequence leaves its blocks; filed ones stay as cache."""
         for block in self._pool.release(reversed(blocks)):
             entry = self._by_block[block]
             entry.last_use = self.reuse.now
+            self._note(entry)
             self._offer(entry)
 
     def drop(self, identity: str) -> None:
@@ -169,6 +174,7 @@ class PrefixIndex:
         The base is dropped last, if ever: others continue its blocks.
         """
         for entry in self._by_identity.pop(identity, {}).values():
+            self._note(entry)
             del self._entries[entry.key], self._by_block[entry.block]
             self._pool.forget(entry.block)
             parent, entry.parent = entry.parent, None  # no cycle is left to the collector
@@ -203,9 +209,10 @@ class PrefixIndex:
         )
         return min(cached, key=lambda e: e.usage.last, default=None)
 
-    def holds(self, entry: Entry) -> bool:
-        """Whether it is filed still."""
-        return self._entries.get(entry.key) is entry
+    def take_changed(self) -> set[str]:
+        """Identities of which `oldest` may be another than at the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def evict(self, entry: Entry) -> None:
         """Free a cached block; what continues it cannot be found any more and leaves the index."""
@@ -257,6 +264,12 @@ class PrefixIndex:
         assert sum(map(len, self._by_identity.values())) == len(self._entries)
         assert filed == pool.counts.kv_cached, "a cached block is in no index"
 
+    def _note(self, entry: Entry) -> None:
+        """It is cached or in use, or has come or gone: whether its parent leaves depends on it."""
+        self._changed.add(entry.identity)
+        if entry.parent is not None:
+            self._changed.add(entry.parent.identity)
+
     def _is_leaf(self, entry: Entry) -> bool:
         return not entry.children and self._pool.is_cached(entry.block)
 
@@ -271,6 +284,7 @@ class PrefixIndex:
             heapq.heapify(heap)
 
     def _unfile(self, entry: Entry) -> None:
+        self._note(entry)
         del self._entries[entry.key], self._by_block[entry.block]
         filed = self._by_identity[entry.identity]
         del filed[entry.key]

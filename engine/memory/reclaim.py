@@ -7,54 +7,26 @@ back / blocks, within priority.  `memory/costs.py` knows the seconds.  Knows not
 files or copies.
 """
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from engine.config import EvictionPolicy
+from engine.memory.cached_kv import CachedKv
 from engine.memory.costs import Costs
+from engine.memory.idle_adapters import HOLDS, POLICIES, IdleAdapter, IdleAdapters, Rank
 from engine.memory.pool import BlockPool, Owner
 from engine.memory.prefix import Entry, PrefixIndex
-from engine.recency import HALF_LIFE_SECONDS, Usage
-
-
-class IdleAdapter(Protocol):
-    """A resident, unpinned adapter without running requests: a row of the slot table."""
-
-    @property
-    def rev(self) -> str: ...
-    @property
-    def blocks(self) -> Sequence[int]: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def usage(self) -> Usage: ...
-    @property
-    def loaded_at(self) -> float: ...
-    @property
-    def awaited(self) -> bool:
-        """Requests for it are queued: it goes last."""
-        ...
-
-    @property
-    def served(self) -> int:
-        """Requests that have run on it since it came up."""
-        ...
-
-    @property
-    def hold(self) -> float:
-        """0 to 1: how much others are evicted before it, until `held_until`."""
-        ...
-
-    @property
-    def held_until(self) -> float: ...
 
 
 class AdapterSource(Protocol):
     """Whoever owns residency."""
 
-    def idle(self) -> Iterable[IdleAdapter]: ...
+    def take_changed(self) -> Iterable[IdleAdapter]:
+        """Those that have become idle, or are idle no more, or leave sooner or later than before,
+        since the last call; each once."""
+        ...
+
     def evict_idle(self, rev: str, cause: str) -> None: ...
     def priority_of(self, identity: str) -> int: ...
     def in_ram(self, rev: str) -> bool:
@@ -65,22 +37,6 @@ class AdapterSource(Protocol):
 #: A starving adapter leaves one that came up this lately to its queued requests.  If it took the
 #: place at once, it would lose it as fast to the next that starves: nobody would ever be served.
 GRACE_SECONDS = 1.0
-
-#: Which of two idle adapters goes first, given log2 of what they cost; smaller goes.
-POLICIES: dict[EvictionPolicy, Callable[[IdleAdapter, float], float]] = {
-    "cost": lambda adapter, cost: cost,
-    "lru": lambda adapter, cost: adapter.usage.last,
-    "fifo": lambda adapter, cost: adapter.loaded_at,
-    "lfu": lambda adapter, cost: adapter.usage.heat,  # a count that ages
-}
-#: What a hold of 1 adds: as if it were used twice as often, or a half-life later.  Enough where all
-#: are used alike; one that is used more than twice as often still stays before it.
-HOLDS: dict[EvictionPolicy, float] = {
-    "cost": 1.0,
-    "lru": HALF_LIFE_SECONDS,
-    "fifo": HALF_LIFE_SECONDS,
-    "lfu": 1.0,
-}
 
 
 class Reclaimer:
@@ -103,19 +59,42 @@ class Reclaimer:
     ) -> None:
         self.pool = pool
         self.prefix = prefix
-        self.policy = policy
+        self._policy: EvictionPolicy = policy
         self.kv_floor = kv_floor
         self.adapter_floor = adapter_floor
         self.costs = costs or Costs()
         #: (blocks, whether in host memory) -> log2 of seconds a block, within one shortage.
         self.log_seconds: dict[tuple[int, bool], float] = {}
         self._adapters: AdapterSource
+        self._idle: IdleAdapters
+        self._kv: CachedKv
         self._reserved_for: str | None = None
         self._reserved = 0
 
     def bind(self, adapters: AdapterSource) -> None:
         """Who knows the idle adapters, and evicts them."""
         self._adapters = adapters
+        self._idle = IdleAdapters(self._policy, adapters.in_ram)
+        self._kv = CachedKv(self.prefix, adapters.priority_of)
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """Which of the adapters leave first."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: EvictionPolicy) -> None:
+        known = self.idle
+        self._policy, self._idle = policy, IdleAdapters(policy, self._adapters.in_ram)
+        for adapter in known:
+            self._idle.update(adapter)
+
+    @property
+    def idle(self) -> IdleAdapters:
+        """As of now."""
+        for adapter in self._adapters.take_changed():
+            self._idle.update(adapter)
+        return self._idle
 
     # ------------------------------------------------------------- reserving
     def reserve(self, rev: str | None, blocks: int = 0) -> None:
@@ -137,8 +116,9 @@ class Reclaimer:
 
         Admission respects what is reserved; growth of a running sequence does not.
         """
-        counts = self.pool.counts
-        idle = sum(len(a.blocks) for a in self._adapters.idle() if a.rev != keep)
+        counts, idle = self.pool.counts, self.idle.blocks
+        if (kept := self._idle.find(keep)) is not None:
+            idle -= len(kept.blocks)
         room = counts.free + counts.kv_cached + idle - (self._reserved if admission else 0)
         return min(room, self.kv_limit - counts.kv_active)
 
@@ -149,9 +129,11 @@ class Reclaimer:
         if self.pool.num_free < count:
             if self.kv_room(keep) < count:
                 return None
-            victims = _Victims(self, [a for a in self._adapters.idle() if a.rev != keep])
-            while self.pool.num_free < count:
-                victims.evict_cheapest(self.adapter_floor)
+            kept = self._idle.find(keep)
+            with self._idle.without([kept] if kept else []):
+                victims = _Victims(self, self._idle, self._kv, awaited=True)
+                while self.pool.num_free < count:
+                    victims.evict_cheapest(self.adapter_floor)
         return self.pool.allocate(count, Owner.KV)
 
     # ------------------------------------------------------------- adapters
@@ -167,33 +149,31 @@ class Reclaimer:
         Adapters whose requests are queued stay, unless the room is reserved for `rev`; and then
         those that came up less than GRACE_SECONDS before `now` and are have served nobody.
         """
-        urgent = self._reserved_for == rev
-        late = now - GRACE_SECONDS
-        idle = [
-            a
-            for a in self._adapters.idle()
-            if a.rev != rev and (not a.awaited or (urgent and (a.served or a.loaded_at <= late)))
-        ]
-        idle_blocks = sum(len(a.blocks) for a in idle)
-        counts = self.pool.counts
-        reserved = 0 if urgent else self._reserved
+        urgent, idle = self._reserved_for == rev, self.idle
+        late, own = now - GRACE_SECONDS, idle.find(rev)
+        spared = [own] if own else []
+        if urgent:
+            spared += [a for a in idle.awaited.values() if not a.served and a.loaded_at > late]
+        counts, reserved = self.pool.counts, 0 if urgent else self._reserved
         excess = counts.adapter + reserved + count - (self.pool.num_blocks - self.kv_floor)
-        room = counts.free + counts.kv_cached + idle_blocks - reserved
-        if (need_slot and not idle) or excess > idle_blocks or room < count:
-            return None
-        victims = _Victims(self, idle)
-        if need_slot:
-            excess -= victims.evict_adapter()
-        while excess > 0:
-            excess -= victims.evict_adapter()
-        while self.pool.num_free < count:
-            victims.evict_cheapest(self.adapter_floor - count)  # which it holds itself then
+        with idle.without(spared):
+            blocks = idle.blocks - (0 if urgent else idle.awaited_blocks)
+            nobody = len(idle) == (0 if urgent else len(idle.awaited))
+            room = counts.free + counts.kv_cached + blocks - reserved
+            if (need_slot and nobody) or excess > blocks or room < count:
+                return None
+            victims = _Victims(self, idle, self._kv, awaited=urgent)
+            if need_slot:
+                excess -= victims.evict_adapter()
+            while excess > 0:
+                excess -= victims.evict_adapter()
+            while self.pool.num_free < count:
+                victims.evict_cheapest(self.adapter_floor - count)  # which it holds itself then
         return self.pool.allocate(count, Owner.ADAPTER)
 
     def lacks_running_kv(self, count: int) -> bool:
         """`count` blocks are not to be had while all sequences go on, whatever is evicted."""
-        counts = self.pool.counts
-        idle = sum(len(a.blocks) for a in self._adapters.idle())
+        counts, idle = self.pool.counts, self.idle.blocks
         return counts.free + counts.kv_cached + idle < count
 
     def note_load(self, seconds: float, blocks: int) -> None:
@@ -212,6 +192,10 @@ class Reclaimer:
         """An adapter leaves its blocks; its copy has ended."""
         self.pool.release(blocks)
 
+    def reprice(self, identity: str) -> None:
+        """The priority of KV under `identity` may be another than before."""
+        self._kv.reprice(identity)
+
     def forget(self, identity: str) -> None:
         """Drop cached KV of a revision that is gone."""
         self.prefix.drop(identity)
@@ -221,30 +205,31 @@ class Reclaimer:
         counts = self.pool.counts
         assert counts.kv_active <= self.kv_limit, "KV below the adapters' floor"
         assert counts.adapter + self.kv_floor <= self.pool.num_blocks, "adapters below KV's floor"
+        self.idle.check()
+        self._kv.check()
 
     def place_of(self, rev: str) -> tuple[int, int]:
         """When an adapter would make way, 1 = the next, and of how many; 0: it would not."""
-        now, idle = self.prefix.clock(), list(self._adapters.idle())
-        own = next((self.adapter_rank(a, now) for a in idle if a.rev == rev), None)
-        if own is None:
+        now, idle = self.prefix.clock(), self.idle
+        if (adapter := idle.find(rev)) is None:
             return 0, len(idle)
+        own = self.adapter_rank(adapter, now)
         return 1 + sum(self.adapter_rank(a, now) < own for a in idle), len(idle)
 
     # ------------------------------------------------------------- ranking, for _Victims
-    def adapter_rank(self, adapter: IdleAdapter, now: float) -> tuple[bool, int, float]:
+    def adapter_rank(self, adapter: IdleAdapter, now: float) -> Rank:
         """Order in which adapters leave."""
         value = POLICIES[self.policy](adapter, self._cost_of_block(adapter))
         if adapter.held_until > now:
             value += HOLDS[self.policy] * adapter.hold
         return adapter.awaited, adapter.priority, value
 
-    def adapter_cost(self, adapter: IdleAdapter) -> tuple[bool, int, float]:
+    def adapter_cost(self, adapter: IdleAdapter) -> Rank:
         """Order between adapters and KV: log2 of the cost of one block."""
         return adapter.awaited, adapter.priority, self._cost_of_block(adapter)
 
     def _cost_of_block(self, adapter: IdleAdapter) -> float:
-        """Asked for every idle adapter at once, and most are of one size: seconds are kept for the
-        shortage.  With 1,000 of them the step of a load took 0.85 ms, and takes 0.53 (2 cores)."""
+        """Several are asked for in one shortage, and most are of one size: seconds are kept."""
         kind = len(adapter.blocks), self._adapters.in_ram(adapter.rev)
         seconds = self.log_seconds.get(kind)
         if seconds is None:
@@ -253,7 +238,7 @@ class Reclaimer:
             seconds = self.log_seconds[kind] = math.log2(max(whole, 1e-9) / blocks)
         return adapter.usage.heat + seconds
 
-    def prefix_cost(self, entry: Entry) -> tuple[bool, int, float]:
+    def prefix_cost(self, entry: Entry) -> Rank:
         """The same for a cached block."""
         seconds = self.costs.to_compute(self.prefix.block_size)
         priority = self._adapters.priority_of(entry.identity)
@@ -265,59 +250,45 @@ class Reclaimer:
 
 
 class _Victims:
-    """The candidates of one shortage, in order; dies with it."""
+    """The candidates of one shortage, in order; dies with it.  `awaited`: adapters whose requests
+    are queued may leave too."""
 
-    def __init__(self, owner: Reclaimer, adapters: list[IdleAdapter]) -> None:
+    def __init__(
+        self, owner: Reclaimer, idle: IdleAdapters, cached: CachedKv, *, awaited: bool
+    ) -> None:
         self._owner = owner
+        self._awaited = awaited
         owner.log_seconds.clear()
-        now = owner.prefix.clock()
-        self._adapters = [(owner.adapter_rank(a, now), n, a) for n, a in enumerate(adapters)]
-        heapq.heapify(self._adapters)  # the next one first
-        self._prefixes: list[tuple[tuple[bool, int, float], bytes, Entry]] = []
-        self._offered: set[bytes] = set()  # keys in `_prefixes`
-        self._looked = False  # into the prefix cache
+        self._now = owner.prefix.clock()
+        self._idle = idle
+        self._idle.end_holds(self._now)
+        self._cached = cached
 
     def evict_adapter(self) -> int:
         """The next adapter goes; returns its blocks."""
-        *_, adapter = heapq.heappop(self._adapters)
-        blocks = len(adapter.blocks)
-        self._owner.evict_adapter(adapter)
-        return blocks
+        adapter = self._next()
+        assert adapter is not None, "room was promised and is not there"
+        return self._evict(adapter)
 
     def evict_cheapest(self, adapter_floor: int = 0) -> None:
         """Whatever costs least goes: one cached block, or one adapter."""
-        if not self._looked:
-            self._looked = True
-            for identity in self._owner.prefix.identities():
-                self._offer(identity)
-        self._skip_those_gone()
-        if self._adapters and (not self._prefixes or self._adapter_is_cheaper(adapter_floor)):
-            self.evict_adapter()
+        adapter, entry = self._next(), self._cached.first()
+        if adapter and (entry is None or self._is_cheaper(adapter, entry, adapter_floor)):
+            self._evict(adapter)
             return
-        entry = self._pop()
+        assert entry is not None, "room was promised and is not there"
         self._owner.prefix.evict(entry)
-        self._offer(entry.identity)
-        if entry.parent is not None and entry.parent.identity != entry.identity:
-            self._offer(entry.parent.identity)  # maybe its last successor was in the way
 
-    def _adapter_is_cheaper(self, floor: int) -> bool:
-        *_, adapter = self._adapters[0]
+    def _next(self) -> IdleAdapter | None:
+        adapter = self._idle.first(lambda a: self._owner.adapter_rank(a, self._now))
+        return adapter if adapter and (self._awaited or not adapter.awaited) else None
+
+    def _evict(self, adapter: IdleAdapter) -> int:
+        self._idle.remove(adapter)
+        self._owner.evict_adapter(adapter)
+        return len(adapter.blocks)
+
+    def _is_cheaper(self, adapter: IdleAdapter, entry: Entry, floor: int) -> bool:
         if self._owner.pool.counts.adapter - len(adapter.blocks) < floor:
             return False
-        return self._owner.adapter_cost(adapter) < self._prefixes[0][0]
-
-    def _skip_those_gone(self) -> None:
-        """One that continued an evicted block of another identity went with it."""
-        while self._prefixes and not self._owner.prefix.holds(self._prefixes[0][2]):
-            self._offer(self._pop().identity)
-
-    def _pop(self) -> Entry:
-        _, key, entry = heapq.heappop(self._prefixes)
-        self._offered.discard(key)
-        return entry
-
-    def _offer(self, identity: str) -> None:
-        entry = self._owner.prefix.oldest(identity)
-        if entry is not None and entry.key not in self._offered:
-            self._offered.add(entry.key)
-            heapq.heappush(self._prefixes, (self._owner.prefix_cost(entry), entry.key, entry))
+        return self._owner.adapter_cost(adapter) < self._owner.prefix_cost(entry)

@@ -64,6 +64,16 @@ def test_a_read_brings_exactly_the_files_bytes(make_cache, make_file) -> None:
     assert cache.used_bytes == 3 * BLOCK
 
 
+def test_those_that_made_room_for_others_are_told_once(make_cache, make_file) -> None:
+    cache = make_cache(4)
+    for name in "abc":
+        read(cache, name, make_file(name, 2), 2)
+    assert cache.take_lost() == ["a"] and cache.take_lost() == []
+    cache.drop("b")
+    assert cache.take_lost() == [], "whoever drops one knows"
+    assert cache.used_bytes == 2 * BLOCK
+
+
 def test_wanting_twice_reads_once(make_cache, make_file) -> None:
     cache, path = make_cache(4), make_file("a", 2)
     assert cache.want("a", path, 2 * BLOCK) and cache.want("a", path, 2 * BLOCK)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from engine.adapters import device_slots, work_items
-from engine.adapters.device_slots import fill_row, most_blocks, starts
+from engine.adapters.device_slots import DeviceSlots, most_blocks, outline_of, starts
 from engine.adapters.lora_classes import rung
 from engine.adapters.plan import StepPlanner
 from engine.adapters.slots import SlotTable
@@ -19,7 +20,7 @@ from engine.errors import AdapterInvalid
 from engine.kernels import lora_place, tiles
 from engine.ladder import Rung
 from engine.layout import MODULE_ID, MODULES, BlockLayout, Shapes, place
-from engine.messages import PackedModule, SamplingParams
+from engine.messages import PackedManifest, PackedModule, SamplingParams
 from engine.sequence import Chunk, Sequence, StepWork
 
 Make = Callable[..., Any]
@@ -70,7 +71,7 @@ def test_a_slots_row_says_rank_places_scaling_and_blocks() -> None:
     modules = (PackedModule(1, "v_proj", 5, -0.75), PackedModule(2, "down_proj", 3, 0.5))
     blocks = [9, 4, 7][: place(modules, layout).num_blocks]
     row = np.full(3 * len(MODULES) * 8 + 4, 77, dtype=np.int32)
-    fill_row(row, 3 * len(MODULES) * 8, modules, layout, blocks)
+    outline_of(modules, layout).fill(row, 3 * len(MODULES) * 8, blocks)
     entries = row[: 3 * len(MODULES) * 8].reshape(-1, 8)
     entry = entries[len(MODULES) + 2]
     units = layout.block_bytes // 256
@@ -79,6 +80,52 @@ def test_a_slots_row_says_rank_places_scaling_and_blocks() -> None:
     assert (entry[lora_place.A_BLOCK], entry[lora_place.B_BLOCK]) == (0, 0)
     assert entries[:, 0].sum() == 8, "what the adapter lacks has rank 0"
     assert row[3 * len(MODULES) * 8 :][: len(blocks)].tolist() == blocks
+
+
+def manifest(rev: str, modules: tuple[PackedModule, ...]) -> PackedManifest:
+    return PackedManifest(
+        rev=rev,
+        path="",
+        layout="",
+        num_blocks=1,
+        true_bytes=1,
+        max_rank=max(m.rank for m in modules),
+        changes_kv=True,
+        modules=modules,
+    )
+
+
+def test_what_is_in_an_adapter_is_gone_through_once_for_all_that_are_like_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(5)
+    layout, whole = random_layout(rng), random_modules(rng, 3, 9)
+    kinds = [
+        tuple(PackedModule(layer, module, 4, 2.0) for layer in range(3) for module in MODULES),
+        whole,
+        whole[:4],
+        tuple(replace(m, scaling=m.scaling + 1.0) for m in whole),
+        (replace(whole[0], bias=True), *whole[1:]),
+    ]
+    slots = DeviceSlots(layout, num_slots=3, max_rank=16, device=torch.device("cpu"))
+    made = []
+
+    def counted(*args: Any) -> Any:
+        made.append(args)
+        return outline_of(*args)
+
+    monkeypatch.setattr(device_slots, "outline_of", counted)
+    for n in range(60):
+        modules = kinds[n % 5]
+        blocks = rng.sample(range(1000), place(modules, layout).num_blocks)
+        slots.put(n % 3, manifest(f"r{n}", tuple(replace(m) for m in modules)), blocks)
+        row = np.full(slots.table.shape[1], 77, dtype=np.int32)
+        outline_of(modules, layout).fill(row, slots.blocks_at, blocks)
+        used = slots.blocks_at + len(blocks)
+        assert slots.table[n % 3, :used].tolist() == row[:used].tolist()
+        assert slots.max_rank[n % 3] == max(m.rank for m in modules)
+        assert slots.extras[n % 3] == any(m.bias for m in modules)
+    assert len(made) == len(kinds)
 
 
 def test_the_host_and_the_kernels_agree_on_the_words() -> None:

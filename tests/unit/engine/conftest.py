@@ -67,6 +67,7 @@ class FakeHost:
         self.cancelled: list[str] = []  # in all
         self._queued: set[str] = set()
         self._ended: list[HostDone] = []
+        self._lost: list[str] = []
 
     @property
     def used_bytes(self) -> int:
@@ -79,6 +80,7 @@ class FakeHost:
             full = self.used_bytes + num_bytes > self.limit_bytes
             if full and victim not in self.reading and victim not in self.protected:
                 del self.sizes[victim]
+                self._lost.append(victim)
         if self.used_bytes + num_bytes > self.limit_bytes:
             return False
         self.sizes[rev] = num_bytes
@@ -109,6 +111,10 @@ class FakeHost:
     def drop(self, rev: str) -> None:
         assert rev not in self.reading, "dropped while it is read"
         self.sizes.pop(rev, None)
+
+    def take_lost(self) -> list[str]:
+        lost, self._lost = self._lost, []
+        return lost
 
     def poll(self) -> list[HostDone]:
         told, self._ended = self._ended, []

@@ -90,6 +90,21 @@ def test_a_freed_block_carries_the_stamp_of_the_work_launched_before_it():
     assert pool.take_fences([second]) == ("copy", "step 2")
 
 
+def test_the_blocks_of_an_adapter_are_in_a_row_in_whatever_order_they_were_freed():
+    pool = BlockPool(8)
+    pool.release(reversed(pool.allocate(8, Owner.KV)))  # as a sequence leaves its own
+    assert pool.allocate(4, Owner.KV) == [7, 6, 5, 4], "first freed, first reused"
+    assert pool.allocate(4, Owner.ADAPTER) == [0, 1, 2, 3]
+
+
+def test_a_block_that_comes_and_goes_keeps_what_nobody_has_asked_for():
+    pool = BlockPool(2)
+    for step in ("step 1", "step 2", "step 2"):
+        pool.stamp = step
+        pool.release(pool.allocate(2, Owner.KV))
+    assert pool.take_fences(pool.allocate(2, Owner.ADAPTER)) == ("step 1", "step 2")
+
+
 def test_check_finds_a_lost_block():
     pool = BlockPool(2)
     pool.allocate(1, Owner.KV)

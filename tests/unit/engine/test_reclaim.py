@@ -23,6 +23,8 @@ class Adapter:
     served: int = 0
     hold: float = 0.0
     held_until: float = -math.inf
+    generation: int = 0
+    idle: bool = True
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Shop:
     policy: str = "cost"
     now: float = 0.0
     adapters: list[Adapter] = field(default_factory=list)
+    gone: list[Adapter] = field(default_factory=list)
     evicted: list[tuple[str, str]] = field(default_factory=list)
     priorities: dict[str, int] = field(default_factory=dict)
     on_disk: set[str] = field(default_factory=set)  # without a host copy
@@ -53,12 +56,14 @@ class Shop:
         )
         self.memory.bind(self)
 
-    def idle(self):
-        return list(self.adapters)
+    def take_changed(self):
+        return [*self.adapters, *self.gone]
 
     def evict_idle(self, rev, cause) -> None:
         adapter = next(a for a in self.adapters if a.rev == rev)
         self.adapters.remove(adapter)
+        self.gone.append(adapter)
+        adapter.idle = False
         self.pool.release(adapter.blocks)
         self.evicted.append((rev, cause))
 
@@ -73,7 +78,8 @@ class Shop:
         for _ in range(used - 1):
             usage.touch(self.now)
         blocks = self.pool.allocate(count, Owner.ADAPTER)
-        self.adapters.append(Adapter(rev, blocks, usage, loaded_at, **more))
+        turn = len(self.adapters) + len(self.gone)
+        self.adapters.append(Adapter(rev, blocks, usage, loaded_at, generation=turn, **more))
         return self.adapters[-1]
 
     def cache(self, tokens, identity="base", activation=0) -> list[int]:
@@ -422,3 +428,39 @@ def test_blocks_of_prompts_that_nobody_repeats_do_not_put_an_adapter_out(repeats
     shop.pool.check()
     prompts(200, 20)
     assert shop.left() == left
+
+
+# ------------------------------------------------------------------- however many there are
+def test_a_shortage_looks_at_the_identities_that_have_changed_and_at_no_others():
+    shop = Shop(num_blocks=4000)
+    for n in range(1000):
+        shop.now += 1.0
+        shop.cache([n] * 16, f"r{n}")
+    shop.memory.take_kv(1, None)
+    looked_at = []
+    oldest = shop.prefix.oldest
+    shop.prefix.oldest = lambda identity: looked_at.append(identity) or oldest(identity)
+    for _ in range(7):
+        shop.memory.take_kv(1, None)
+    assert looked_at == ["r0"] * 4 + ["r1"] * 3, "each after it has lost one"
+    shop.prefix.share(shop.prefix.find([3] * 17, "r3"))
+    shop.memory.take_kv(1, None)
+    assert set(looked_at) == {"r0", "r1", "r3"}, "one that is in use again"
+    shop.memory.check()
+
+
+def test_cached_kv_follows_the_priority_of_its_revision():
+    shop = Shop(num_blocks=12, priorities={"a": 40})
+    for rev in ("a", "b", "c"):
+        shop.cache([1] * 16, rev)
+
+    def left() -> list[int]:
+        return [len(shop.prefix.find([1] * 17, rev)) for rev in "abc"]
+
+    assert shop.memory.take_kv(1, None) and left() == [3, 4, 4]
+    shop.priorities["c"] = 10
+    shop.memory.reprice("c")
+    assert shop.memory.take_kv(2, None) and left() == [3, 4, 2]
+    shop.priorities["b"] = 10
+    with pytest.raises(AssertionError, match="b: 50"):
+        shop.memory.check()

@@ -405,3 +405,21 @@ def test_the_first_delta_says_how_long_a_request_was_queued(make):
     assert first.queued_seconds >= 0.4, "it waited for the read"
     assert all(d.queued_seconds is None for d in rest)
     assert h.deltas["warm"][0].queued_seconds == pytest.approx(0.01)
+
+
+def test_a_step_looks_at_those_that_host_memory_has_lost_and_at_no_others(make):
+    h = make(num_blocks=128, ram_blocks=80, slots=8)
+    for n in range(40):
+        h.add(f"r{n}")
+        h.load(f"r{n}", "ram")
+    h.run(until=lambda: h.state("r39") == "ram")
+    asked, ready = [], h.host.ready
+    h.host.ready = lambda rev: asked.append(rev) or ready(rev)
+    h.step(3)
+    assert asked == []
+    h.add("more")
+    h.load("more", "ram")
+    h.run(until=lambda: h.state("more") == "ram")
+    lost = [f"r{n}" for n in range(40) if not ready(f"r{n}")]
+    assert len(lost) == 1 and set(asked) <= {"more", *lost}
+    assert h.state(lost[0]) == "registered"
