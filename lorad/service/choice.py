@@ -6,6 +6,8 @@ completed.  Nobody need hurry to pull: what waits is text, a few bytes a token, 
 piece.  Knows no other answer and nobody to send to.
 """
 
+from collections.abc import Callable
+
 from engine.messages import SequenceDelta, TokenLogprobs
 from lorad.errors import LoradError
 from lorad.service.ask import Piece
@@ -13,7 +15,8 @@ from lorad.service.seams import Decoder
 
 
 class Choice:
-    """`silent`: ids that end a sequence and are not part of its text."""
+    """`silent`: ids that end a sequence and are not part of its text.  `new_decoder` makes another
+    one like `decoder`; None: it can be begun once."""
 
     def __init__(
         self,
@@ -25,6 +28,7 @@ class Choice:
         keep: bool = True,
         echo_ids: tuple[int, ...] = (),
         echo_text: str = "",
+        new_decoder: Callable[[], Decoder] | None = None,
     ) -> None:
         self.index = index
         self.request_id = request_id
@@ -34,7 +38,8 @@ class Choice:
         self.settled = False  # nothing is left to abort: the last delta came, or the abort is sent
         self.ended = False  # nothing more will be added to the last piece
         self.finish = ""  # stop | length, as its client is told
-        self._decoder = decoder
+        self._decoder, self._new_decoder = decoder, new_decoder
+        self._seen = False  # something of it was pulled
         self._silent = silent
         self._echoed = False
         self._keep = keep  # False: the generated token is only the price of scoring the prompt
@@ -63,8 +68,19 @@ class Choice:
         """Is there something to pull?"""
         return bool(self._text or self._pieces)
 
+    def begin_anew(self) -> bool:
+        """Its engine is gone, and another begins at the first token: forget what came.  False: its
+        reader has seen something of it, or it has ended; nothing is forgotten then."""
+        if self._seen or self.ended or self._new_decoder is None:
+            return False
+        self._decoder = self._new_decoder()
+        self._pieces, self._text, self._echoed = [], "", False
+        self.num_tokens = self.cached_tokens = 0
+        return True
+
     def pull(self) -> list[Piece]:
         """All that came since the last call: with log probabilities a piece a delta, else one."""
+        self._seen |= self.has_news
         pieces, self._pieces = self._pieces, []
         if self._text:
             pieces.append(Piece(index=self.index, text=self._text))

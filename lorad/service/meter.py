@@ -185,6 +185,13 @@ class Span:
         if delta.finish_reason is not None:
             self._end(delta, now)
 
+    def begin_anew(self) -> bool:
+        """See Choice; what an engine that is gone has computed stays counted."""
+        if not self._choice.begin_anew():
+            return False
+        self.begun, self.first, self.last, self.tokens = None, 0.0, 0.0, 0
+        return True
+
     def _begin(self, queued: float) -> None:
         self.begun = self._submitted + queued
         self._kind.queue_seconds.observe(self.begun - self._received)

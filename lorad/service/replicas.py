@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import structs
 
@@ -47,6 +47,13 @@ class Link(Protocol):
     def submit(self, submit: Submit, on_delta: OnDelta) -> None: ...
     def abort(self, request_id: str) -> None: ...
     async def pool(self, request: PoolRequest) -> PoolResult: ...
+
+
+@runtime_checkable
+class Anew(Protocol):
+    """Who may be told that a sequence begins at its first token again; False: it may not."""
+
+    def begin_anew(self) -> bool: ...
 
 
 class Looked(Protocol):
@@ -126,7 +133,8 @@ class _Flight:
     due: float  # on the clock
     at: Replica | None = None
     began: bool = False  # there
-    streamed: bool = False  # its client has seen something of it
+    answered: bool = False  # there are tokens of it
+    aborted: bool = False
     left: list[str] = field(default_factory=list)  # replicas that went away from under it
 
 
@@ -241,6 +249,7 @@ class Replicas:
         """End a sequence; its last delta follows.  Unknown ids are ignored."""
         flight = self._flights.get(request_id)
         if flight is not None and flight.at is not None:
+            flight.aborted = True
             flight.at.link.abort(request_id)
 
     async def pool(self, request: PoolRequest) -> PoolResult:
@@ -264,6 +273,9 @@ class Replicas:
     # ------------------------------------------------------------- inside
     def _alive(self) -> list[Replica]:
         return [replica for replica in self._replicas if replica.link.state == "ready"]
+
+    def _alive_but(self, gone: Replica) -> bool:
+        return any(replica is not gone for replica in self._alive())
 
     def _choose(self, rev: str | None, without: Collection[str]) -> Choice | None:
         seen = [replica.seen(without) for replica in self._replicas]
@@ -309,14 +321,19 @@ class Replicas:
         elif not flight.began:
             flight.began = True
             replica.begin(flight.submit.rev)
-        flight.streamed |= bool(delta.tokens)
+        flight.answered |= bool(delta.tokens)
         flight.on_delta(delta)
 
     def _go_on(self, flight: _Flight) -> bool:
         """Somewhere else, if nobody has seen anything of it and it did not do so before."""
         assert flight.at is not None
-        if flight.streamed or len(flight.left) >= MOST_MOVES:
+        if flight.aborted or len(flight.left) >= MOST_MOVES or not self._alive_but(flight.at):
             return False
+        if flight.answered:
+            sink = flight.on_delta
+            if not isinstance(sink, Anew) or not sink.begin_anew():
+                return False
+            flight.answered = False
         flight.left.append(flight.at.name)
         return self._send(flight)
 

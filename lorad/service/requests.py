@@ -258,15 +258,17 @@ class RequestService:
         choices = []
         for index in range(ask.num_sequences):
             prompt = prompts[index // ask.n]
+            new_decoder = partial(text.detokenizer, prompt, ask.stop)
             choices.append(
                 Choice(
                     index,
                     f"{unique}-{index}",
-                    text.detokenizer(prompt, ask.stop),
+                    new_decoder(),
                     silent=ends,
                     keep=ask.max_tokens != 0,
                     echo_ids=prompt if ask.echo else (),
                     echo_text=_echo(ask, text, index // ask.n),
+                    new_decoder=new_decoder,
                 )
             )
         generation = Generation(

@@ -38,7 +38,14 @@ class Scene:
     def __init__(self, n=1, seconds=60.0, **letters):
         self.aborted, self.answered, self.closed = [], 0, 0
         self.choices = [
-            Choice(i, f"r{i}", Letters(**letters), silent=frozenset({END})) for i in range(n)
+            Choice(
+                i,
+                f"r{i}",
+                Letters(**letters),
+                silent=frozenset({END}),
+                new_decoder=lambda: Letters(**letters),
+            )
+            for i in range(n)
         ]
         self.generation = Generation(
             Owner(self.aborted.append, self._answer, self._close),
@@ -102,6 +109,22 @@ def test_a_reader_who_comes_late_gets_everything_as_one_piece(scene):
         assert s.pulled() == [(0, "!", "length")]
         assert s.generation.over
         assert s.generation.usage().completion == 6
+
+    scene(scenario)
+
+
+def test_what_nobody_has_pulled_can_begin_anew_and_what_was_seen_cannot(scene):
+    async def scenario(make):
+        s = make(2)
+        s.say("lost")
+        assert s.choices[0].begin_anew()
+        s.say("whole", finish_reason="stop")
+        s.say("seen", 1)
+        assert s.pulled() == [(0, "whole", "stop"), (1, "seen", None)]
+        assert not s.choices[1].begin_anew() and not s.choices[0].begin_anew()
+        s.say("!", 1, finish_reason="length")
+        assert s.pulled() == [(1, "!", "length")]
+        assert s.generation.usage().completion == len("whole" + "seen!")
 
     scene(scenario)
 

@@ -177,6 +177,53 @@ def test_what_had_not_begun_goes_on_elsewhere_and_what_streamed_ends(fleet, even
     fleet(scenario)
 
 
+def test_an_answer_of_which_nobody_has_seen_anything_begins_anew(fleet, eventually):
+    class Sink(list):
+        __call__ = list.append
+        seen = False
+
+        def begin_anew(self):
+            self.clear()
+            return not self.seen
+
+    async def scenario(f):
+        f.silence()
+        sinks = whole, streamed = Sink(), Sink()
+        streamed.seen = True
+        for id, sink in zip(("whole", "streamed"), sinks, strict=True):
+            submit = Submit(request_id=id, prompt=[1], sampling=SamplingParams(), rev=None)
+            f.replicas.submit(submit, sink)
+        homes = {id: f.at(id)[0] for id in ("whole", "streamed")}
+        for id, name in homes.items():
+            f.engine(name).frame(deltas=(SequenceDelta(request_id=id, tokens=(5,)),))
+        await eventually(lambda: whole and streamed)
+        for name in set(homes.values()):
+            f.engine(name).die()
+        await eventually(lambda: streamed and streamed[-1].finish_reason == "error")
+        await eventually(lambda: f.at("whole"))
+        f.engine(f.at("whole")[0]).finish("whole")
+        await eventually(lambda: whole)
+        assert [(d.tokens, d.finish_reason) for d in whole] == [((1,), "stop")]
+        assert f.loads() == [(0, 0, {})] * 3
+
+    fleet(scenario)
+
+
+def test_what_its_client_gave_up_is_not_begun_anew(fleet, eventually):
+    async def scenario(f):
+        f.silence()
+        deltas = f.submit("a")
+        engine = f.engine(f.at("a")[0])
+        engine.abort = lambda request_id: None  # it dies before it hears of it
+        f.replicas.abort("a")
+        engine.die()
+        await eventually(lambda: deltas)
+        assert f.at("a") == [] and deltas[-1].code == "engine_restarting"
+        assert f.loads() == [(0, 0, {})] * 3
+
+    fleet(scenario)
+
+
 def test_it_goes_on_once_as_it_may_be_what_the_engine_died_of(fleet, eventually):
     async def scenario(f):
         f.silence()
