@@ -153,6 +153,13 @@ def _generating(status: wire.Status) -> wire.Status | wire.ModelStatus:
     return found
 
 
+def _one_engine(status: wire.Status | wire.ModelStatus) -> tuple[wire.PoolPicture, int]:
+    """The pool and the slots of one card; those of replicas are alike."""
+    replicas = status.replicas if isinstance(status, wire.ModelStatus) else ()
+    one = next((each for each in replicas if each.pool is not None), status)
+    return one.pool or wire.PoolPicture(), one.slots_total
+
+
 def _base(
     s: Session,
     model: Path | None,
@@ -169,8 +176,8 @@ def _base(
     length, held, slots = 0, blocks, 1024
     if model is None:
         status = _generating(s.client.status())
-        pool = status.pool or wire.PoolPicture()
-        model, length, slots = Path(status.base), status.max_model_len, status.slots_total
+        pool, slots = _one_engine(status)
+        model, length = Path(status.base), status.max_model_len
         if not (dtype or block_size or blocks or memory != AUTO):
             held = pool.total  # measured at its start, for its dtype and block size
         dtype, block_size = dtype or status.dtype, block_size or pool.block_size

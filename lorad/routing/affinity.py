@@ -21,7 +21,7 @@ from typing import Literal
 Reason = Literal["base", "home", "holder", "spill", "spread"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # one a replica and request: frozen ones take twice as long
 class Replica:
     """One engine as it is now.  All counts are of sequences."""
 
@@ -69,7 +69,7 @@ class _Hot:
 
 
 class Router:
-    """Call `choose` for each request."""
+    """Call `choose` for each request, and `look` for whoever only asks."""
 
     def __init__(self, terms: Terms | None = None) -> None:
         self._terms = terms or Terms()
@@ -81,12 +81,21 @@ class Router:
         if not alive:
             return None
         self._cool(alive, now)
+        if rev is not None:
+            self._warm(rev, alive, now)
+        return self.look(rev, alive)
+
+    def look(self, rev: str | None, replicas: Sequence[Replica]) -> Choice | None:
+        """What `choose` would say now; nothing is remembered."""
+        alive = [replica for replica in replicas if replica.alive]
+        if not alive:
+            return None
         if rev is None:
             least = min(alive, key=lambda replica: (replica.load, -replica.free_bytes))
             return Choice(least.name, "base")
         by_name = {replica.name: replica for replica in alive}
         ranked = [by_name[name] for name in ranking(rev, tuple(by_name))]
-        homes = ranked[: self._spread(rev, ranked, now)]
+        homes = ranked[: self.homes(rev)]
         home = min(homes, key=lambda replica: (replica.load, not replica.holds(rev)))
         full = self._full_at(alive)
         if home.load >= full or _has_no_room(rev, home, alive):
@@ -110,17 +119,15 @@ class Router:
         total = sum(replica.load for replica in alive) + 1
         return max(self._terms.spare, math.ceil(self._terms.excess * total / len(alive)))
 
-    def _spread(self, rev: str, ranked: Sequence[Replica], now: float) -> int:
-        """Its homes, one more if too many wait at those that it has."""
-        terms, homes = self._terms, min(self.homes(rev), len(ranked))
-        queued = sum(replica.waiting.get(rev, 0) for replica in ranked)
-        if queued <= terms.hot_queue * homes or homes == len(ranked):
-            return homes
+    def _warm(self, rev: str, alive: Sequence[Replica], now: float) -> None:
+        """One home more if too many wait at those that it has."""
+        terms, homes = self._terms, min(self.homes(rev), len(alive))
+        queued = sum(replica.waiting.get(rev, 0) for replica in alive)
+        if queued <= terms.hot_queue * homes or homes == len(alive):
+            return
         hot = self._hot.get(rev)
-        if hot is not None and now - hot.since < terms.settle_seconds:
-            return homes
-        self._hot[rev] = _Hot(homes + 1, since=now, busy=now)
-        return homes + 1
+        if hot is None or now - hot.since >= terms.settle_seconds:
+            self._hot[rev] = _Hot(homes + 1, since=now, busy=now)
 
     def _cool(self, alive: Sequence[Replica], now: float) -> None:
         """Few are hot at once: all of them are looked at."""

@@ -19,7 +19,7 @@ from engine.messages import EngineInfo, EngineSnapshot, SequenceDelta, Submit
 from engine.pooling.requests import PoolRequest, PoolResult
 from lorad.errors import LoradError
 from lorad.routing import affinity
-from lorad.routing.affinity import Choice, Reason, Router
+from lorad.routing.affinity import Reason, Router
 from lorad.service.engine_link import LinkState
 from lorad.service.flights import OnDelta
 
@@ -207,7 +207,7 @@ class Replicas:
 
     def choose(self, rev: str | None, without: Collection[str] = ()) -> Replica | None:
         """Where `rev` belongs now; None: nobody is ready."""
-        found = self._choose(rev, without)
+        found = self._router.look(rev, self._seen(without))
         return self._by_name[found.name] if found is not None else None
 
     def nearest(self, rev: str | None) -> str:
@@ -277,13 +277,12 @@ class Replicas:
     def _alive_but(self, gone: Replica) -> bool:
         return any(replica is not gone for replica in self._alive())
 
-    def _choose(self, rev: str | None, without: Collection[str]) -> Choice | None:
-        seen = [replica.seen(without) for replica in self._replicas]
-        return self._router.choose(rev, seen, self._clock())
+    def _seen(self, without: Collection[str]) -> list[affinity.Replica]:
+        return [replica.seen(without) for replica in self._replicas]
 
     def _route(self, rev: str | None, without: Collection[str]) -> Replica | None:
         """The same for a request, which is counted."""
-        found = self._choose(rev, without)
+        found = self._router.choose(rev, self._seen(without), self._clock())
         if found is None:
             return None
         replica = self._by_name[found.name]

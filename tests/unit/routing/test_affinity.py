@@ -93,6 +93,22 @@ def test_a_full_home_is_passed_over_for_whoever_holds_it_or_comes_next() -> None
     assert Router().choose("rev-1", fleet(**no_room), 0.0).name == third
 
 
+def test_a_home_without_room_leaves_the_load_to_who_has_some() -> None:
+    first, second = ranking("rev-1", NAMES)[:2]
+    tight = {n: {"free_bytes": 0} for n in NAMES}
+    assert Router().choose("rev-1", fleet(**tight), 0.0).name == first
+    roomy = tight | {second: {"free_bytes": 1}}
+    assert Router().choose("rev-1", fleet(**roomy), 0.0).name == second
+    there = roomy | {first: {"free_bytes": 0, "resident": {"rev-1"}}}
+    assert Router().choose("rev-1", fleet(**there), 0.0).name == first
+
+
+def test_who_only_looks_makes_no_adapter_hot() -> None:
+    router, first = Router(), ranking("rev-1", NAMES)[0]
+    assert router.look("rev-1", hot(99, first)).name == first
+    assert router.homes("rev-1") == 1 and router.look(None, []) is None
+
+
 def test_a_few_requests_more_than_the_others_have_are_no_reason_to_move() -> None:
     first = ranking("rev-1", NAMES)[0]
     few = {first: {"num_running": Terms().spare - 1, "resident": {"rev-1"}}}
