@@ -31,6 +31,7 @@ class Ragged:
 
     lengths: tuple[int, ...]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    uploaded: Tensor | None = None  # `on_device`, where it came with a step's other arrays
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -40,7 +41,14 @@ class Ragged:
     @cached_property
     def on_device(self) -> Tensor:
         """`starts` (sequences + 1,) int32."""
+        if self.uploaded is not None:
+            return self.uploaded
         return torch.tensor(self.starts, dtype=torch.int32, device=self.device)
+
+    @cached_property
+    def longest(self) -> int:
+        """Rows."""
+        return max(self.lengths)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -79,12 +87,25 @@ def ragged_attention(
 
 
 def _on_card(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged, scale: float, window: int) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    longest, starts = max(ragged.lengths), ragged.on_device
-    sides = (window, window) if window else (-1, -1)
-    out = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale, window_size=sides)
-    assert isinstance(out, Tensor)
+    """As torch.nn.attention.varlen calls it, whose wrapper is Python around every launch, and one
+    launch more: of a small step that is longer than its attention."""
+    longest, starts, side = ragged.longest, ragged.on_device, window or -1
+    forward = torch.ops.aten._flash_attention_forward
+    out: Tensor = forward(
+        q,
+        k,
+        v,
+        starts,
+        starts,
+        longest,
+        longest,
+        0.0,  # dropout
+        False,  # causal
+        return_debug_mask=False,
+        scale=scale,
+        window_size_left=side,
+        window_size_right=side,
+    )[0]
     return out
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels import backend
 from engine.kernels.elementwise import activate, layer_norm, rotate
 from engine.kernels.lora import lora_begin
 from engine.kernels.lora_meta import LoraMeta
@@ -33,6 +34,23 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (T, hidden) -> the same shape and dtype."""
         return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def of_sum(self, x: Tensor, delta: Tensor) -> Tensor:
+        """The norm of x + delta, both (T, hidden)."""
+        if not backend.use_kernels(x):
+            return self(x + delta)  # type: ignore[no-any-return]
+        from engine.kernels.layer_norm import sum_norm
+
+        return sum_norm(x, delta, self.weight, self.bias, self.eps, keep=False)
+
+    def with_sum(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """x + delta, in x's place where the kernels run, and the norm of it."""
+        if not backend.use_kernels(x):
+            x = x + delta
+            return x, self(x)
+        from engine.kernels.layer_norm import sum_norm
+
+        return x, sum_norm(x, delta, self.weight, self.bias, self.eps, keep=True)
 
 
 class EncoderLayer(nn.Module):
@@ -62,12 +80,11 @@ class EncoderLayer(nn.Module):
         """x (T, hidden) -> (T, hidden)."""
         if self.spec.post_norm:
             assert self.attention_norm is not None
-            x = self.attention_norm(x + self._attend(x, angles, ragged, lora))
-            normed: Tensor = self.ffn_norm(x + self._mlp(x, lora))
-            return normed
+            x = self.attention_norm.of_sum(x, self._attend(x, angles, ragged, lora))
+            return self.ffn_norm.of_sum(x, self._mlp(x, lora))
         ahead = x if self.attention_norm is None else self.attention_norm(x)
-        x = x + self._attend(ahead, angles, ragged, lora)
-        return x + self._mlp(self.ffn_norm(x), lora)
+        x, normed = self.ffn_norm.with_sum(x, self._attend(ahead, angles, ragged, lora))
+        return x + self._mlp(normed, lora)
 
     def _attend(
         self, x: Tensor, angles: Angles | None, ragged: Ragged, lora: LoraMeta | None

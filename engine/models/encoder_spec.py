@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.errors import ModelUnsupported
 from engine.layout import (
     FUSED_NAMES,
@@ -138,13 +141,21 @@ class EncoderSpec:
 
     def position_ids(self, tokens: Sequence[int]) -> list[int]:
         """Which row of the position table, or which angle, each token of a sequence has."""
+        places: list[int] = self.packed_positions(np.array(tokens), [len(tokens)]).tolist()
+        return places
+
+    def packed_positions(self, ids: NDArray[np.int64], lengths: Sequence[int]) -> NDArray[np.int64]:
+        """The same (T,) of sequences of these lengths, which lie one behind the other in ids (T,).
+        Each has a token at least."""
+        starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         if self.padding_id is None:
-            return list(range(len(tokens)))
-        found, count = [], self.padding_id
-        for token in tokens:
-            count += token != self.padding_id
-            found.append(self.padding_id if token == self.padding_id else count)
-        return found
+            plain: NDArray[np.int64] = np.arange(len(ids)) - np.repeat(starts, lengths)
+            return plain
+        real = ids != self.padding_id
+        count = np.cumsum(real)
+        ahead = np.repeat(count[starts] - real[starts], lengths)
+        rows: NDArray[np.int64] = np.where(real, count - ahead, 0) + self.padding_id
+        return rows
 
     def engine_name(self, published: str) -> str:
         """The engine's name of a published tensor."""

@@ -4,13 +4,17 @@ Goes in: a request, and what its adapter has.  Comes out: an Item for the queue,
 the error that says why not.  Knows nothing of queues and of where adapters are.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from engine.errors import RequestInvalid, UnknownRevision
 from engine.messages import PackedManifest
 from engine.models.bases import BaseSpec
 from engine.pooling.config import PoolingConfig
 from engine.pooling.head import Head
 from engine.pooling.pooler import Pooler
-from engine.pooling.queue import Item
+from engine.pooling.queue import Ids, Item
 from engine.pooling.requests import PoolRequest
 from engine.pooling.truncation import Truncation
 
@@ -41,35 +45,36 @@ class Admission:
         seconds.  Raises RequestInvalid, UnknownRevision."""
         if request.rev is not None and manifest is None:
             raise UnknownRevision(f"revision {request.rev[:12]} is unknown")
-        self._check_tokens(request)
+        tokens, types = self._checked(request)
         self._check_wishes(request, manifest)
         cuts = self._config.truncate if request.truncate is None else request.truncate
         truncation = Truncation(self._config.max_length, cuts, request.keeps)
-        tokens = truncation.fit(request.tokens)
+        if len(tokens) > self._config.max_length:
+            tokens = np.array(truncation.fit(request.tokens), np.int64)
+            if request.types is not None:
+                types = np.array(truncation.fit_types(request.types), np.int64)
         limit = request.deadline_seconds
         return Item(
             request,
             tokens,
-            None if request.types is None else truncation.fit_types(request.types),
+            types,
             order,
             num_cut=len(request.tokens) - len(tokens),
             deadline=None if limit is None else now + limit,
         )
 
-    def _check_tokens(self, request: PoolRequest) -> None:
-        """A foreign id would end the whole process inside the embedding: it is refused here."""
-        tokens, types, size = request.tokens, request.types, self._spec.vocab_size
-        if not tokens:
+    def _checked(self, request: PoolRequest) -> tuple[Ids, Ids | None]:
+        """Tokens and types.  A foreign id would end the whole process inside the embedding: it is
+        refused here."""
+        size, types = self._spec.vocab_size, request.types
+        if not len(request.tokens):
             raise RequestInvalid("the input has no tokens", hint="give some text")
-        if not 0 <= min(tokens) <= max(tokens) < size:
-            raise RequestInvalid(f"the input holds a token id outside 0..{size - 1}")
+        tokens = _ids_below(size, request.tokens, "token id")
         if types is None:
-            return
+            return tokens, None
         if len(types) != len(tokens):
             raise RequestInvalid(f"there are {len(tokens)} tokens and {len(types)} token types")
-        most = max(self._spec.num_types, 1)
-        if not 0 <= min(types) <= max(types) < most:
-            raise RequestInvalid(f"the input holds a token type outside 0..{most - 1}")
+        return tokens, _ids_below(max(self._spec.num_types, 1), types, "token type")
 
     def _check_wishes(self, request: PoolRequest, manifest: PackedManifest | None) -> None:
         if request.keeps < 0 or request.prompt_tokens < 0:
@@ -107,3 +112,13 @@ class Admission:
                 f"{who} has no classifier: there is no {missing}",
                 hint="ask a model, or an adapter, that was trained to classify",
             )
+
+
+def _ids_below(size: int, values: Sequence[int], what: str) -> Ids:
+    try:
+        ids = np.array(values, np.int64)
+    except OverflowError:
+        ids = np.array([-1])
+    if not 0 <= ids.min() <= ids.max() < size:
+        raise RequestInvalid(f"the input holds a {what} outside 0..{size - 1}")
+    return ids

@@ -4,7 +4,7 @@ Goes in: what was computed of inputs in a step, and on whose slot each ran.  Com
 the device still.  Knows nothing of steps and of how rows came to lie where they do.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from engine.layout import HEAD_DENSE
 from engine.models.bases import BaseSpec
 from engine.pooling.head import Head, scores
 from engine.pooling.pooler import Pooler, unit_length
+from engine.pooling.queue import Ids
 from engine.pooling.requests import PoolRequest
 from engine.pooling.token_scores import TokenScores
 
@@ -45,6 +46,28 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Lot:
+    """Several inputs' answers as one tensor, so that they leave the device together.
+
+    `values` (members, width); where `lengths` has the number of each one's rows, their token
+    vectors one behind the other.  `logits` (members, labels) of a classifier.
+    """
+
+    members: tuple[int, ...]  # numbers of inputs
+    values: Tensor
+    logits: Tensor | None = None
+    lengths: tuple[int, ...] = ()
+
+    def told(self) -> Iterable[tuple[int, Told]]:
+        """One for each."""
+        values = (
+            torch.split(self.values, list(self.lengths)) if self.lengths else self.values.unbind()
+        )
+        logits = [None] * len(values) if self.logits is None else self.logits.unbind()
+        return zip(self.members, map(Told, values, logits), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Answers:
     """`words`: what scores where there is no classifier.  `planner` must have planned the step."""
 
@@ -58,14 +81,42 @@ class Answers:
     def of(self, inputs: Sequence[Computed]) -> list[Told]:
         """One for each."""
         told: dict[int, Told] = {}
-        for task, members in groups(range(len(inputs)), lambda i: inputs[i].request.task).items():
-            if task == "embed":
-                self._embed(inputs, members, told)
-            elif task == "tokens":
-                self._tokens(inputs, members, told)
-            else:
-                self._classify(inputs, members, told)
+        numbered = dict(enumerate(inputs))
+        embedded = [i for i, one in numbered.items() if one.request.task == "embed"]
+        lots = self.others({i: one for i, one in numbered.items() if one.request.task != "embed"})
+        if embedded:
+            pooled = torch.stack([inputs[i].rows for i in embedded])
+            lots += self.embedded({i: inputs[i].request for i in embedded}, pooled)
+        for lot in lots:
+            told.update(lot.told())
         return [told[i] for i in range(len(inputs))]
+
+    @torch.no_grad()
+    def embedded(self, requests: Mapping[int, PoolRequest], pooled: Tensor) -> list[Lot]:
+        """`requests` by number, pooled (requests, width) fp32 in their order."""
+        numbers = list(requests)
+
+        def wish(place: int) -> tuple[bool | None, int | None]:
+            asked = requests[numbers[place]]
+            return asked.normalize, asked.dimensions
+
+        lots = []
+        for (normalize, dimensions), places in groups(range(len(numbers)), wish).items():
+            all_alike = len(places) == len(numbers)
+            rows = pooled if all_alike else torch.stack([pooled[place] for place in places])
+            values = self.pooler.finish(rows, normalize=normalize, dimensions=dimensions)
+            lots.append(Lot(tuple(numbers[place] for place in places), values))
+        return lots
+
+    @torch.no_grad()
+    def others(self, inputs: Mapping[int, Computed]) -> list[Lot]:
+        """Of inputs by number, none of which is embedded."""
+        lots = []
+        for task, members in groups(inputs, lambda i: inputs[i].request.task).items():
+            assert task != "embed"
+            make = self._tokens if task == "tokens" else self._classified
+            lots += make(inputs, members)
+        return lots
 
     def by_words(self, slot: int) -> bool:
         """Whether what runs on `slot` is scored by words, and not by a head."""
@@ -73,34 +124,24 @@ class Answers:
             return False
         return (self.spec.num_layers, "score.weight.rows") not in self.planner.ends_of(slot)
 
-    def _embed(
-        self, inputs: Sequence[Computed], members: Sequence[int], told: dict[int, Told]
-    ) -> None:
-        def wish(i: int) -> tuple[bool | None, int | None]:
-            return inputs[i].request.normalize, inputs[i].request.dimensions
-
-        for (normalize, dimensions), some in groups(members, wish).items():
-            pooled = torch.stack([inputs[i].rows for i in some])
-            done = self.pooler.finish(pooled, normalize=normalize, dimensions=dimensions)
-            told.update((i, Told(one)) for i, one in zip(some, done, strict=True))
-
-    def _tokens(
-        self, inputs: Sequence[Computed], members: Sequence[int], told: dict[int, Told]
-    ) -> None:
+    def _tokens(self, inputs: Mapping[int, Computed], members: Sequence[int]) -> list[Lot]:
         """As they leave the model: what stands behind pooling is for one vector."""
-        for i in members:
-            asked = inputs[i].request
-            rows = inputs[i].rows.float()[:, : asked.dimensions]
-            told[i] = Told(unit_length(rows) if asked.normalize else rows)
+        lots = []
+        for width, some in groups(members, lambda i: inputs[i].request.dimensions).items():
+            found = []
+            for i in some:
+                rows = inputs[i].rows.float()[:, :width]
+                found.append(unit_length(rows) if inputs[i].request.normalize else rows)
+            lots.append(Lot(tuple(some), torch.cat(found), lengths=tuple(map(len, found))))
+        return lots
 
-    def _classify(
-        self, inputs: Sequence[Computed], members: Sequence[int], told: dict[int, Told]
-    ) -> None:
+    def _classified(self, inputs: Mapping[int, Computed], members: Sequence[int]) -> list[Lot]:
+        lots = []
         for slot, some in groups(members, lambda i: inputs[i].slot).items():
             found = self._logits(slot, [inputs[i].rows for i in some])
             rule = self.pooler.spec.score_rule(found.shape[1])
-            for i, raw, score in zip(some, found, scores(found, rule), strict=True):
-                told[i] = Told(score, raw)
+            lots.append(Lot(tuple(some), scores(found, rule), found))
+        return lots
 
     def _logits(self, slot: int, rows: Sequence[Tensor]) -> Tensor:
         """By the adapter's own head, else by the base's, else by words of its output head."""
@@ -124,7 +165,7 @@ class Answers:
         return own, pairs.get((end, HEAD_DENSE))
 
 
-def num_read(tokens: Sequence[int], padding: int | None) -> int:
+def num_read(tokens: Ids, padding: int | None) -> int:
     """How many rows of an input a classifier's head looks at: a decoder's, as transformers has it,
     those up to the last token that is not `padding`; the first alone if all are."""
     count = len(tokens)

@@ -20,7 +20,8 @@ from engine.models.bases import BaseSpec
 from engine.models.decoder import Decoder, load_model
 from engine.models.encoder import Encoder, load_encoder
 from engine.models.encoder_spec import EncoderSpec
-from engine.pooling.queue import Item
+from engine.pooling.queue import Ids, Item
+from engine.upload import Parcel
 
 #: Rows of a block of a decoder's step; its attention reads whole ones.
 BLOCK_ROWS = 16
@@ -51,29 +52,31 @@ class Backbone(Protocol):
 
 
 class PackedEncoder:
-    """Sees both sides, and keeps nothing."""
+    """Sees both sides, and keeps nothing.  Steps of `max_rows` rows and `max_seqs` inputs have
+    pinned memory of their own to go up from."""
 
     kv_bytes = 0
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, *, max_rows: int, max_seqs: int) -> None:
         self._encoder = encoder
         self.spec, self.head, self.layers = encoder.spec, encoder.head, encoder.layers
         self.weight_bytes = _bytes([*encoder.parameters(), *encoder.head.values()])
+        words = 3 * (max_rows // 2 + 1) + max_seqs // 2 + 1  # two of what is sent in each
+        self._parcel = Parcel(words, encoder.word.device)
 
     def run(
         self, items: Sequence[Item], lora: LoraMeta | None, embedding: LoraMeta | None
     ) -> Tensor:
         """See Backbone; no adapter has anything ahead of an encoder's layers."""
-        device = self._encoder.word.device
-        ragged = Ragged(tuple(item.length for item in items), device)
-        rows = [token for item in items for token in item.tokens]
-        positions = [p for item in items for p in self.spec.position_ids(item.tokens)]
-        words = [rows, positions]
+        lengths = tuple(item.length for item in items)
+        ids = np.concatenate([item.tokens for item in items])
+        starts = np.array([0, *accumulate(lengths)])
+        arrays = [starts, ids, self.spec.packed_positions(ids, lengths)]
         if any(item.types is not None for item in items):
-            words.append([t for item in items for t in item.types or [0] * item.length])
-        there = torch.tensor(words).to(device)  # one upload
-        types = there[2] if len(words) > 2 else None
-        hidden: Tensor = self._encoder(there[0], there[1], types, ragged, lora)
+            arrays.append(np.concatenate([_types(item) for item in items]))
+        there, tokens, positions, *types = self._parcel.send([a.astype(np.int32) for a in arrays])
+        ragged = Ragged(lengths, self._encoder.word.device, there)
+        hidden: Tensor = self._encoder(tokens, positions, types[0] if types else None, ragged, lora)
         return hidden
 
 
@@ -106,7 +109,7 @@ class PackedDecoder:
     ) -> Tensor:
         """See Backbone."""
         lengths = [item.length for item in items]
-        tokens = [token for item in items for token in item.tokens]
+        tokens = np.concatenate([item.tokens for item in items])
         places, tables, slots = _lay_out(lengths)
         starts, ends = tuple(accumulate(lengths, initial=0)), tuple(lengths)
         if self.spec.sliding_windows and self._device.type == "cpu":
@@ -143,7 +146,7 @@ def load_backbone(
         encoder = load_encoder(
             folder, device=device, dtype=dtype, deterministic=deterministic, progress=progress
         )
-        return PackedEncoder(encoder)
+        return PackedEncoder(encoder, max_rows=max_rows, max_seqs=max_seqs)
     decoder = load_model(
         folder,
         device=device,
@@ -153,6 +156,10 @@ def load_backbone(
         progress=progress,
     )
     return PackedDecoder(decoder, max_rows=max_rows, max_seqs=max_seqs)
+
+
+def _types(item: Item) -> Ids:
+    return np.zeros(item.length, np.int64) if item.types is None else item.types
 
 
 def _lay_out(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,22 +1,26 @@
 """One step of a pooling core: inputs side by side, one forward, and what each is told.
 
-Goes in: inputs with their slots.  Comes out: a PoolResult for each.  Sequences lie in the order of
-their slots, so that an adapter's rows are a run, and then of their lengths.  Knows nothing of
-queues and of who may run.
+Goes in: inputs with their slots.  Comes out: a Landing, and from it, when the device is through, a
+PoolResult for each.  Sequences lie in the order of their slots, so that an adapter's rows are a
+run, and then of their lengths.  On a card nothing here waits for it but `collect`.  Knows nothing
+of queues and of who may run.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.lora_meta import LoraMeta
+from engine.kernels import backend
 from engine.models.spec import ModelSpec
-from engine.pooling.answers import Answers, Computed, num_read
+from engine.pooling.answers import Answers, Computed, Lot, num_read
 from engine.pooling.backbone import Backbone
 from engine.pooling.queue import Item
-from engine.pooling.requests import Floats, PoolResult
+from engine.pooling.requests import Floats, PoolRequest, PoolResult
+from engine.upload import Parcel
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,59 +31,124 @@ class Placed:
     slot: int
 
 
-@dataclass(slots=True)
-class StepRunner:
-    """Runs steps.  Used from one thread."""
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A step's answers on their way to the host; `there`: when they have arrived, None: they have.
+    The numbers of the lots' members are places in `batch`."""
 
-    backbone: Backbone
-    answers: Answers
+    batch: tuple[Placed, ...]
+    lots: tuple[Lot, ...]
+    there: torch.cuda.Event | None = None
+
+
+class StepRunner:
+    """Runs steps of `max_seqs` inputs.  Used from one thread."""
+
+    def __init__(self, backbone: Backbone, answers: Answers, *, max_seqs: int) -> None:
+        self._backbone, self._answers = backbone, answers
+        # What is computed ahead of it may go up on the same stream: a buffer of its own.
+        self._parcel: Parcel | None = None
+        self._words = 3 * max_seqs // 2 + 1
 
     @torch.no_grad()
-    def run(self, placed: Iterable[Placed]) -> list[PoolResult]:
-        """One forward; there is at least one input."""
+    def launch(self, placed: Iterable[Placed]) -> Landing:
+        """One forward; there is at least one input.  On a card it has not ended then."""
         batch = sorted(placed, key=lambda p: (p.slot, p.item.length, p.item.order))
-        lora = self.answers.planner.of_runs((p.item.length, p.slot) for p in batch)
-        rows = self._read(batch, self._forward(batch, lora))
-        told = self.answers.of(
-            [Computed(p.item.request, p.slot, x) for p, x in zip(batch, rows, strict=True)]
-        )
+        owners = [(p.item.length, p.slot) for p in batch]
+        lora = self._answers.planner.of_runs(owners)
+        embedding = self._answers.planner.ends(owners, "embed_tokens")
+        hidden = self._backbone.run([p.item for p in batch], lora, embedding)
+        lots = [_leaving(lot) for lot in self._read(batch, hidden)]
+        return Landing(tuple(batch), tuple(lots), _event() if hidden.is_cuda else None)
+
+    def collect(self, landing: Landing) -> list[PoolResult]:
+        """A result for each input; waits for the step."""
+        if landing.there is not None:
+            landing.there.synchronize()
+        told: dict[int, tuple[Floats, Floats | None]] = {}
+        for lot in landing.lots:
+            told.update(_copied(lot))
         return [
             PoolResult(
                 request_id=p.item.request.request_id,
                 num_tokens=p.item.length,
                 num_cut=p.item.num_cut,
-                values=array_of(one.values),
-                logits=None if one.logits is None else array_of(one.logits),
+                values=told[i][0],
+                logits=told[i][1],
             )
-            for p, one in zip(batch, told, strict=True)
+            for i, p in enumerate(landing.batch)
         ]
 
-    def _forward(self, batch: Sequence[Placed], lora: LoraMeta | None) -> list[Tensor]:
-        """Hidden states of each, (length, hidden)."""
-        owners = [(p.item.length, p.slot) for p in batch]
-        embedding = self.answers.planner.ends(owners, "embed_tokens")
-        hidden = self.backbone.run([p.item for p in batch], lora, embedding)
-        return list(torch.split(hidden, [p.item.length for p in batch]))
-
-    def _read(self, batch: Sequence[Placed], hidden: list[Tensor]) -> list[Tensor]:
-        """What each is made of, as `Computed` has it."""
-        spec = self.backbone.spec
+    def _read(self, batch: Sequence[Placed], hidden: Tensor) -> list[Lot]:
+        """What is told of hidden states (rows of all, hidden)."""
+        spec = self._backbone.spec
         padding = spec.pad_token_id if isinstance(spec, ModelSpec) else None
-        embedded = [i for i, p in enumerate(batch) if p.item.request.task == "embed"]
-        if embedded:
-            asked = [batch[i].item.request for i in embedded]
-            rows = [hidden[i] for i in embedded]
-            # Of an input that was cut there may be no more left than its prompt.
-            prompts = [min(r.prompt_tokens, len(x) - 1) for r, x in zip(asked, rows, strict=True)]
-            for i, one in zip(embedded, self.answers.pooler.pool(rows, prompts), strict=True):
-                hidden[i] = one
+        starts = [0, *accumulate(p.item.length for p in batch)]
+        embedded: dict[int, PoolRequest] = {}
+        others: dict[int, Computed] = {}
         for i, p in enumerate(batch):
-            if p.item.request.task == "classify" and not self.answers.by_words(p.slot):
-                hidden[i] = hidden[i][: num_read(p.item.tokens, padding)]
-        return hidden
+            request, count = p.item.request, p.item.length
+            if request.task == "embed":
+                embedded[i] = request
+                continue
+            if request.task == "classify" and not self._answers.by_words(p.slot):
+                count = num_read(p.item.tokens, padding)
+            others[i] = Computed(request, p.slot, hidden[starts[i] : starts[i] + count])
+        lots = self._answers.others(others)
+        if embedded:
+            pooled = self._pooled(hidden, starts, embedded)
+            lots += self._answers.embedded(embedded, pooled)
+        return lots
+
+    def _pooled(
+        self, hidden: Tensor, starts: Sequence[int], embedded: dict[int, PoolRequest]
+    ) -> Tensor:
+        """(embedded, width of all kinds) fp32."""
+        pooler, members = self._answers.pooler, list(embedded)
+        lengths = [starts[i + 1] - starts[i] for i in members]
+        # Of an input that was cut there may be no more left than its prompt.
+        asked = [embedded[i].prompt_tokens for i in members]
+        prompts = [min(count, n - 1) for count, n in zip(asked, lengths, strict=True)]
+        if not backend.use_kernels(hidden):
+            rows = [hidden[starts[i] : starts[i + 1]] for i in members]
+            return pooler.pool(rows, prompts)
+        if self._parcel is None:
+            self._parcel = Parcel(self._words, hidden.device)
+        firsts = np.array([starts[i] for i in members])
+        spans = pooler.spans_of(firsts, np.array(lengths), np.array(prompts))
+        (there,) = self._parcel.send([spans.ravel()])
+        return pooler.pool_spans(hidden, there.view(-1, 3))
 
 
 def array_of(x: Tensor) -> Floats:
     """A copy: a result must not keep the whole step's memory."""
     copied: Floats = x.float().cpu().clone().numpy()
     return copied
+
+
+def _copied(lot: Lot) -> Iterator[tuple[int, tuple[Floats, Floats | None]]]:
+    """Number, values and logits of each member of a lot on the host."""
+    values, logits = lot.values.numpy(), None if lot.logits is None else lot.logits.numpy()
+    ends = list(accumulate(lot.lengths))
+    for place, number in enumerate(lot.members):
+        own = slice(ends[place] - lot.lengths[place], ends[place]) if ends else place
+        yield number, (values[own].copy(), None if logits is None else logits[place].copy())
+
+
+def _leaving(lot: Lot) -> Lot:
+    """The same as tensors on the host, which fill by and by."""
+    logits = None if lot.logits is None else _to_host(lot.logits)
+    return replace(lot, values=_to_host(lot.values), logits=logits)
+
+
+def _to_host(x: Tensor) -> Tensor:
+    if not x.is_cuda:
+        return x.float()
+    there = torch.empty(x.shape, dtype=torch.float32, pin_memory=True)
+    return there.copy_(x, non_blocking=True)
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -100,7 +100,7 @@ class Beside:
             tokens = tokens[: num_read(tokens, self._spec.pad_token_id)]
         submit = Submit(
             request_id=POOLED + request.request_id,
-            prompt=tokens,
+            prompt=tokens.tolist(),
             sampling=NOTHING,
             rev=request.rev,
             priority=request.priority,

@@ -2,14 +2,18 @@
 
 Goes in: requests and commands, through `take`.  Comes out: a PoolingFrame from every `step`.  Each
 input is computed whole in one step, and nothing of it stays: there is no cache, no decode loop, and
-between two steps nobody holds a slot.  Adapters live as they do beside a decoder: the same packed
+whoever is not computed holds no slot.  Adapters live as they do beside a decoder: the same packed
 files, tiers, commands and events (`adapters/residency.py`).
+
+On a card a step is launched before the one ahead of it is told of: what that has to say comes down,
+and what arrives meanwhile is made ready, while the card computes.
 
 Everything happens on the thread that calls it; readers and copiers have threads of their own, and
 ring `bell` when there is something to do.
 """
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +31,7 @@ from engine.memory.reclaim import Reclaimer
 from engine.messages import AdapterEvent, Answer
 from engine.pooling.admission import Admission
 from engine.pooling.answers import Answers
-from engine.pooling.batch import Placed, StepRunner
+from engine.pooling.batch import Landing, Placed, StepRunner
 from engine.pooling.config import PoolingConfig
 from engine.pooling.machine import build, largest_step
 from engine.pooling.queue import Item, Queue
@@ -47,6 +51,17 @@ class PoolingFrame:
     results: tuple[PoolResult, ...] = ()
     adapters: tuple[AdapterEvent, ...] = ()
     answers: tuple[Answer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was launched."""
+
+    landing: Landing
+    items: tuple[Item, ...]
+    adapters: tuple[str, ...]
+    names: frozenset[str]  # of requests
+    began: float
 
 
 class PoolingCore:
@@ -89,7 +104,9 @@ class PoolingCore:
             lambda rev: self.residency.manifest(rev),
         )
         answers = Answers(machine.spec, machine.pooler, machine.head, machine.words, planner)
-        self._runner = StepRunner(machine.backbone, answers)
+        self._runner = StepRunner(machine.backbone, answers, max_seqs=self.config.max_num_seqs)
+        self._flight: Flight | None = None
+        self._ended = -math.inf  # when the last step was through, by the clock
         self._admission = Admission(
             self.config,
             machine.spec,
@@ -133,6 +150,11 @@ class PoolingCore:
     def num_waiting(self) -> int:
         """Requests in the queue."""
         return len(self._queue)
+
+    @property
+    def running(self) -> list[str | None]:
+        """Revisions, None = the base model, of all inputs that the device computes."""
+        return [item.request.rev for item in self._flight.items] if self._flight else []
 
     @property
     def queue(self) -> Queue:
@@ -179,7 +201,8 @@ class PoolingCore:
         except EngineError as error:
             self._fail(request.request_id, error.code, error.message)
             return
-        if request.request_id in self._queue:
+        running = self._flight.names if self._flight else frozenset()
+        if request.request_id in self._queue or request.request_id in running:
             self._fail(request.request_id, "invalid_value", "a request of this id is waiting")
             return
         if request.rev is not None:
@@ -201,8 +224,8 @@ class PoolingCore:
         self.residency.take_gone()
 
     def _relieve_who_starves(self) -> None:
-        """Nobody holds a slot between two steps, so that to reserve room is enough: whoever is
-        awaited makes way for who waited longer than is fair."""
+        """Nobody holds a slot for longer than a step, so that to reserve room is enough: whoever
+        is awaited makes way for who waited longer than is fair."""
         starving = self.residency.starving(self.config.starve_after)
         self.residency.reserve_for(starving.rev if starving else None)
 
@@ -210,19 +233,32 @@ class PoolingCore:
         return rev is None or self.residency.can_acquire(rev)
 
     def _run(self, items: list[Item]) -> None:
-        self._ran = bool(items)
-        if not items:
-            return
+        """Launch these, then tell of those who were launched before."""
+        ahead, self._flight = self._flight, self._launch(items) if items else None
+        self._ran = bool(items or ahead)
+        if ahead is not None:
+            self._settle(ahead)
+        if self._flight is not None and self._flight.landing.there is None:
+            self._settle(self._flight)  # it has landed: a CPU's step waits for itself
+            self._flight = None
+
+    def _launch(self, items: list[Item]) -> Flight:
         revs = {item.request.rev for item in items}
         slots = {rev: -1 if rev is None else self.residency.acquire(rev) for rev in revs}
         began = self._clock()
-        self._results += self._runner.run(Placed(i, slots[i.request.rev]) for i in items)
-        adapters = [rev for rev in revs if rev is not None]
-        rows = sum(item.length for item in items)
-        self.stats.note_pooled(rows, adapters, self._clock() - began)
-        for rev in adapters:
+        landing = self._runner.launch(Placed(i, slots[i.request.rev]) for i in items)
+        adapters = tuple(rev for rev in revs if rev is not None)
+        names = frozenset(item.request.request_id for item in items)
+        return Flight(landing, tuple(items), adapters, names, began)
+
+    def _settle(self, flight: Flight) -> None:
+        self._results += self._runner.collect(flight.landing)
+        began, self._ended = max(flight.began, self._ended), self._clock()
+        rows = sum(item.length for item in flight.items)
+        self.stats.note_pooled(rows, flight.adapters, self._ended - began)
+        for rev in flight.adapters:
             self.residency.release(rev)
-        for item in items:
+        for item in flight.items:
             self._forget(item)
 
     def _forget(self, item: Item | None) -> None:

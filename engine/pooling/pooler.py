@@ -7,8 +7,11 @@ and no adapters.
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import ModelUnsupported
@@ -16,6 +19,8 @@ from engine.kernels.elementwise import activate
 from engine.kernels.gemm import linear
 from engine.models import weights
 from engine.pooling.spec import DenseSpec, PoolingKind, PoolingSpec
+
+Spans = NDArray[np.integer[Any]]
 
 
 class Dense:
@@ -79,6 +84,25 @@ class Pooler:
             parts = [POOLS[kind](rows, left_out).float() for kind in self.spec.kinds]
             pooled.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         return torch.stack(pooled)
+
+    @torch.no_grad()
+    def pool_spans(self, hidden: Tensor, spans: Tensor) -> Tensor:
+        """hidden (T, hidden) on a card -> the same, of all sequences in one launch for each kind.
+
+        `spans` (sequences, 3) int32 are the columns of `spans_of`, on the card.
+        """
+        from engine.kernels.pool_rows import pool_rows
+
+        kinds, width = self.spec.kinds, hidden.shape[1]
+        out = torch.empty(len(spans), len(kinds) * width, device=hidden.device)
+        for kind, part in zip(kinds, torch.split(out, width, dim=1), strict=True):
+            pool_rows(hidden, spans, kind, part)
+        return out
+
+    def spans_of(self, starts: Spans, lengths: Spans, prompts: Spans) -> Spans:
+        """(sequences, 3) int32: where each begins, its first row that is looked at, its end."""
+        left_out = np.zeros_like(prompts) if self.spec.include_prompt else prompts
+        return np.stack([starts, starts + left_out, starts + lengths], axis=1).astype(np.int32)
 
     @torch.no_grad()
     def finish(

@@ -11,7 +11,12 @@ ones keep arriving.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.pooling.requests import PoolRequest
+
+Ids = NDArray[np.int64]
 
 #: So often may one that does not fit be passed by.
 PATIENCE = 4
@@ -24,8 +29,8 @@ class Item:
     """A request that waits.  `tokens` and `types` fit the model; `deadline` is the core's clock."""
 
     request: PoolRequest
-    tokens: list[int]
-    types: list[int] | None
+    tokens: Ids
+    types: Ids | None
     order: int
     num_cut: int = 0
     deadline: float | None = None
@@ -43,6 +48,7 @@ class Queue:
 
     max_tokens: int
     max_items: int
+    rows: int = 0  # of all who wait
     _items: dict[str, Item] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -57,10 +63,13 @@ class Queue:
     def add(self, item: Item) -> None:
         """At the end of its priority."""
         self._items[item.request.request_id] = item
+        self.rows += item.length
 
     def remove(self, request_id: str) -> Item | None:
         """Whoever it is, if it waits."""
-        return self._items.pop(request_id, None)
+        item = self._items.pop(request_id, None)
+        self.rows -= item.length if item is not None else 0
+        return item
 
     def waiting_for(self, rev: str | None) -> int:
         """Requests on `rev`, None = the base model."""
@@ -94,7 +103,7 @@ class Queue:
         for item in passed[:overtaken]:
             item.passed += 1
         for item in chosen:
-            del self._items[item.request.request_id]
+            self.remove(item.request.request_id)
         return chosen
 
     def _line(self) -> list[Item]:

@@ -163,12 +163,13 @@ class ServedPooling:
         )
 
     def snapshot(self) -> EngineSnapshot:
-        """One consistent picture.  Between two steps nothing runs: whoever has not ended waits."""
+        """One consistent picture.  Whoever the device computes runs, all others wait."""
         core = self.core
+        running = core.running
         return self._painter.paint(
             now=time.monotonic(),
-            everybody=Traffic(0, len(core.queue)),
-            base=Traffic(0, core.queue.waiting_for(None)),
+            everybody=Traffic(len(running), len(core.queue)),
+            base=Traffic(running.count(None), core.queue.waiting_for(None)),
             preemptions=0,
             late_masks=0,
             passes=self.stats.steps,

@@ -55,6 +55,18 @@ def test_the_kernels_give_what_torch_gives(
         assert np.abs(got[name] - values).max() < 1e-4, name
 
 
+def test_sums_norms_and_pooling_by_kernels_give_what_torch_gives(
+    drive: Callable[..., Any],
+    pack: Callable[[int], PackedManifest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = answers(drive(), manifests := [pack(1)])
+    monkeypatch.setattr(backend, "use_kernels", lambda x: True)
+    got = answers(drive(), manifests)
+    for name, values in expected.items():
+        assert np.abs(got[name] - values).max() < 1e-5, name
+
+
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[PackedManifest]]:
     """A Qwen3, and adapters of which one has a head of its own."""

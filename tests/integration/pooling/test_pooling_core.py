@@ -1,5 +1,6 @@
 """The pooling core: adapters come and go beside requests, and every request has one result."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,80 @@ def test_tasks_and_revisions_are_mixed_in_one_step(
         assert np.array_equal(driver.results["alone"].values, together[f"{n}"].values)
     assert together["4"].values.shape == (5, HIDDEN)  # type: ignore[union-attr]
     assert together["7"].logits.shape == (2,)  # type: ignore[union-attr]
+
+
+class Card:
+    """Stands in for an event: a step that has not landed when it is launched."""
+
+    def __init__(self, waited: list[str], name: str) -> None:
+        self._waited, self._name = waited, name
+
+    def synchronize(self) -> None:
+        self._waited.append(self._name)
+
+
+def flying(driver: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have steps land as a card's do; what was launched and waited for, by a step's first input."""
+    runner, told = driver.core._runner, list[str]()
+    launch = runner.launch
+
+    def launched(placed: Any) -> Any:
+        landing = launch(placed)
+        name = min(p.item.request.request_id for p in landing.batch)
+        told.append(f"launch {name}")
+        return dataclasses.replace(landing, there=Card(told, f"wait {name}"))
+
+    monkeypatch.setattr(runner, "launch", launched)
+    return told
+
+
+def test_a_card_is_given_the_next_step_before_the_last_is_waited_for(
+    drive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, plain = drive(max_num_seqs=1), drive()
+    order = flying(driver, monkeypatch)
+    for name in "abc":
+        driver.ask(name, tokens=[5, ord(name) % 40])
+        plain.ask(name, tokens=[5, ord(name) % 40])
+    driver.until(lambda: len(driver.results) == 3)
+    plain.step()
+    assert order == ["launch a", "launch b", "wait a", "launch c", "wait b", "wait c"]
+    for name in "abc":
+        assert np.array_equal(driver.results[name].values, plain.results[name].values)
+    driver.step()
+    assert driver.core.idle and driver.core.running == []
+
+
+def test_an_adapter_is_held_until_its_step_has_landed(
+    drive: Callable[..., Any],
+    pack: Callable[[int], PackedManifest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, manifest = drive(), pack(1)
+    driver.core.take(AddRevision(command_id=1, manifest=manifest))
+    driver.core.take(Load(command_id=2, rev=manifest.rev))
+    driver.until(lambda: 2 in driver.answers)
+    flying(driver, monkeypatch)
+    driver.ask("one", manifest.rev)
+    driver.step()
+    assert driver.core.running == [manifest.rev] and not driver.results
+    driver.core.take(AbortPool("one"))  # too late: it is told of
+    driver.core.take(RemoveRevision(3, manifest.rev))
+    revision = driver.core.residency.find(manifest.rev)
+    assert revision is not None and revision.running
+    driver.step()
+    assert not revision.running
+    driver.until(lambda: 3 in driver.answers)
+
+
+def test_what_flies_is_told_of_after_everybody_who_waits_is_forgotten(
+    drive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = drive(max_num_seqs=1)
+    flying(driver, monkeypatch)
+    driver.ask("flies")
+    driver.ask("waits")
+    driver.step()
+    assert driver.core.abandon() == ["waits"]
+    driver.step()
+    assert set(driver.results) == {"flies"} and not driver.results["flies"].code
