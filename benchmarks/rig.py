@@ -156,7 +156,7 @@ class Rig:
         )
         placement = place(modules, layout)
         path = self._scratch / f"adapter-{number}.bin"
-        path.write_bytes(self._noise(placement.num_blocks * layout.block_bytes))
+        path.write_bytes(self._noise(placement.num_blocks * layout.block_bytes * layout.shards))
         checksums.write(checksums.path_of(path), _sums(path, layout.block_bytes))
         return PackedManifest(
             rev=rev,

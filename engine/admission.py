@@ -36,6 +36,7 @@ class SchedulerLimits:
     starve_after: float = 2.0  # seconds
     speculation_tokens: int = 0  # drafts a sequence; 0 = none
     pooled_tokens: int = 1 << 30  # rows of inputs to be pooled, of a step in which somebody decodes
+    draft_cost: float = 0.0  # of a draft's token by a model, as a share of a step
 
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold the KV of `num_tokens`."""
@@ -176,6 +177,11 @@ class StepBuilder:
         self._rows[seq] += len(drafts)
         self._drafts[seq] = drafts
         self.left -= len(drafts)
+
+    @property
+    def fences(self) -> tuple[object, ...]:
+        """Of all blocks that were taken so far."""
+        return tuple(self._fences)
 
     def wait_for(self, fences: tuple[object, ...]) -> None:
         """Blocks that were taken for this step carry these events."""

@@ -16,15 +16,17 @@ from engine.adapters.plan import StepPlanner
 from engine.adapters.slots import SlotRow
 from engine.batch import Batcher
 from engine.config import EngineConfig
+from engine.draft_model import DraftModel
+from engine.drafting import pass_rows
 from engine.ladder import Ladder
 from engine.layout import BlockLayout
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest
 from engine.models.decoder import Decoder
-from engine.rehearsal import pretended, ranks_of, rehearse
+from engine.rehearsal import pretended, ranks_of, rehearse, rehearse_drafts
 from engine.runner import Runner
 from engine.sampler import Sampler, SamplerLimits
-from engine.speculation import draft_rows
+from engine.speculation import ROWS, draft_rows
 from engine.verifier import Verifier
 
 Progress = Callable[[str, float], None]
@@ -108,8 +110,38 @@ def make_runner(
     return Runner(model, arena, batcher, planner, sampler)
 
 
+def make_draft_model(
+    config: EngineConfig, model: Decoder, arena: Arena, runner: Runner
+) -> DraftModel:
+    """What drafts for the sequences of `runner`, with all that it will allocate but its graphs."""
+    rows = pass_rows(min(config.mixed_tokens, config.max_batch_tokens))
+    seqs = min(config.max_num_seqs, ROWS // 2)  # of a draft of one token each; see `Speculation`
+    ladder = None
+    if is_card(arena.device) and not config.deterministic:
+        ladder = Ladder(max_seqs=seqs, mixed_rows=min(config.graph_tokens, rows), often=rows)
+    batcher = Batcher(
+        max_rows=rows,
+        max_seqs=seqs,
+        max_blocks=-(-(config.max_model_len or model.spec.default_length) // config.block_size),
+        block_size=config.block_size,
+        device=arena.device,
+        ladder=ladder,
+        lookahead=True,
+    )
+    return DraftModel(
+        model,
+        [arena.draft_kv(layer) for layer in range(model.spec.num_layers)],
+        batcher,
+        runner.sampler,
+        longest=config.draft_tokens,
+        max_seqs=seqs,
+        vocab_size=runner.vocab_size,
+    )
+
+
 def warm_up(
     runner: Runner,
+    drafts: DraftModel | None,
     verifier: Verifier,
     config: EngineConfig,
     layout: BlockLayout,
@@ -119,11 +151,27 @@ def warm_up(
 
     Only a card has any of this to do.
     """
+    warm_up_steps(runner, drafts, config, layout, progress)
+    if config.device == "cuda":
+        for rank in ranks_of(config):
+            verifier.rehearse(*pretended(config, layout, rank, config.num_blocks))
+
+
+def warm_up_steps(
+    runner: Runner,
+    drafts: DraftModel | None,
+    config: EngineConfig,
+    layout: BlockLayout,
+    progress: Progress,
+) -> None:
+    """The part of it that all ranks of a model do together."""
     if config.device != "cuda":
         return
     runner.capture(lambda fraction: progress("graphs", 0.85 + 0.1 * fraction))
+    if drafts is not None:
+        drafts.capture()
     progress("warming up", 0.95)
     blocks, longest = config.num_blocks, config.max_model_len
     rehearse(runner, config, layout, max_len=longest, num_blocks=blocks)
-    for rank in ranks_of(config):
-        verifier.rehearse(*pretended(config, layout, rank, blocks))
+    if drafts is not None:
+        rehearse_drafts(drafts, config, max_len=longest, num_blocks=blocks)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from engine.kernels.attention_meta import AttentionMeta
 from engine.ladder import Ladder, Rung
+from engine.messages import SamplingParams
 from engine.sequence import Chunk, Sequence, StepWork
 from engine.upload import UploadRing, Words
 
@@ -39,6 +41,20 @@ class Batch:
     rung: Rung | None
     #: Sampled row i is row i.
     samples_every_row: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A step as it went up: enough for another Batcher, made alike, to lay it out again.
+
+    `words` are what each field holds of it; of the plan, its last words.
+    """
+
+    seqs: int
+    rows: int
+    draws: int
+    width: int  # of the block tables
+    words: tuple[npt.NDArray[np.generic], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +96,7 @@ class Batcher:
     ) -> None:
         self._block_size = block_size
         self.ladder = ladder
-        self._lookahead = lookahead
+        self.lookahead = lookahead
         self._shape = max_seqs, max_blocks
         max_draws = max(max_draws, max_seqs)
         # A step fills the plan from its end and the tables from their start: one copy brings both.
@@ -106,6 +122,9 @@ class Batcher:
         self._own_words = np.arange(max_rows) + self._cuts[1]  # where the given tokens lie
         self._tokens = torch.zeros_like(self._given) if lookahead else self._given
         self._blocks = _BlockLists(max_seqs, max_blocks)
+        #: Of the last step: its host buffer, sequences, rows, what it is padded to, draws, words
+        #: of the plan.
+        self._last: tuple[_Fields, int, int, Rung | None, int, int] | None = None
 
     def pack(
         self,
@@ -131,14 +150,40 @@ class Batcher:
         host.starts[1 : len(chunks) + 1] = ends
         if rung is not None:
             self._fill_padding(host, ends[-1], len(chunks), rung)
-        if self._lookahead:
+        if self.lookahead:
             self._fill_origins(host, chunks, ends, rung.rows if rung else ends[-1], drawing)
         self._fill_tables(host, chunks, ends[-1])
         draws = _draws(chunks, ends)
         host.picks[: len(draws.rows)] = draws.rows
         host.picks[len(draws.rows) : self._num_picks(len(draws.rows))] = 0
-        self._send(len(chunks), plan(host.plan, rung))
-        return self._batch(chunks, ends, rung, draws)
+        plan_words = plan(host.plan, rung)
+        self._last = host, len(chunks), ends[-1], rung, len(draws.rows), plan_words
+        self._send(len(chunks), plan_words)
+        return self._batch([c.start + c.length for c in chunks], ends, rung, draws)
+
+    def packed(self) -> Packed:
+        """The last step that was packed.  Read it before the next one: it holds views."""
+        assert self._last is not None
+        host, seqs, rows, rung, draws, plan_words = self._last
+        size = self._block_size
+        width = -(-int(host.lens[:seqs].max()) // size)
+        tables = np.ascontiguousarray(host.tables[:seqs, :width])
+        parts = self._parts(host, seqs, rows, rung, draws, plan_words)
+        return Packed(seqs, rows, draws, width, (*parts, tables))
+
+    def lay(self, packed: Packed) -> Batch:
+        """The batch of a step that another Batcher has packed, and its upload.  Nobody knows here
+        whose the sampled rows are."""
+        seqs, rows = packed.seqs, packed.rows
+        rung = self.ladder.find(rows, seqs) if self.ladder else None
+        host, plan_words = self._host(), len(packed.words[0])
+        parts = self._parts(host, seqs, rows, rung, packed.draws, plan_words)
+        for part, words in zip(parts, packed.words, strict=False):
+            part[:] = words
+        host.tables[:seqs, : packed.width] = packed.words[-1]
+        self._send(seqs, plan_words)
+        ends = host.starts[1 : seqs + 1].tolist()
+        return self._batch(host.lens[:seqs].tolist(), ends, rung, _nobodys(packed.draws))
 
     def blank(self, rung: Rung) -> Batch:
         """A batch of `rung` that is all padding, for a capture."""
@@ -153,6 +198,22 @@ class Batcher:
         self._blocks = _BlockLists(*self._shape)
 
     # ------------------------------------------------------------- filling
+    def _parts(
+        self, host: _Fields, seqs: int, rows: int, rung: Rung | None, draws: int, plan_words: int
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """Of each field but the tables what such a step fills."""
+        padded, spread = (rung.rows, rung.seqs) if rung else (rows, seqs)
+        return (
+            host.plan[len(host.plan) - plan_words :],
+            host.given[:padded],
+            host.origins[: padded if self.lookahead else 0],
+            host.positions[:padded],
+            host.mapping[:padded],
+            host.picks[: self._num_picks(draws)],
+            host.lens[:spread],
+            host.starts[: spread + 1],
+        )
+
     def _host(self) -> _Fields:
         words = self._ring.next()
         plan, given, origins, positions, mapping, picks, lens, starts, tables, _ = (
@@ -216,8 +277,9 @@ class Batcher:
         host.origins[:padded] = self._own_words[:padded]
         for chunk, end in zip(chunks, ends, strict=True):
             missing = chunk.start + chunk.length - len(chunk.drafts) - len(chunk.seq.tokens)
-            if missing > 0:
-                assert missing == 1, f"{chunk.seq.request_id}: rows of tokens that nobody draws"
+            if missing > 0:  # a row of a draft may stand on others, which are no rows of this step
+                is_drawn = missing == 1 or chunk.length == 1
+                assert is_drawn, f"{chunk.seq.request_id}: rows of tokens that nobody draws"
                 host.origins[end - 1] = self._cuts[-2] + drawing[chunk.seq]
 
     def _fill_tables(self, host: _Fields, chunks: tuple[Chunk, ...], rows: int) -> None:
@@ -238,14 +300,15 @@ class Batcher:
 
     # ------------------------------------------------------------- showing
     def _batch(
-        self, chunks: tuple[Chunk, ...], ends: list[int], rung: Rung | None, draws: "_Draws"
+        self, known: list[int], ends: list[int], rung: Rung | None, draws: "_Draws"
     ) -> Batch:
+        """`known` are the sequences' lengths, their rows in this step included."""
         rows = rung.rows if rung else ends[-1]
-        if self._lookahead:
+        if self.lookahead:
             origins = self._origins[:rows]
             torch.index_select(self._words, 0, origins, out=self._tokens[:rows])
-        more = rung.seqs - len(chunks) if rung else 0
-        lens = (*(c.start + c.length for c in chunks), *[0] * more)
+        more = rung.seqs - len(known) if rung else 0
+        lens = (*known, *[0] * more)
         starts = (0, *ends, *range(ends[-1] + 1, ends[-1] + more + 1))  # of single rows
         return self._view(lens, starts, rows, rung, draws)
 
@@ -293,6 +356,11 @@ class _Draws:
 
 
 NO_DRAWS = _Draws([], (), {})
+
+
+def _nobodys(draws: int) -> _Draws:
+    seq = Sequence("", [0], 1, SamplingParams(), None, "", "", 0, 0)
+    return _Draws([], (seq,) * draws, {})
 
 
 def _draws(chunks: tuple[Chunk, ...], ends: list[int]) -> _Draws:

@@ -295,9 +295,12 @@ class EngineClient:
         return max(inside, time.monotonic() - self._heard)
 
 
-def packed_layout(spec: ModelSpec, *, block_size: int, dtype: str) -> BlockLayout:
-    """The layout of packed adapters; `dtype` is the resolved one of EngineInfo, never `auto`."""
-    return spec.block_layout(block_size=block_size, dtype=dtype)
+def packed_layout(
+    spec: ModelSpec, *, block_size: int, dtype: str, draft_bytes: int = 0
+) -> BlockLayout:
+    """The layout of packed adapters; `dtype` is the resolved one of EngineInfo, never `auto`, and
+    `draft_bytes` its `draft_block_bytes`."""
+    return spec.block_layout(block_size=block_size, dtype=dtype, draft_bytes=draft_bytes)
 
 
 async def pack(
@@ -309,8 +312,11 @@ async def pack(
     out_dir: Path,
     max_rank: int = 512,
     purpose: Purpose | None = None,
+    draft_bytes: int = 0,
 ) -> PackedManifest:
     """Pack `folder` for the engine of `model` into `out_dir`, in a process of its own.
+
+    `block_size`, `dtype` and `draft_bytes` are EngineInfo's, the last one its `draft_block_bytes`.
 
     Raises AdapterInvalid with its E_ code when the folder is refused, EngineError when the packer
     itself fails (`no_room`: the disk is full; `load_failed`: files that cannot be read or written).
@@ -319,7 +325,7 @@ async def pack(
     stdout = await _helper(
         ("engine.adapters.pack", "--folder", str(folder), "--model", str(model)),
         ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
-        ("--max-rank", str(max_rank), *_purpose(purpose)),
+        ("--max-rank", str(max_rank), "--draft-bytes", str(draft_bytes), *_purpose(purpose)),
         what=f"packing {folder}",
     )
     return msgspec.json.decode(stdout, type=PackedManifest)
@@ -336,6 +342,7 @@ async def verify(
     packed: Path | None = None,
     max_rank: int = 512,
     purpose: Purpose | None = None,
+    draft_bytes: int = 0,
 ) -> Verified:
     """Write the probe file of `folder` for the engine of `model`, in a process of its own.
 
@@ -345,7 +352,8 @@ async def verify(
     stdout = await _helper(
         ("engine.adapters.verify", "--folder", str(folder), "--model", str(model)),
         ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
-        ("--max-rank", str(max_rank), *_purpose(purpose), "--probe", str(probe)),
+        ("--max-rank", str(max_rank), "--draft-bytes", str(draft_bytes), *_purpose(purpose)),
+        ("--probe", str(probe)),
         () if packed is None else ("--packed", str(packed)),
         what=f"verifying {folder}",
     )

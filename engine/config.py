@@ -15,12 +15,13 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 EvictionPolicy = Literal["cost", "lru", "fifo", "lfu"]
 #: Kinds of drafts that are known elsewhere, and why there are none here.
 NO_DRAFTS = {
-    "draft": "a draft model is not served yet",
     "eagle": "heads that draft are not served",
     "medusa": "heads that draft are not served",
     "mtp": "heads that draft are not served",
 }
 MOST_DRAFT_TOKENS = 8
+#: GPUs of one host, at the most.
+MOST_RANKS = 16
 #: Of a card's memory so much may be in use at the most, whoever has it.
 MOST_UTILIZATION = 0.98
 #: How much of a packed file is held against its checksums when it is read: a block, or all of it.
@@ -68,10 +69,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     load_bytes_in_flight: int = 256 * MIB
     verify_on_load: VerifyOnLoad = "off"
     deterministic: bool = False
-    speculation: str = "off"  # or "ngram": drafts from a sequence's own tokens
+    speculation: str = "off"  # "ngram": drafts from a sequence's own tokens; "draft": a model's
     speculation_tokens: int = 4  # the longest draft
+    draft_model: str = ""  # with "draft": the folder of a smaller model of the same vocabulary
     threads: int = 0  # CPU threads for torch; 0 = its default
     pools: PoolsToo | None = None  # None: it generates alone
+    tensor_parallel: int = 1  # processes that share the model, one a GPU
+    pipeline_parallel: int = 1  # nothing else is served
     fail_reads_slowly: float = 0.0  # fault injection: seconds slept in the RAM-tier reader
 
     def __post_init__(self) -> None:
@@ -105,11 +109,40 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         need(self.load_bytes_in_flight > 0, "load_bytes_in_flight", "above 0 bytes")
         need(self.threads >= 0, "threads", "0 (auto) or more")
         self._check_speculation()
+        self._check_ranks()
         if self.max_batch_tokens and self.max_batch_tokens < self.max_num_seqs:
             rows, seqs = self.max_batch_tokens, self.max_num_seqs
             raise ConfigError(
                 f"max_batch_tokens = {rows} is below max_num_seqs = {seqs}",
                 hint="each running sequence needs a row in every step",
+            )
+
+    def _check_ranks(self) -> None:
+        if self.pipeline_parallel != 1:
+            raise ConfigError(
+                f"pipeline_parallel = {self.pipeline_parallel}: layers are not spread over GPUs: a "
+                "stage would wait for the others in every token, and adapters gain nothing from it",
+                hint="set tensor_parallel, which shares every layer among the GPUs of one host",
+            )
+        ranks = self.tensor_parallel
+        if not 1 <= ranks <= MOST_RANKS:
+            raise ConfigError(f"tensor_parallel = {ranks}: must be 1 to {MOST_RANKS}")
+        if ranks > 1 and self.deterministic:
+            raise ConfigError(
+                f"tensor_parallel = {ranks}: not with deterministic: in what order GPUs add up "
+                "their parts depends on how many rows a step has",
+                hint="set tensor_parallel = 1, or deterministic = false",
+            )
+        if ranks > 1 and self.draft_model:
+            raise ConfigError(
+                f"tensor_parallel = {ranks}: not with draft_model: its KV lies in the model's "
+                "blocks, and of those every GPU has a part",
+                hint='set speculation = "ngram", which needs no model, or "off"',
+            )
+        if ranks > 1 and self.pools is not None:
+            raise ConfigError(
+                f"tensor_parallel = {ranks}: not for a model that makes vectors or scores too",
+                hint="let one [[models]] entry generate on all GPUs, and another pool on one",
             )
 
     @property
@@ -124,11 +157,21 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def _check_speculation(self) -> None:
         kind, tokens = self.speculation, self.speculation_tokens
-        if kind not in ("off", "ngram"):
+        if kind not in ("off", "ngram", "draft"):
             why = NO_DRAFTS.get(kind.partition("-")[0].lower().rstrip("0123456789"))
             raise ConfigError(
                 f"speculation = {kind!r}: {why or 'there is no such kind of drafts'}",
-                hint='"ngram" drafts from the text itself and needs no model; "off" is none',
+                hint='"ngram" drafts from the text itself, "draft" by draft_model; "off" is none',
+            )
+        if kind == "draft" and not self.draft_model:
+            raise ConfigError(
+                "speculation = 'draft': draft_model names no model that drafts",
+                hint='set it to the folder of a smaller model of the same vocabulary, or "ngram"',
+            )
+        if kind != "draft" and self.draft_model:
+            raise ConfigError(
+                f"draft_model = {self.draft_model!r}: speculation = {kind!r} has no use for it",
+                hint='set speculation = "draft", or leave draft_model out',
             )
         if not 1 <= tokens <= MOST_DRAFT_TOKENS:
             raise ConfigError(f"speculation_tokens = {tokens!r}: must be 1 to {MOST_DRAFT_TOKENS}")

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
 from engine.admission import SchedulerLimits
-from engine.assembly import make_planner, make_runner, warm_up
+from engine.assembly import make_draft_model, make_planner, make_runner, warm_up
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.explain import Explainer
@@ -45,6 +45,8 @@ from engine.messages import (
 from engine.pooling.beside import Beside
 from engine.pooling_messages import AbortPool, Pooled, PoolRequest
 from engine.prefill_clock import PrefillClock
+from engine.ranks.crew import Crew
+from engine.ranks.joint_copier import JointCopier
 from engine.runner import Flight
 from engine.sampling_plan import problem
 from engine.scheduler import Scheduler
@@ -65,7 +67,8 @@ COPYING_SECONDS = 0.0005
 class EngineCore:
     """One engine on the calling thread.  `progress` hears of the start; see `engine/startup.py`.
 
-    `lookahead` None: on a card, unless deterministic.
+    `lookahead` None: on a card, unless deterministic.  `on_death`, from another thread, when a rank
+    has died without which no step ends; None: the process says so and ends.
     """
 
     def __init__(
@@ -75,9 +78,12 @@ class EngineCore:
         progress: Callable[[str, float], None] = lambda *_: None,
         bell: threading.Event | None = None,
         lookahead: bool | None = None,
+        on_death: Callable[[str], None] | None = None,
     ) -> None:
         self.bell = bell or threading.Event()
-        self.machine = machine = build(config, progress=progress, wake=self.bell.set)
+        #: The other ranks of the model; None = this process has all of it.
+        self.crew: Crew | None = None
+        self.machine = machine = self._build(config, progress, lookahead, on_death)
         self.config = config = machine.config
         self.info: EngineInfo = machine.info
         self.pool = machine.pool
@@ -97,17 +103,12 @@ class EngineCore:
             room=self.reclaimer,
             clock=time.monotonic,
             block_bytes=machine.layout.block_bytes,
+            shards=machine.layout.shards,
             bytes_in_flight=config.load_bytes_in_flight,
             thrash_window=config.thrash_window,
             layout=machine.layout.id,
             base=machine.info.base,
             max_rank=config.max_rank,
-        )
-        self.scheduler = Scheduler(
-            memory=self.reclaimer,
-            residency=self.residency,
-            limits=_limits(machine),
-            clock=time.monotonic,
         )
         if lookahead is None:
             lookahead = machine.device.type == "cuda" and not config.deterministic
@@ -120,6 +121,16 @@ class EngineCore:
         if self.pooling is not None:
             self.runner.pool = self.pooling.launch
             self.info = replace(self.info, pooling=self.pooling.info)
+        self.draft_model = None
+        if machine.draft is not None:
+            self.draft_model = make_draft_model(config, machine.draft, machine.arena, self.runner)
+        self.scheduler = Scheduler(
+            memory=self.reclaimer,
+            residency=self.residency,
+            limits=_limits(machine),
+            clock=time.monotonic,
+            draft_model=self.draft_model,
+        )
         self.verifier = Verifier(
             machine.arena,
             planner,
@@ -128,7 +139,11 @@ class EngineCore:
             deterministic=config.deterministic,
             wake=self.bell.set,
         )
-        warm_up(self.runner, self.verifier, config, machine.layout, progress)
+        drafts = self.draft_model
+        warm_up(self.runner, drafts, self.verifier, config, machine.layout, progress)
+        if self.crew is not None:
+            self.crew.serve()
+            self.runner.crew, planner.on_slot = self.crew, self.crew.slot
         self.stats = Stats(self._lora_bytes)
         self._painter = Painter(
             pool=self.pool,
@@ -226,8 +241,35 @@ class EngineCore:
         self.guides.close()
         self.machine.copier.close()
         self.machine.host.close()
+        if self.crew is not None:
+            self.crew.close()
 
     # ------------------------------------------------------------- one level down
+    def _build(
+        self,
+        config: EngineConfig,
+        progress: Callable[[str, float], None],
+        lookahead: bool | None,
+        on_death: Callable[[str], None] | None,
+    ) -> Machine:
+        """With other ranks, which are told what there is to copy, if they share the model."""
+        wake = self.bell.set
+        if config.tensor_parallel == 1:
+            return build(config, progress=progress, wake=wake)
+        self.crew = crew = Crew(config, lookahead=lookahead, wake=wake, on_death=on_death)
+        try:
+            return build(
+                config,
+                progress=progress,
+                wake=wake,
+                ranks=crew.ranks,
+                memory=crew.memory,
+                share=lambda own, host: JointCopier(own, crew, host),
+            )
+        except BaseException:
+            crew.abandon()
+            raise
+
     def _carry_out_commands(self) -> None:
         commands, self._commands = self._commands, []
         for command in commands:
@@ -242,6 +284,8 @@ class EngineCore:
                     )
                 case Explain():
                     self._answers.append(self._explain(command))
+                case VerifyRevision() if self.crew is not None:
+                    self._answers.append(_no_verifying(command.command_id))
                 case VerifyRevision():
                     self.verifier.command(command)
                 case PoolRequest():
@@ -388,6 +432,13 @@ class EngineCore:
         return revision.manifest.true_bytes if revision else 0
 
 
+def _no_verifying(command_id: int) -> Answer:
+    text = (
+        "tensor_parallel is above 1: every GPU has a part alone, which no file says the result of"
+    )
+    return Answer(command_id=command_id, code="conflict", message=text)
+
+
 def _no_pooling(request_id: str) -> Pooled:
     text = "this engine generates, and makes no vectors and scores"
     return Pooled(request_id=request_id, code="invalid_value", message=text)
@@ -408,6 +459,7 @@ def _limits(machine: Machine) -> SchedulerLimits:
         starve_after=config.starve_after,
         speculation_tokens=config.draft_tokens,
         pooled_tokens=config.pooled_tokens,
+        draft_cost=machine.info.draft_weight_bytes / machine.info.weight_bytes,
     )
 
 

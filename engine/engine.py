@@ -65,6 +65,8 @@ class Engine(Library[EngineCore], PoolingCalls):
             dtype=core.info.dtype,
             max_rank=now.max_rank,
             purpose=core.info.purpose,
+            draft_bytes=core.info.draft_block_bytes,
+            ranks=now.tensor_parallel,
         )
 
     @property

@@ -7,8 +7,10 @@ Torch-free: a start asks it, and whoever wants to know beforehand what a start w
 from msgspec.structs import replace
 
 from engine.config import EngineConfig
+from engine.draft_fit import check_reach, draft_block_bytes, read_draft
 from engine.errors import ConfigError
 from engine.layout import BlockLayout
+from engine.models.shard import split
 from engine.models.spec import ModelSpec
 
 
@@ -16,12 +18,17 @@ def check_fit(config: EngineConfig, spec: ModelSpec) -> None:
     """Raise what a start on this model would, as far as that needs no look at a device: how much a
     card holds, and where `device` is auto whether there is one, the start alone knows."""
     check_length(config, spec)
+    draft = read_draft(config, spec)
+    check_reach(config, draft)
+    spec = split(spec, config.tensor_parallel)
     if config.device != "cpu" and not config.num_blocks:
         return
     dtype = "float32" if config.dtype == "auto" else config.dtype
-    layout = spec.block_layout(block_size=config.block_size, dtype=dtype)
+    resolved = replace(config, dtype=dtype)
+    share = {"draft_bytes": draft_block_bytes(resolved, draft)} if draft is not None else {}
+    layout = spec.block_layout(block_size=config.block_size, dtype=dtype, **share)
     config = replace(config, num_blocks=plan_blocks(config, layout, spec))
-    fit_length(config, spec)
+    check_reach(fit_length(config, spec), draft)
     if config.device == "cpu" or config.dtype != "auto":  # else a block's size is not known yet
         check_floors(config, layout)
 
@@ -84,7 +91,7 @@ def plan_blocks(
         useful = (
             config.max_num_seqs * -(-length // config.block_size) + config.slots * adapter_blocks
         )
-        blocks = min(config.cpu_pool // layout.block_bytes, useful)
+        blocks = min(config.cpu_pool // (layout.block_bytes * layout.shards), useful)
     if blocks < 3:
         raise ConfigError(
             f"the arena would hold {blocks} blocks of {layout.block_bytes} bytes",

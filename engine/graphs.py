@@ -20,7 +20,6 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.kernels.lora_meta import LoraClass, LoraMeta
 from engine.ladder import Ladder, Rung
-from engine.memory.arena import Arena
 from engine.models.decoder import Decoder
 
 #: What a graph bakes in: the padded sizes, the plan's class (None = base rows only), and whether
@@ -42,21 +41,23 @@ class Replayable(Protocol):
 
 
 class StepGraphs:
-    """The model over one arena, for steps padded to a rung of `ladder`."""
+    """The model over one arena, whose view of each layer is in `kv`, for steps padded to a rung of
+    `ladder`."""
 
-    def __init__(self, model: Decoder, arena: Arena, ladder: Ladder) -> None:
+    def __init__(self, model: Decoder, kv: Sequence[Tensor], ladder: Ladder) -> None:
         self._model = model
-        self._kv = [arena.kv(layer) for layer in range(model.spec.num_layers)]
-        device, table = arena.device, model.embedding
+        self._kv = kv
+        device, table = model.embedding.device, model.embedding
         seqs = ladder.decode[-1].seqs
         rows = max((rung.rows for rung in ladder.mixed), default=0)
         rows = max(rows, seqs)
         self._logits = torch.zeros(
-            ladder.draws[-1], table.shape[0], dtype=torch.float32, device=device
+            ladder.draws[-1], model.spec.vocab_size, dtype=torch.float32, device=device
         )
         self._hidden = torch.zeros(rows, table.shape[1], dtype=table.dtype, device=device)
         self._embedded = torch.zeros_like(self._hidden)
         self._graphs: dict[Key, Replayable] = {}
+        self._collectives: dict[Key, int] = {}  # that ranks take part in with each of them
         self._kinds: dict[Rung, list[LoraClass]] = {}
         self._has_run: set[object] = set()
         self._seen: dict[Key, int] = {}
@@ -108,6 +109,8 @@ class StepGraphs:
         else:
             graph.replay()
             self.num_replays += 1
+            if self._model.ranks is not None:
+                self._model.ranks.count += self._collectives[_key(batch, lora, given)]
         if not rung.single:
             return self.head(self.hidden(batch), batch)
         logits = self._logits[: rung.rows]
@@ -156,9 +159,12 @@ class StepGraphs:
             if self._is_new(batch, lora):
                 self._compute(batch, lora, given)
                 self._stream.synchronize()
+            before = self._model.ranks.count if self._model.ranks else 0
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             self._compute(batch, lora, given)
             graph.capture_end()
+            if self._model.ranks is not None:
+                self._collectives[_key(batch, lora, given)] = self._model.ranks.count - before
         current.wait_stream(self._stream)
         return graph
 

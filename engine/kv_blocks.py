@@ -15,6 +15,7 @@ class KvBlocks:
     def __init__(self, memory: Reclaimer, limits: SchedulerLimits) -> None:
         self._memory, self._limits = memory, limits
         self._pool, self._prefix = memory.pool, memory.prefix
+        self._drafted: set[int] = set()  # blocks that hold a draft model's KV of all their tokens
 
     def cached(self, seq: Sequence) -> list[int]:
         """Those that hold the beginning of its tokens; not its own yet.
@@ -57,8 +58,7 @@ class KvBlocks:
             blocks = self._memory.take_kv(missing, seq.rev)
             if blocks is None:
                 return False
-            step.wait_for(self._pool.take_fences(blocks))
-            seq.blocks += blocks
+            self._hold(seq, blocks, step)
         return True
 
     def take_for_drafts(self, seq: Sequence, count: int, step: StepBuilder) -> int:
@@ -71,8 +71,7 @@ class KvBlocks:
         if 0 < missing <= self._pool.num_free:
             blocks = self._memory.take_kv(missing, seq.rev)
             if blocks is not None:
-                step.wait_for(self._pool.take_fences(blocks))
-                seq.blocks += blocks
+                self._hold(seq, blocks, step)
         return min(count, len(seq.blocks) * size - seq.length)
 
     def trim(self, seq: Sequence) -> None:
@@ -81,6 +80,27 @@ class KvBlocks:
         if count < len(seq.blocks):
             self._prefix.release(seq.blocks[count:])
             seq.blocks = seq.blocks[:count]  # another list: what was known of the old one is void
+
+    def _hold(self, seq: Sequence, blocks: list[int], step: StepBuilder) -> None:
+        step.wait_for(self._pool.take_fences(blocks))
+        seq.blocks += blocks
+        if self._drafted:
+            self._drafted.difference_update(blocks)
+
+    # ------------------------------------------------------------- the draft model's share
+    def find_drafted(self, seq: Sequence, computed: int) -> int:
+        """Of `seq`, whose first `computed` tokens have the draft model's KV: how many really do,
+        where other sequences have filled blocks that it shares.  Never the last token."""
+        size = self._limits.block_size
+        last = (len(seq.tokens) - 1) // size
+        while (at := computed // size) < last and seq.blocks[at] in self._drafted:
+            computed = (at + 1) * size
+        return computed
+
+    def note_drafted(self, seq: Sequence, before: int, computed: int) -> None:
+        """Tokens `before` to `computed` of `seq` have it now, and stay."""
+        size = self._limits.block_size
+        self._drafted.update(seq.blocks[before // size : computed // size])
 
     def enter_full(self, seq: Sequence) -> None:
         """What is computed now enters the prefix index, and not before."""

@@ -79,11 +79,16 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Everything that decides the bytes of a packed file.  `dtype` is the arena's."""
+    """Everything that decides the bytes of a packed file.  `dtype` is the arena's.
+
+    With `shards` above 1 a packed file has so many streams, one behind the other: each rank's own,
+    in blocks of its arena.  All are laid out alike, by the `shapes` that one rank has.
+    """
 
     shapes: Shapes
     dtype: str
     block_bytes: int
+    shards: int = 1
 
     @property
     def itemsize(self) -> int:
@@ -93,6 +98,8 @@ class BlockLayout:
     def id(self) -> str:
         """Twelve hex digits that name the layout; part of the packed file's name."""
         text = f"{VERSION}|{self.shapes}|{self.dtype}|{self.block_bytes}|{ROW_ALIGN}|{MODULES}"
+        if self.shards > 1:
+            text += f"|{self.shards}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

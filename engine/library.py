@@ -58,11 +58,14 @@ class Library(Generic[CoreT]):
         dtype: str,
         max_rank: int,
         purpose: Purpose,
+        draft_bytes: int = 0,
+        ranks: int = 1,
     ) -> None:
         self._core = core
         self._ids = itertools.count(1)
         self._folder, self._block_size = folder, block_size
         self._dtype, self._max_rank, self._purpose = dtype, max_rank, purpose
+        self._draft_bytes, self._ranks = draft_bytes, ranks
 
     @property
     def core(self) -> CoreT:
@@ -94,6 +97,8 @@ class Library(Generic[CoreT]):
             dtype=self._dtype,
             max_rank=self._max_rank,
             purpose=self._purpose,
+            draft_bytes=self._draft_bytes,
+            ranks=self._ranks,
         )
         self.add_adapter(manifest, pinned=pinned, priority=priority)
         return manifest.rev

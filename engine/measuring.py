@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.assembly import Progress, make_planner, make_runner
+from engine.assembly import Progress, make_draft_model, make_planner, make_runner
 from engine.compile_ahead import compile_ahead
 from engine.config import EngineConfig
 from engine.graphs import LATE_GRAPHS
@@ -17,8 +17,7 @@ from engine.layout import BlockLayout
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest
 from engine.models.decoder import Decoder
-from engine.models.spec import ModelSpec
-from engine.rehearsal import rehearse
+from engine.rehearsal import rehearse, rehearse_drafts
 from engine.runner import Runner
 
 #: What the driver keeps for a graph, at the least.
@@ -39,9 +38,9 @@ class Use:
 
 def measure(
     config: EngineConfig,
-    spec: ModelSpec,
     layout: BlockLayout,
     model: Decoder,
+    draft: Decoder | None,
     vocab_size: int,
     progress: Progress,
 ) -> Use:
@@ -49,32 +48,51 @@ def measure(
 
     What the steps needed goes back to the card, and is asked for again by `warm_up`.
     """
-    device = torch.device(config.device)
+    device, spec = torch.device(config.device), model.spec
     rows = config.max_batch_tokens
     before, total = used_bytes(device), torch.cuda.mem_get_info(device)[1]
     blocks = -(-rows // config.block_size) + config.max_num_seqs
-    arena = Arena(spec, layout, block_size=config.block_size, num_blocks=blocks, device=device)
+    arena = Arena(
+        spec,
+        layout,
+        block_size=config.block_size,
+        num_blocks=blocks,
+        device=device,
+        draft=draft.spec if draft is not None else None,
+    )
     planner = make_planner(config, arena, {}, _no_manifest)
     runner = make_runner(config, model, arena, planner, vocab_size, lookahead=True)
+    drafts = make_draft_model(config, draft, arena, runner) if draft is not None else None
     progress("kernels", 0.8)
+    if model.ranks is not None and model.ranks.rank:
+        model.ranks.least(0)  # the first compiles for all: they share the compiler's cache
     compile_ahead(model, planner, runner.ladder)
+    if model.ranks is not None and not model.ranks.rank:
+        model.ranks.least(0)
     progress("memory", 0.82)
     made = used_bytes(device)
     graphs, num_graphs = _measure_graphs(runner, device)
+    if drafts is not None:  # few, and all of them are captured
+        before_drafts = used_bytes(device)
+        drafts.capture()
+        graphs += used_bytes(device) - before_drafts
+        num_graphs += len(drafts.ladder.all) if drafts.ladder else 0
     captured = used_bytes(device)
     longest = config.max_model_len or spec.default_length
     if runner.graphs is not None:
         runner.graphs.use_graphs = False  # eager steps need the most
     rehearse(runner, config, layout, max_len=longest, num_blocks=blocks)
+    if drafts is not None:
+        rehearse_drafts(drafts, config, max_len=longest, num_blocks=blocks)
     free, _ = torch.cuda.mem_get_info(device)
     peak = total - free - (captured - made) - arena.bytes.numel()
-    del planner, runner, arena
+    del planner, runner, drafts, arena
     used_bytes(device)
     room = int(total * config.gpu_memory_utilization) - peak - graphs
     return Use(
         total=total,
         room=room,
-        other=max(before - weight_bytes(model), 0),
+        other=max(before - weight_bytes(model) - weight_bytes(draft), 0),
         steps=max(peak - before, 0),
         graphs=graphs,
         num_graphs=num_graphs,
@@ -116,8 +134,10 @@ def _no_manifest(rev: str) -> PackedManifest:
     raise AssertionError(f"{rev}: no adapter is used in a rehearsal")
 
 
-def weight_bytes(model: Decoder) -> int:
-    """Shared tensors count once."""
+def weight_bytes(model: Decoder | None) -> int:
+    """Shared tensors count once; no model has none."""
+    if model is None:
+        return 0
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
     weights |= {b.data_ptr(): b.numel() * b.element_size() for b in model.buffers()}
     return sum(weights.values())

@@ -53,6 +53,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     allowed_token_ids: tuple[int, ...] | None = None  # no others are drawn, end tokens included
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end tokens
     ignore_eos: bool = False
+    #: The longest draft of tokens ahead that it may have, where there are any; None = the engine's.
+    draft_tokens: int | None = None
     #: What the answer must follow, as `engine/grammar.py` makes it; "" = nothing.
     grammar: str = ""
 
@@ -93,9 +95,9 @@ class PackedManifest(Struct, frozen=True, kw_only=True):
     """
 
     rev: str
-    path: str  # packed-<layout>.bin: exactly num_blocks * block_bytes bytes
+    path: str  # packed-<layout>.bin: exactly num_blocks * block_bytes bytes, for each rank
     layout: str  # `layout.stream_id`
-    num_blocks: int
+    num_blocks: int  # of one rank's arena
     true_bytes: int  # rank * (d_in + d_out) * itemsize, summed: what padding is measured against
     max_rank: int
     changes_kv: bool  # False: its KV equals the base's, and the base's prefix cache is shared
@@ -465,6 +467,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     base: str = ""  # `BaseFiles.id`: gains are computed for these weights
     block_bytes: int
     block_size: int
+    draft_block_bytes: int = 0  # of these, a draft model's; 0 = there is none
     num_blocks: int
     max_model_len: int
     max_num_seqs: int
@@ -473,10 +476,13 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     weight_bytes: int
+    draft_weight_bytes: int = 0
     arena_bytes: int
     ram_cache_bytes: int
     pid: int
     device_uuid: str = ""  # as NVML calls it; "" on a CPU
+    card_bytes: int = 0  # of the whole card, told by an engine that pools alone; 0 on a CPU
+    tensor_parallel: int = 1  # ranks; bytes and names are those of the first
     #: Of an engine that pools.
     pooling: PoolingInfo | None = None
     generates: bool = True  # else it pools alone, mostly with blocks of no tokens

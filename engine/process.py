@@ -257,7 +257,13 @@ def _build(
     with collecting_nothing():
         from engine.core import EngineCore
 
-    core = EngineCore(config, progress=progress, bell=inbox.bell)
+    def die(message: str) -> None:
+        """The step loop waits for a rank that is gone: nothing but this ends the process."""
+        outbox.put(Fatal("internal_error", message))
+        outbox.close()
+        os._exit(1)
+
+    core = EngineCore(config, progress=progress, bell=inbox.bell, on_death=die)
     print(core.machine.memory.table(), file=sys.stderr, flush=True)
     return core
 

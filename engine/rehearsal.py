@@ -11,13 +11,15 @@ from itertools import count
 
 from engine.adapters.slots import SlotRow, SlotTable
 from engine.config import EngineConfig
+from engine.draft_model import DraftModel
+from engine.drafting import Ask, pass_rows
 from engine.kernels.attention_tiles import sdpa_lengths
 from engine.kernels.tiles import FEW_ROWS, NARROW, PREFILL_ROWS, SOLO_ROWS
 from engine.layout import MODULES, PAIRED_ENDS, BlockLayout, place
 from engine.messages import PackedManifest, PackedModule, SamplingParams
 from engine.runner import Runner
 from engine.sequence import Chunk, Sequence, StepWork
-from engine.speculation import draft_rows
+from engine.speculation import ROWS, draft_rows
 
 #: Slots, and what is in all of them.
 Fleet = tuple[Mapping[int, SlotRow], PackedManifest]
@@ -79,6 +81,31 @@ def rehearse(
     largest = cast.prompts(config.max_batch_tokens, config.max_num_seqs, slot=0)
     _with_adapter(runner, ends, [cast.runs((config.max_num_seqs,)), largest])
     runner.start_over()
+
+
+def rehearse_drafts(
+    drafts: DraftModel, config: EngineConfig, *, max_len: int, num_blocks: int
+) -> None:
+    """The largest passes of the model that drafts, and those of every kind.  Waits."""
+    cast = _Cast(config.block_size, max_len, num_blocks)
+    rows = pass_rows(min(config.mixed_tokens, config.max_batch_tokens))
+    count = min(config.draft_tokens, max(max_len - 3, 1))
+    most = min(config.max_num_seqs, ROWS // 2)
+    for seqs in (1, most):
+        for first in (1, 2):  # rows of the first pass: the last draft's too if all were right
+            asks = []
+            for seq in cast.sequences(seqs, first + count):
+                del seq.tokens[first:]  # it has blocks for its drafts
+                asks.append(Ask(seq, 0, first, count))
+            drafts.propose(asks)
+    for length in (*CHUNKS, rows):
+        size = min(length, rows, max_len - 1)
+        [fresh] = cast.sequences(1, size)
+        drafts.propose([Ask(fresh, 0, size, 0)])
+        if config.block_size + size < max_len:
+            [begun] = cast.sequences(1, config.block_size + size)
+            drafts.propose([Ask(begun, config.block_size, size, 0)])
+    drafts.start_over()
 
 
 def _with_adapter(runner: Runner, fleet: Fleet, steps: Iterable[list[Chunk]]) -> None:

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.adapters.plan import StepPlanner
 from engine.adapters.slots import SlotRow
-from engine.batch import Batch, Batcher
-from engine.graphs import START_GRAPHS, StepGraphs
+from engine.batch import Batch, Batcher, Packed
+from engine.forward import Forward
+from engine.graphs import START_GRAPHS
 from engine.guides import Masks
 from engine.kernels.lora_meta import LoraMeta
 from engine.ladder import Ladder, Rung
@@ -32,6 +34,8 @@ from engine.upload import Words
 NO_MASKS = Masks()
 #: Prompt rows get their logits this many at a time: 2,048 rows of a 128k vocabulary are 1 GB.
 PROMPT_ROWS = 128
+#: (rows, slot) of a step's rows, side by side; -1 = the base model.
+Owners = list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -47,6 +51,20 @@ class Flight:
     launched: float = 0.0  # seconds of the caller's clock
 
 
+class Crew(Protocol):
+    """The ranks beside the first."""
+
+    def step(
+        self,
+        packed: Packed,
+        lora: LoraMeta | None,
+        owners: Owners | None,
+        owed: list[tuple[int, int]],
+    ) -> None:
+        """They do the same forward pass."""
+        ...
+
+
 class Runner:
     """Runs steps.  Used from the step loop's thread only."""
 
@@ -54,14 +72,17 @@ class Runner:
         self, model: Decoder, arena: Arena, batcher: Batcher, planner: StepPlanner, sampler: Sampler
     ) -> None:
         self._model = model
-        self._kv = [arena.kv(layer) for layer in range(model.spec.num_layers)]
+        self.forward = Forward(model, arena, batcher.ladder)
         self._device = arena.device
         self._batcher = batcher
         self._planner = planner
         planner.bind(batcher.plan)
-        self._sampler = sampler
+        #: What draws; a model that drafts draws with it too.
+        self.sampler = self._sampler = sampler
         #: Padded steps; None where steps are not padded.
-        self.graphs = StepGraphs(model, arena, batcher.ladder) if batcher.ladder else None
+        self.graphs = self.forward.graphs
+        #: The other ranks, who are told every step; None = there are none, or all do the same.
+        self.crew: Crew | None = None
         #: What the last draw is for: sequence -> its place in the batcher's `ids`.
         self._drawing: dict[Sequence, int] = {}
         #: request id -> position -> log-probability of that prompt token, until the first sample.
@@ -71,6 +92,11 @@ class Runner:
         self.forward_passes = 0
         #: What the next owner of a block that this step has used waits for; None on the CPU.
         self.fence: torch.cuda.Event | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the embedding: any of these ids may be in a sequence."""
+        return self._model.spec.vocab_size
 
     @property
     def ladder(self) -> Ladder | None:
@@ -132,8 +158,11 @@ class Runner:
             return self._planner.words_of(plans[0])
 
         batch = self._batcher.pack(work, self._drawing, plan)
+        owners, owed = self._embedding_owners(work), _owed(work.chunks)
+        if self.crew is not None:
+            self.crew.step(self._batcher.packed(), plans[0], owners, [one.rows for one in owed])
         self._wait_for(work.fences)
-        logits, hidden = self._forward(work, batch, plans[0])
+        logits, hidden = self._forward(batch, plans[0], owners, owed)
         pooled = self.pool(work.chunks, hidden) if self.pool is not None else None
         self.forward_passes += 1
         self._record_fence()
@@ -157,6 +186,28 @@ class Runner:
             ahead=flight.batch.ahead,
         )
         flight.logits = None
+        self.share_draws(flight.batch)
+
+    def share_draws(self, batch: Batch) -> None:
+        """Where the next step may stand on tokens that only a device knows, all ranks' do."""
+        ranks = self._model.ranks
+        if ranks is not None and self._batcher.lookahead and batch.sampled:
+            ranks.from_first(self._batcher.ids[: len(batch.sampled)])
+
+    @torch.inference_mode()
+    def follow(
+        self,
+        packed: Packed,
+        lora: LoraMeta | None,
+        owners: Owners | None,
+        owed: list[tuple[int, int]],
+    ) -> None:
+        """What `launch` of another rank's runner does, and the device's part of its `sample`."""
+        batch = self._batcher.lay(packed)
+        embedded = self._embedded(batch, owners)
+        self.forward.run(batch, lora, embedded, owed)
+        self.share_draws(batch)
+        self._record_fence()
 
     def collect(self, flight: Flight) -> dict[str, Sampled]:
         """Wait for the draw: request id -> what was drawn."""
@@ -200,35 +251,37 @@ class Runner:
         return told
 
     def _forward(
-        self, work: StepWork, batch: Batch, lora: LoraMeta | None
+        self, batch: Batch, lora: LoraMeta | None, owners: Owners | None, owed: "list[_Owed]"
     ) -> tuple[Tensor | None, Tensor]:
         """Logits of the sampled rows, None if there are none; and hidden states of all."""
-        owed = any(_owes_prompt(chunk.seq) for chunk in work.chunks)
-        embedded = self._embedded(work, batch)
-        if self.graphs is not None and batch.rung is not None and not owed:
-            logits = self.graphs.run(batch, lora, embedded)
-            hidden = self.graphs.hidden(batch)
-            return self._adapted(batch, logits, hidden), hidden
-        hidden = self._model(
-            batch.tokens, batch.positions, self._kv, batch.attn, lora, embedded=embedded
+        embedded = self._embedded(batch, owners)
+        told = iter(owed)
+        logits, hidden = self.forward.run(
+            batch,
+            lora,
+            embedded,
+            [one.rows for one in owed],
+            lambda logits, hidden: self._note_prompt(next(told), logits, hidden),
         )
-        self._note_prompts(work.chunks, hidden)
-        if self.graphs is not None:
-            return self._adapted(batch, self.graphs.head(hidden, batch), hidden), hidden
-        if not batch.sampled:
-            return None, hidden
-        logits = self._model.logits(hidden.index_select(0, batch.sample_rows))
         return self._adapted(batch, logits, hidden), hidden
 
-    def _embedded(self, work: StepWork, batch: Batch) -> Tensor | None:
-        """All rows' embeddings, if some row's adapter has a part in them; None in a usual step."""
-        owners = (
+    def _embedded(self, batch: Batch, owners: Owners | None) -> Tensor | None:
+        """All rows' embeddings, if some row's adapter has a part in them."""
+        if owners is None:
+            return None
+        return self._model.embed(batch.tokens, self._planner.ends(owners, "embed_tokens"))
+
+    def _embedding_owners(self, work: StepWork) -> Owners | None:
+        """(rows, slot) of a step in which some row's adapter has a part in the embeddings; None in
+        a usual step."""
+        if not self._planner.has_ends:
+            return None
+        owners = [
             part
             for c in work.chunks
             for part in ((c.inactive, -1), (c.length - c.inactive, c.seq.slot))
-        )
-        ends = self._planner.ends(owners, "embed_tokens")
-        return None if ends is None else self._model.embed(batch.tokens, ends)
+        ]
+        return owners if self._planner.ends(owners, "embed_tokens") is not None else None
 
     def _adapted(self, batch: Batch, logits: Tensor | None, hidden: Tensor) -> Tensor | None:
         """The logits of the sampled rows as their adapters' heads have them; in a usual step none
@@ -249,30 +302,18 @@ class Runner:
             self.fence = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.fence.record(torch.cuda.current_stream(self._device))
 
-    def _note_prompts(self, chunks: tuple[Chunk, ...], hidden: Tensor) -> None:
-        row = 0
-        for chunk in chunks:
-            if _owes_prompt(chunk.seq):
-                self._note_prompt(chunk, hidden[row : row + chunk.length])
-            row += chunk.length
-
-    def _note_prompt(self, chunk: Chunk, hidden: Tensor) -> None:
+    def _note_prompt(self, one: "_Owed", logits: Tensor, hidden: Tensor) -> None:
         """Row i speaks of token i + 1; the prompt's last row speaks of no prompt token."""
-        seq, num_top = chunk.seq, chunk.seq.sampling.prompt_logprobs or 0
-        end = min(chunk.start + chunk.length, seq.num_prompt - 1)
+        seq, count = one.chunk.seq, one.stop - one.start
+        base = min(max(one.chunk.start + one.chunk.inactive - one.start, 0), count)
+        ends = self._planner.ends(((base, -1), (count - base, seq.slot)), "lm_head")
+        if ends is not None:
+            self._model.adapt_logits(logits, hidden, ends)
+        targets = seq.tokens[one.start + 1 : one.stop + 1]
+        num_top = seq.sampling.prompt_logprobs or 0
+        rows = self._sampler.prompt_logprobs(logits, targets, num_top)
         known = self._prompts.setdefault(seq.request_id, {})
-        for start in range(chunk.start, end, PROMPT_ROWS):
-            stop = min(start + PROMPT_ROWS, end)
-            first, last = start - chunk.start, stop - chunk.start
-            logits = self._model.logits(hidden[first:last])
-            base = min(max(chunk.inactive - first, 0), last - first)
-            owners = (base, -1), (last - first - base, seq.slot)
-            ends = self._planner.ends(owners, "lm_head")
-            if ends is not None:
-                self._model.adapt_logits(logits, hidden[first:last], ends)
-            targets = seq.tokens[start + 1 : stop + 1]
-            rows = self._sampler.prompt_logprobs(logits, targets, num_top)
-            known.update(zip(range(start + 1, stop + 1), rows, strict=True))
+        known.update(zip(range(one.start + 1, one.stop + 1), rows, strict=True))
 
     def _with_prompt(self, seq: Sequence, sampled: Sampled) -> Sampled:
         if not _owes_prompt(seq):
@@ -282,6 +323,34 @@ class Runner:
             return sampled
         rows = (None, *(known[i] for i in range(1, seq.num_prompt)))
         return Sampled(sampled.token, sampled.logprobs, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owed:
+    """Prompt tokens [start, stop) of a chunk whose first row is row `at` of the step: those behind
+    them are owed their log-probabilities."""
+
+    chunk: Chunk
+    at: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        first = self.at + self.start - self.chunk.start
+        return first, first + self.stop - self.start
+
+
+def _owed(chunks: tuple[Chunk, ...]) -> list[_Owed]:
+    """At most PROMPT_ROWS of them at a time; nothing in a usual step."""
+    found, row = [], 0
+    for chunk in chunks:
+        if _owes_prompt(chunk.seq):
+            end = min(chunk.start + chunk.length, chunk.seq.num_prompt - 1)
+            for start in range(chunk.start, end, PROMPT_ROWS):
+                found.append(_Owed(chunk, row, start, min(start + PROMPT_ROWS, end)))
+        row += chunk.length
+    return found
 
 
 def _owes_prompt(seq: Sequence) -> bool:

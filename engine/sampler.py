@@ -36,6 +36,8 @@ from engine.upload import Arrival, DownloadRing, Parcel
 
 __all__ = ["Drawn", "Sampler", "SamplerLimits"]
 
+#: A token of no vocabulary, in place of one that is not known.
+NOBODYS = -1
 #: Planned sizes of a step's transfers: alternatives a row, and words a row for what it asks.
 #: More than that is served all the same, by a copy that waits.
 MAX_TOP, WISH_WORDS = 20, 4096
@@ -133,6 +135,28 @@ class Sampler:
         if plan.num_top:
             ops.tell(raw, tokens, meta, width, told[rows:])
         return Drawn(tokens, self._down.fetch(told), plan.num_top, width)
+
+    def draft(
+        self,
+        logits: Tensor,
+        seqs: Seq[Sequence],
+        ahead: int,
+        tokens: Tensor,
+        *,
+        coupled: bool = True,
+    ) -> None:
+        """What each row would draw if these were the logits: into tokens (rows or more,) int64.
+
+        Every row stands on `ahead` tokens that are not known here yet: penalties do not count them.
+        The noise is that of the draw to come, so that two models that agree draw alike; without
+        `coupled` there is none.  Logits are overwritten; nothing is told, and nothing is waited
+        for.
+        """
+        rows = len(seqs)
+        unknown = dict.fromkeys(range(rows), (NOBODYS,) * ahead) if ahead else {}
+        plan = self._planner.plan(seqs, {}, unknown) if coupled else self._planner.greedy(rows)
+        told = _empty(rows, logits, torch.float64)
+        self._ops(logits).draw(logits, plan.send(self._up), tokens[:rows], told)
 
     def finish(self, drawn: Drawn) -> list[Sampled]:
         """Wait for a draw; one `Sampled` a row."""

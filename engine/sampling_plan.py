@@ -98,8 +98,12 @@ class Planner:
         if len(self._known) > self._room:
             self._known = {id(wish.seq): wish for wish in wishes}
         if not masks and all(wish.quiet for wish in wishes):
-            return Plan(np.empty(0, np.int32), _meta(len(seqs)), {})
+            return self.greedy(len(seqs))
         return _Packing(wishes, masks, ahead, -(-self._limits.vocab_size // 32)).plan()
+
+    def greedy(self, rows: int) -> Plan:
+        """The plan for rows that ask for nothing."""
+        return Plan(np.empty(0, np.int32), _meta(rows), {})
 
     def prompt(self, rows: int) -> Plan:
         """The plan for rows that are not drawn: all that they want is log-probabilities."""

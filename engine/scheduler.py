@@ -15,7 +15,7 @@ from engine.adapters.residency import Residency
 from engine.admission import Refusal, SchedulerLimits, StepBuilder, invoke, never_fits, refusal
 from engine.backlog import Backlog
 from engine.deadlines import Deadlines, lateness
-from engine.drafting import Drafting
+from engine.drafting import Drafting, DraftModel
 from engine.drainer import Drainer
 from engine.fairness import GENERATED_WEIGHT, TokenCounters, WaitingQueue
 from engine.kv_blocks import KvBlocks
@@ -47,6 +47,7 @@ class Scheduler:
         residency: Residency,
         limits: SchedulerLimits,
         clock: Callable[[], float],
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.memory = memory
         self.residency = residency
@@ -60,8 +61,10 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._deadlines = Deadlines()
         rows = min(limits.mixed_tokens, limits.max_batch_tokens)
-        self.speculation = Speculation(limits.speculation_tokens, rows)
-        self.drafting = Drafting(self.speculation, self._blocks)
+        self.speculation = Speculation(limits.speculation_tokens, rows, limits.draft_cost)
+        self.drafting = Drafting(
+            self.speculation, self._blocks, draft_model, rows, limits.block_size
+        )
         self._drainer = Drainer(residency, limits.starve_after, self._remaining, clock)
         self._stuck: str | None = None  # a guest that found no seat or memory in the last pass
         self._deltas: list[SequenceDelta] = []
@@ -420,7 +423,7 @@ class Scheduler:
             self._waiting.remove(seq)
         seq.status = Status.FINISHED
         del self._live[seq.request_id]
-        self.speculation.forget(seq)
+        self.drafting.forget(seq)
         self._counters.leave(seq.tenant, seq.account)
         if seq.rev is not None:
             self.residency.end_lease(seq.rev)

@@ -1,7 +1,8 @@
 """Speculation: which sequences are given drafts, how long, and how many of them were right.
 
 Goes in: sequences that decode, and what became of their drafts.  Comes out: drafts, tokens that a
-sequence may draw next, for the scheduler to have computed in one step with the token before them.
+sequence may draw next, for the scheduler to have computed in one step with the token before them;
+or how long they may be, where a model drafts (`drafting.py`).
 
 A row draws with noise of its own position, whoever else is in the step (`engine/sampler.py`).  So
 each draft's row is drawn as it would have been without drafts, and drafts are right as far as the
@@ -11,6 +12,7 @@ of what is left.)
 
 Who never gets drafts, and why:
 - guided sequences: the mask of a token is made once the token before it is known (`guides.py`);
+- those whose request wants none;
 - those whose next token is the last that they may have: there is nothing to gain.
 Everything else is exact row by row: penalties, bias, bans, allowed tokens, log-probabilities.
 
@@ -31,7 +33,8 @@ from engine.sequence import Sampled, Sequence
 #: weights.  CHOSEN, NOT MEASURED: a card has to say where rows begin to cost.
 ROWS = 64
 #: A draft is made if its chance to be right is this at the least.  CHOSEN, NOT MEASURED: a card has
-#: to say what a row and the lost lookahead cost, as a share of a step.
+#: to say what a row and the lost lookahead cost, as a share of a step.  A model that drafts costs
+#: its share of a step besides.
 WORTH = 0.25
 #: What is thought of a revision before its first draft, as if so many had been tried.
 FIRST_SHARE, FIRST_TRIES = 0.7, 8.0
@@ -44,8 +47,8 @@ LEARNED_A_STEP = 512
 
 
 def may_speculate(seq: Sequence) -> bool:
-    """Whether drafts of `seq` can be verified at all; see above."""
-    return not seq.sampling.grammar
+    """Whether `seq` may have drafts at all; see above."""
+    return not seq.sampling.grammar and seq.sampling.draft_tokens != 0
 
 
 def draft_rows(max_num_seqs: int, tokens: int) -> int:
@@ -76,18 +79,18 @@ class _Record:
     tries: float = FIRST_TRIES
     passed_over: int = 0  # since the last one: drafts that were not worth it
 
-    def length(self, most: int) -> int:
-        """Of the next draft: as long as its last token is worth it."""
+    def length(self, most: int, worth: float) -> int:
+        """Of the next draft: as long as its last token has a chance of `worth` at least."""
         share = min(self.right / self.tries, 1.0)
-        if share >= 1.0:
-            return most
-        if share < WORTH:
+        if share < worth:
             return 0
-        return min(most, int(math.log(WORTH) / math.log(share) + 1e-9)) if WORTH > 0 else most
+        if share >= 1.0 or worth <= 0.0:
+            return most
+        return min(most, int(math.log(worth) / math.log(share) + 1e-9))
 
-    def note(self, proposed: int, accepted: int) -> None:
+    def note(self, proposed: int, accepted: int, worth: float) -> None:
         """So many of a draft's tokens were right, from the first on."""
-        if not self.length(1):  # a probe: what was known is old, and counts as little as at first
+        if not self.length(1, worth):  # a probe: what was known is old, and counts little
             kept = min(1.0, FIRST_TRIES / self.tries)
             self.right, self.tries = self.right * kept, self.tries * kept
         tries = accepted + (accepted < proposed)
@@ -109,12 +112,15 @@ class Outcome:
 class Speculation:
     """Drafts of up to `tokens` a sequence; steps of up to `rows` rows have any.
 
-    Used from the step loop's thread.
+    `cost`: of a draft's token by a model, as a share of a step; 0 = from the text itself.  Used
+    from the step loop's thread.
     """
 
-    def __init__(self, tokens: int, rows: int) -> None:
+    def __init__(self, tokens: int, rows: int, cost: float = 0.0) -> None:
         self.tokens = tokens
+        self.cost = cost
         self._rows = min(rows, ROWS)
+        self._counted: set[Sequence] = set()  # by `is_due`, of the draft that is asked for next
         self._indexes: dict[Sequence, NgramIndex] = {}
         self._records: dict[str | None, _Record] = {}
         self._outcomes: list[Outcome] = []
@@ -129,21 +135,27 @@ class Speculation:
 
     def drafts(self, seq: Sequence, most: int) -> tuple[int, ...]:
         """What `seq`, all of whose tokens are known, may draw from its next token on."""
-        most = min(most, seq.longest - len(seq.tokens) - 1)
-        if most < 1 or not may_speculate(seq):
-            return ()
-        guess = self._guess(seq, most)
-        return guess[: self._length(seq.rev, most)] if guess else ()
+        most = self._most(seq, most)
+        guess = self._guess(seq, most) if most else ()
+        return guess[: self._own_length(seq, most)] if guess else ()
 
-    def is_due(self, seq: Sequence) -> bool:
+    def longest(self, seq: Sequence, most: int) -> int:
+        """Of a model's draft for `seq`, all of whose tokens are known; 0 = it is not worth it."""
+        most = self._most(seq, most)
+        return self._own_length(seq, most) if most else 0
+
+    def is_due(self, seq: Sequence, *, by_model: bool = False) -> bool:
         """Whether `seq`, whose next token is being drawn, is likely to get a draft behind it."""
         if seq.longest - len(seq.tokens) < 3 or not may_speculate(seq):
             return False
-        return len(self._guess(seq, 2)) == 2 and self._length(seq.rev, 1) > 0
+        if not by_model and len(self._guess(seq, 2)) < 2:
+            return False
+        self._counted.add(seq)
+        return self._length(seq, 1) > 0
 
     def note(self, seq: Sequence, proposed: int, accepted: int, *, right: int) -> None:
         """Of a draft of `proposed` tokens `right` were drawn and `accepted` of them told."""
-        self._record(seq.rev).note(proposed, right)
+        self._record(seq.rev).note(proposed, right, self._worth)
         self._outcomes.append(Outcome(seq.rev, proposed, accepted))
 
     def take_outcomes(self) -> list[Outcome]:
@@ -154,12 +166,25 @@ class Speculation:
     def forget(self, seq: Sequence) -> None:
         """It has ended."""
         self._indexes.pop(seq, None)
+        self._counted.discard(seq)
 
     def forget_revision(self, rev: str) -> None:
         """It is gone."""
         self._records.pop(rev, None)
 
     # ------------------------------------------------------------- one level down
+    @property
+    def _worth(self) -> float:
+        return WORTH + self.cost
+
+    def _most(self, seq: Sequence, most: int) -> int:
+        """Of `most` tokens, those that `seq` may have, and wants."""
+        if not may_speculate(seq):
+            return 0
+        asked = seq.sampling.draft_tokens
+        most = most if asked is None else min(most, asked)
+        return max(min(most, seq.longest - len(seq.tokens) - 1), 0)
+
     def _record(self, rev: str | None) -> _Record:
         record = self._records.get(rev)
         if record is None:
@@ -173,11 +198,17 @@ class Speculation:
         self._unlearned -= index.learn(seq.tokens, self._unlearned)
         return index.guess(seq.tokens, most)
 
-    def _length(self, rev: str | None, most: int) -> int:
-        """Of a draft that could be made now; counts those that are not worth it."""
-        record = self._record(rev)
-        length = record.length(most)
+    def _own_length(self, seq: Sequence, most: int) -> int:
+        """Of a draft that is made now; `is_due` may have counted it already."""
+        is_new = seq not in self._counted
+        self._counted.discard(seq)
+        return self._length(seq, most, count=is_new)
+
+    def _length(self, seq: Sequence, most: int, *, count: bool = True) -> int:
+        """Of a draft that could be made; counts those that are not worth it."""
+        record = self._record(seq.rev)
+        length = record.length(most, self._worth)
         if not length:
-            record.passed_over += 1
+            record.passed_over += count
             return int(record.passed_over >= PROBE_EVERY)
         return length

@@ -44,6 +44,8 @@ def _read(settings: Settings, index: int) -> tuple[Path, BaseSpec]:
         if model.pools:
             return read_model(settings.pooling_config(index))[:2]
         spec = read_base(folder)
+        if model.pools_too and not isinstance(spec, EncoderSpec):
+            return read_model(settings.pooling_config(index))[:2]
     except ConfigError as error:
         raise settings.refused(error, index) from error
     except EngineError as error:

@@ -1,8 +1,8 @@
 """Checks: what a start would refuse, found before it takes anything.
 
-Goes in: Settings.  Comes out: nothing, or the StartError that a start would end with, and so its
-exit status.  Asks no device and no registry, makes no folder, and takes nothing that a daemon which
-runs might hold: `lorad --check` may be asked beside it.
+Goes in: Settings.  Comes out: what was looked at, or the StartError that a start would end with,
+and so its exit status.  Asks no device and no registry, makes no folder, and takes nothing that a
+daemon which runs might hold: `lorad --check` may be asked beside it.
 """
 
 import os
@@ -34,6 +34,13 @@ def check_start(settings: Settings) -> None:
     tracing.check(settings.otel)
     _check_folders(settings)
     _check_sockets(settings)
+
+
+def described(settings: Settings) -> tuple[str, ...]:
+    """Of several models each, in a line: its name, what it is for, and its base."""
+    if len(settings.models) == 1:
+        return ()
+    return tuple(f"{m.name}: {', '.join(m.tasks)}, {m.base}" for m in settings.models)
 
 
 def _check_fit(settings: Settings) -> None:

@@ -38,7 +38,7 @@ from engine.pooling.config import PoolingConfig, Switch
 from engine.pooling.fit import GENERATE, usual_tasks
 from engine.pooling.spec import PoolingKind
 from lorad.config_network import check_metrics, check_tcp
-from lorad.config_tasks import check_lora, check_tasks, of_pooling, ours
+from lorad.config_tasks import check_lora, check_tasks, of_pooling, ours, pools_too
 from lorad.config_values import AutoSize, Seconds, Size, hints
 from lorad.errors import BadConfig
 from lorad.paths import Paths
@@ -67,17 +67,19 @@ class Model(_Section, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_batch_tokens: int = 0
     mixed_tokens: int = 0
+    pooled_tokens: int = 0  # of these, inputs to be pooled, where a model does both
     graph_tokens: int = 512
     gpu_memory_utilization: float = 0.9
     cpu_pool: Size = 2 * GIB
     num_blocks: int = 0
     threads: int = 0
     deterministic: bool = False
-    speculation: str = "off"  # or "ngram"; the engine says why no other
+    speculation: str = "off"  # or "ngram", "draft"; the engine says why no other
     speculation_tokens: int = 4
+    draft_model: str = ""  # a folder as `base` is
     stall_after: Seconds = 10.0  # without a sign of life, requests are told engine_stalled
     replace_after: Seconds = 60.0  # and after so much more of it, the engine is replaced
-    # Of a pooling model:
+    # Of a model that pools:
     truncate: bool = False  # longer inputs are cut, unless a request says otherwise
     pooling: Literal["auto", PoolingKind] = "auto"  # in place of what its files say
     prefix_cache: Switch = "auto"  # on is refused where it is not served, with the reason
@@ -90,6 +92,11 @@ class Model(_Section, frozen=True, kw_only=True):
     def pools(self) -> bool:
         """It makes vectors and scores, and generates nothing."""
         return bool(self.tasks) and GENERATE not in self.tasks
+
+    @property
+    def pools_too(self) -> bool:
+        """It generates, and makes vectors or scores."""
+        return GENERATE in self.tasks and len(set(self.tasks)) > 1
 
 
 class Lora(_Section, frozen=True, kw_only=True):
@@ -271,6 +278,7 @@ class Settings(Struct, frozen=True, kw_only=True):
                 max_num_seqs=m.max_num_seqs,
                 max_batch_tokens=m.max_batch_tokens,
                 mixed_tokens=m.mixed_tokens,
+                pooled_tokens=m.pooled_tokens,
                 graph_tokens=m.graph_tokens,
                 gpu_memory_utilization=m.gpu_memory_utilization,
                 cpu_pool=m.cpu_pool,
@@ -279,6 +287,7 @@ class Settings(Struct, frozen=True, kw_only=True):
                 deterministic=m.deterministic,
                 speculation=m.speculation,
                 speculation_tokens=m.speculation_tokens,
+                draft_model=m.draft_model,
                 slots=lora.slots,
                 max_rank=lora.max_rank,
                 ram_cache=lora.ram_cache,
@@ -288,6 +297,7 @@ class Settings(Struct, frozen=True, kw_only=True):
                 starve_after=lora.starve_after,
                 verify_on_load=lora.verify_on_load,
                 thrash_window=lora.thrash_window,
+                pools=pools_too(m) if m.pools_too else None,
             )
         except ConfigError as error:
             raise self.refused(error, index) from error
@@ -432,6 +442,7 @@ def resolved(settings: Settings, paths: Paths) -> Settings:
             m,
             base=base,
             name=m.name or Path(base).name,
+            draft_model=str(Path(m.draft_model).expanduser().absolute()) if m.draft_model else "",
             tasks=m.tasks or (usual_tasks(Path(base)) if base else (GENERATE,)),
         )
         for m in settings.models

@@ -8,6 +8,7 @@ would do nothing.
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from engine.config import PoolsToo
 from engine.pooling.config import PoolingConfig
 from engine.pooling.fit import CLASSIFY, EMBED, GENERATE, RERANK
 
@@ -18,12 +19,14 @@ POOLING = (EMBED, CLASSIFY, RERANK)
 #: Of a model that generates: it has KV, blocks of it, and graphs of steps.
 _GENERATES = (
     *("block_size", "mixed_tokens", "graph_tokens", "gpu_memory_utilization", "cpu_pool"),
-    *("num_blocks", "speculation", "speculation_tokens"),
+    *("num_blocks", "speculation", "speculation_tokens", "draft_model"),
 )
 _POOLS = (
     *("truncate", "pooling", "prefix_cache", "chunked_prefill"),
     *("score_words", "pair_template"),
 )
+#: Of one that generates and pools.
+_DOES_BOTH = ("pooled_tokens",)
 _GENERATES_LORA, _POOLS_LORA = ("kv_floor", "adapter_floor"), ("adapter_pool",)
 #: The engine's word for a setting, where ours is another.
 _OURS = {"max_length": "max_model_len"}
@@ -41,19 +44,15 @@ def check_tasks(
         known = task in (GENERATE, *POOLING)
         need(known, key, f"{task!r} is none of {', '.join((GENERATE, *POOLING))}")
     need(
-        GENERATE not in tasks or len(tasks) == 1,
-        key,
-        "one model that both generates and pools is not served yet",
-        'tasks = ["generate"], or only of "embed", "classify" and "rerank"',
-    )
-    need(
         len(model.score_words) in (1, 2) and all(model.score_words),
         key_of("score_words"),
         "a word that an answer may begin with, or two: for a text and against it",
     )
-    for name in _GENERATES if model.pools else _POOLS:
+    lacking = {name: "generates" for name in _GENERATES if model.pools}
+    lacking |= {name: "pools" for name in _POOLS if not (model.pools or model.pools_too)}
+    lacking |= {name: "does both" for name in _DOES_BOTH if not model.pools_too}
+    for name, kind in lacking.items():
         idle = key_of(name) not in origins or _is_default(model, name)
-        kind = "generates" if model.pools else "pools"
         need(idle, key_of(name), f"only a model that {kind} has it, and this one does not")
 
 
@@ -88,6 +87,7 @@ def of_pooling(model: "Model", lora: "Lora", *, many: bool) -> PoolingConfig:
         pooling="" if model.pooling == "auto" else model.pooling,
         prefix_cache=model.prefix_cache,
         chunked_prefill=model.chunked_prefill,
+        generates_too=model.pools_too,
         max_batch_tokens=model.max_batch_tokens,
         deterministic=model.deterministic,
         threads=model.threads,
@@ -100,6 +100,17 @@ def of_pooling(model: "Model", lora: "Lora", *, many: bool) -> PoolingConfig:
         thrash_window=lora.thrash_window,
         verify_on_load=lora.verify_on_load,
         **told,
+    )
+
+
+def pools_too(model: "Model") -> PoolsToo:
+    """What an engine that generates is told besides."""
+    return PoolsToo(
+        root=model.base,
+        pooling="" if model.pooling == "auto" else model.pooling,
+        truncate=model.truncate,
+        prefix_cache=model.prefix_cache,
+        chunked_prefill=model.chunked_prefill,
     )
 
 

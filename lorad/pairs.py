@@ -36,7 +36,7 @@ class PairForm:
 def pair_form(settings: Settings, text: RevisionText, index: int = 0) -> PairForm:
     """Of one of the models, whose own words `text` has.  Raises BadConfig."""
     model = settings.models[index]
-    if not model.pools:
+    if not (model.pools or model.pools_too):
         return PairForm()
     config = settings.pooling_config(index)
     _, spec, pooling = read_model(config)
@@ -59,9 +59,14 @@ def engine_config(
 ) -> EngineConfig | PoolingConfig:
     """What the engine process of a model is told.  Raises BadConfig."""
     config = settings.process_config(index)
-    if form.words and isinstance(config, PoolingConfig):
-        return msgspec.structs.replace(config, score_tokens=form.words)
-    return config
+    replace = msgspec.structs.replace
+    if isinstance(config, PoolingConfig):
+        return replace(config, score_tokens=form.words) if form.words else config
+    if config.pools is None:
+        return config
+    pools = replace(config.pools, score_tokens=form.words) if form.words else config.pools
+    folder = read_model(settings.pooling_config(index))[0]
+    return replace(config, model=str(folder), pools=pools)
 
 
 def _ids(settings: Settings, tokenizer: Tokenizer, index: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """The copy engine: a revision's packed bytes from host memory into its blocks of the arena.
 
-Goes in: a revision that lies in the HostCache, and the blocks that were claimed for it.  Comes
+Goes in: a revision that lies in host memory, and the blocks that were claimed for it.  Comes
 out, later, the revision's name from `poll`.  One copy for a few blocks in a row, in place; nothing
 waits: on CUDA a copy stream runs beside the compute stream, on the CPU one thread beside the loop.
 Knows nothing of states, slots or why a revision is wanted.
@@ -10,13 +10,12 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from engine.adapters.host import HostCache
 from engine.errors import NoRoom
 from engine.memory.arena import Arena
-from engine.memory.pool import BlockPool
 
 #: Bytes of one copy at the most.  Forty copies of 2 MiB take 0.34 ms of the step loop (an H200);
 #: one of 80 MiB could keep a step's own upload waiting for as long as it takes, 1.5 ms.
@@ -40,10 +39,24 @@ def runs(blocks: Sequence[int], most: int) -> list[tuple[int, int, int]]:
     return found
 
 
+class Source(Protocol):
+    """Host memory: `HostCache`, or what another rank sees of it."""
+
+    def hold(self, rev: str) -> torch.Tensor: ...
+    def let_go(self, rev: str) -> None: ...
+
+
+class Fences(Protocol):
+    """Of blocks: `BlockPool`'s, or another rank's."""
+
+    def fence(self, blocks: Sequence[int], event: object) -> None: ...
+    def take_fences(self, blocks: Sequence[int]) -> tuple[object, ...]: ...
+
+
 class CudaCopier:
     """Copies on a stream of its own.  Used from the step loop's thread only."""
 
-    def __init__(self, arena: Arena, host: HostCache, pool: BlockPool) -> None:
+    def __init__(self, arena: Arena, host: Source, pool: Fences) -> None:
         self._arena = arena
         self._host = host
         self._pool = pool
@@ -116,7 +129,7 @@ class ThreadCopier:
     """Copies on one worker thread.  `wake` is called from that thread when a copy ends."""
 
     def __init__(
-        self, arena: Arena, host: HostCache, *, wake: Callable[[], None] = lambda: None
+        self, arena: Arena, host: Source, *, wake: Callable[[], None] = lambda: None
     ) -> None:
         self._arena = arena
         self._host = host

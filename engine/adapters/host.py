@@ -62,8 +62,9 @@ class HostCache:
     """The `ram` tier.  Implements `tiers.HostTier`.
 
     `budget_bytes` is what may stay; `staging_bytes` is a floor for the arena, so that loads pass
-    through host memory even where nothing may stay there.  `wake`, `verify` and `slow_seconds` are
-    the readers' (`adapters/reader.py`).
+    through host memory even where nothing may stay there.  `memory` gives as many bytes as it is
+    asked for, for an arena that others see too.  `wake`, `verify` and `slow_seconds` are those of
+    the readers (`adapters/reader.py`).
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class HostCache:
         budget_bytes: int,
         staging_bytes: int = 0,
         pinned: bool = False,
+        memory: Callable[[int], Tensor] | None = None,
         wake: Callable[[], None] = lambda: None,
         verify: VerifyOnLoad = "off",
         slow_seconds: float = 0.0,
@@ -81,9 +83,11 @@ class HostCache:
         self._budget = budget_bytes
         total = max(budget_bytes, staging_bytes) // block_bytes
         self.limit_bytes = total * block_bytes
-        self._arena = torch.empty(total, block_bytes, dtype=torch.uint8)
+        size = self.limit_bytes
+        arena = torch.empty(size, dtype=torch.uint8) if memory is None else memory(size)
+        self._arena = arena.view(total, block_bytes)
         if pinned and total:
-            _pin(self._arena)
+            pin(self._arena)
         self._extents = ExtentAllocator(total)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
         self._reading: dict[str, _Entry] = {}
@@ -182,6 +186,10 @@ class HostCache:
         self._entries.move_to_end(rev)
         return self._view(entry)
 
+    def place(self, rev: str) -> int:
+        """Where in the arena the blocks of `rev` begin; it does not move while it is held."""
+        return self._entries[rev].start
+
     def let_go(self, rev: str) -> None:
         """The copy that held `rev` has ended."""
         entry = self._entries[rev]
@@ -235,7 +243,7 @@ class HostCache:
             self._extents.give(entry.start, entry.blocks)
 
 
-def _pin(arena: Tensor) -> None:
+def pin(arena: Tensor) -> None:
     """Page-lock exactly these bytes (torch's own pinned allocator rounds up to a power of two)."""
     size = arena.numel() * arena.element_size()
     result = _cudart().cudaHostRegister(arena.data_ptr(), size, 0)

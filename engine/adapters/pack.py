@@ -6,6 +6,9 @@ PackedManifest that the engine is told.  One module is in memory at a time.  The
 its name only when it is whole and on disk, its checksums beside it (`checksums.py`).  numpy alone:
 no torch, so the process starts quickly.
 
+Where several ranks share the base, the file has a stream for each, one behind the other, and sizes
+in the manifest are those of one (`models/shard.py`).
+
 Where a module has a gain (DoRA), the base's weights are read too, module by module: the file is
 for these weights alone then, and its name and layout say so (`layout.stream_id`).
 
@@ -24,6 +27,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -36,10 +40,20 @@ from engine.adapters.manifest import AdapterManifest, Limits
 from engine.adapters.peft import inspect, revision_digest
 from engine.adapters.rows import AdapterRows, BaseRows, Words
 from engine.errors import AdapterInvalid, EngineError
-from engine.layout import ITEMSIZE, BlockLayout, Placement, RowRun, place, stream_id
+from engine.layout import (
+    ITEMSIZE,
+    BlockLayout,
+    PlacedModule,
+    Placement,
+    RowRun,
+    place,
+    stream_id,
+)
 from engine.messages import PackedManifest, Purpose
 from engine.models.base_files import BaseFiles
 from engine.models.bases import namer, read_base
+from engine.models.shard import Shard, split
+from engine.models.spec import ModelSpec
 
 EXIT_FAILED, EXIT_INVALID, EXIT_NO_ROOM = 1, 8, 9
 #: Packing must not take the cores from serving.
@@ -54,10 +68,12 @@ def pack_folder(
     rev: str,
     *,
     base: BaseRows | None = None,
+    whole: ModelSpec | None = None,
 ) -> PackedManifest:
     """Write the packed file of `manifest` into `out_dir`, replacing one that is there.  `base` may
-    be left out where no module has a gain.  Raises AdapterInvalid, or OSError from writing; in
-    either case nothing is left behind."""
+    be left out where no module has a gain; `whole` is the base's spec where the layout is of one
+    rank among several, each of which has a stream of its own in the file.  Raises AdapterInvalid,
+    or OSError from writing; in either case nothing is left behind."""
     placement = place(manifest.modules, layout)
     stream = stream_id(layout.id, base.id if base is not None else "", manifest.modules)
     final = out_dir / f"packed-{stream}.bin"
@@ -68,11 +84,17 @@ def pack_folder(
     out = os.open(staged, flags, 0o640)
     try:
         # Reserved at once, so that a full disk is noticed before any work; reserved bytes are zero.
-        os.posix_fallocate(out, 0, placement.num_blocks * layout.block_bytes)
+        stream_bytes = placement.num_blocks * layout.block_bytes
+        os.posix_fallocate(out, 0, layout.shards * stream_bytes)
         with AdapterFolder(folder) as opened:
             source = opened.open(manifest.weights_file)
             try:
-                _write_stream(out, placement, manifest, AdapterRows(source, layout, base))
+                if whole is None:
+                    _write_stream(out, placement, manifest, AdapterRows(source, layout, base))
+                else:
+                    rows = AdapterRows(source, replace(layout, shapes=whole.shapes), base)
+                    shards = [Shard(whole, rank, layout.shards) for rank in range(layout.shards)]
+                    _write_shards(out, placement, manifest, rows, shards)
             finally:
                 os.close(source)
         os.fsync(out)
@@ -106,8 +128,40 @@ def _write_stream(
         _write(out, rows.b(placed, tensors), placed.b, rows.layout.block_bytes)
 
 
-def _write(fd: int, rows: Words, run: RowRun, block_bytes: int) -> None:
-    """Lay the rows (rank, width) at the places of `run`; bytes between rows are zero."""
+def _write_shards(
+    out: int,
+    placement: Placement,
+    manifest: AdapterManifest,
+    rows: AdapterRows,
+    shards: Sequence[Shard],
+) -> None:
+    """Every rank's stream, module by module: what all of them have of it is read once."""
+    size = rows.layout.block_bytes
+    for placed, tensors in zip(placement.modules, manifest.tensors, strict=True):
+        a, b = rows.a(placed, tensors), rows.b(placed, tensors)
+        for shard in shards:
+            first = shard.rank * placement.num_blocks
+            own_a, own_b = cut_pair(a, b, placed, shard)
+            _write(out, own_a, placed.a, size, first)
+            _write(out, own_b, placed.b, size, first)
+
+
+def cut_pair(a: Words, b: Words, placed: PlacedModule, shard: Shard) -> tuple[Words, Words]:
+    """The A rows and B-wide rows of one rank: see `models/shard.py`.  What ranks add up has its
+    bias on the first alone."""
+    if outputs := shard.outputs(placed.module):
+        b = b[:, slice(*outputs)]
+    if inputs := shard.inputs(placed.module):
+        a = a[:, slice(*inputs)]
+        if placed.bias and shard.rank:
+            b = b.copy()
+            b[placed.rank] = 0
+    return a, b
+
+
+def _write(fd: int, rows: Words, run: RowRun, block_bytes: int, first: int = 0) -> None:
+    """Lay the rows (rank, width) at the places of `run`, behind the `first` blocks of the file;
+    bytes between rows are zero."""
     if run.folds > 1:
         rows = np.pad(rows, ((0, 0), (0, run.folds * run.width - rows.shape[1])))
         rows = rows.reshape(run.rows, run.width)
@@ -116,7 +170,7 @@ def _write(fd: int, rows: Words, run: RowRun, block_bytes: int) -> None:
         buffer = np.zeros((piece.rows, run.stride), np.uint8)
         part = np.ascontiguousarray(rows[piece.first : piece.first + piece.rows])
         buffer[:, :width_bytes] = part.view(np.uint8)
-        _write_all(fd, buffer.data.cast("B"), piece.block * block_bytes + piece.offset)
+        _write_all(fd, buffer.data.cast("B"), (first + piece.block) * block_bytes + piece.offset)
 
 
 def _write_all(fd: int, data: memoryview, at: int) -> None:
@@ -153,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         packed, layout = pack_as_told(options)
     except (EngineError, OSError) as error:
         return tell_failure(error)
-    stored = packed.num_blocks * layout.block_bytes
+    stored = packed.num_blocks * layout.block_bytes * layout.shards
     ratio = stored_ratio(packed, layout)
     print(f"stored {stored} bytes, true {packed.true_bytes}, ratio {ratio:.3f}", file=sys.stderr)
     print(msgspec.json.encode(packed).decode())
@@ -172,10 +226,12 @@ def options_of(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, required=True, help="the adapter's folder")
     parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
     parser.add_argument("--block-size", type=int, required=True, help="tokens a block, 0 = no KV")
+    parser.add_argument("--draft-bytes", type=int, default=0, help="a block's, for a draft model")
     parser.add_argument("--dtype", choices=sorted(ITEMSIZE), required=True, help="the arena's")
     parser.add_argument("--out", type=Path, required=True, help="where the packed file goes")
     parser.add_argument("--purpose", choices=get_args(Purpose), help="the engine's")
     parser.add_argument("--max-rank", type=int, default=Limits().max_rank)
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share the base")
     return parser
 
 
@@ -189,6 +245,8 @@ def pack_as_told(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayo
         dtype=options.dtype,
         max_rank=options.max_rank,
         purpose=options.purpose,
+        draft_bytes=options.draft_bytes,
+        ranks=options.ranks,
     )
 
 
@@ -206,23 +264,28 @@ def pack_for_base(
     dtype: str,
     max_rank: int,
     purpose: Purpose | None = None,
+    draft_bytes: int = 0,
+    ranks: int = 1,
 ) -> tuple[PackedManifest, BlockLayout]:
     """Pack a PEFT adapter's `folder` for the base in `model`, into `out`.
 
-    `block_size` in tokens, 0 = the engine pools and has no KV; `dtype` the arena's; `purpose` is
-    the engine's, None: as its blocks say.  Raises as `pack_folder` and `inspect` do.
+    `block_size` in tokens, 0 = the engine pools and has no KV; `dtype` the arena's; `draft_bytes`
+    of a block are a draft model's; `purpose` is the engine's, None: as its blocks say; `ranks` how
+    many processes share the base.  Raises as `pack_folder` and `inspect` do.
     """
     spec = read_base(model, purpose or purpose_of(block_size))
     # Whoever filed the folder has bounded its size already.
     limits = Limits(max_rank=max_rank, max_bytes=sys.maxsize)
-    layout = spec.block_layout(block_size=block_size, dtype=dtype)
+    whole = spec if ranks > 1 and isinstance(spec, ModelSpec) else None
+    served = spec if whole is None else split(whole, ranks)
+    layout = served.block_layout(block_size=block_size, dtype=dtype, draft_bytes=draft_bytes)
     manifest = inspect(folder, spec, limits, served_dtype=dtype, base=model)
     rev = revision_digest(folder, manifest)
     with contextlib.ExitStack() as stack:
         base = None
         if any(module.gain for module in manifest.modules):
             base = BaseRows(stack.enter_context(BaseFiles(model, namer(spec))), spec)
-        return pack_folder(folder, manifest, layout, out, rev, base=base), layout
+        return pack_folder(folder, manifest, layout, out, rev, base=base, whole=whole), layout
 
 
 def pack_into(
@@ -234,6 +297,8 @@ def pack_into(
     dtype: str,
     max_rank: int,
     purpose: Purpose | None = None,
+    draft_bytes: int = 0,
+    ranks: int = 1,
 ) -> PackedManifest:
     """The same into a folder of its own below `store`, which is called by the revision and made if
     need be; it is not there before it is whole."""
@@ -248,9 +313,14 @@ def pack_into(
             dtype=dtype,
             max_rank=max_rank,
             purpose=purpose,
+            draft_bytes=draft_bytes,
+            ranks=ranks,
         )
         final = store / manifest.rev
-        if not final.exists():
+        if final.exists():  # perhaps packed for another layout
+            for file in staged.iterdir():
+                file.rename(final / file.name)
+        else:
             staged.rename(final)
     finally:
         shutil.rmtree(staged, ignore_errors=True)

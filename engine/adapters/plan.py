@@ -52,6 +52,25 @@ class StepPlanner:
         self._generations: dict[int, int] = {}  # slot -> of its row in the device's table
         self._views: dict[int, tuple[int, Pairs]] = {}  # slot -> generation, views
         self._ends: dict[int, Pairs] = {}  # slots that were planned for and have any: those alone
+        #: Called when a slot is planned for that was given anew; None = nobody listens.
+        self.on_slot: Callable[[SlotRow, PackedManifest], None] | None = None
+
+    def bring(self, slot: int) -> None:
+        """Plan for a slot that a step to come uses, as another rank has done."""
+        if self._device is None:
+            self._current(slot)
+        else:
+            self._put(self._device, slot)
+
+    def told(self, segments: Sequence[Segment], kind: LoraClass | None) -> LoraMeta | None:
+        """A plan that another rank has made: of `segments`, or, for the kernels, of `kind`, whose
+        items are in the upload."""
+        if kind is not None:
+            assert self._device is not None
+            return self._device.view(kind)
+        if not segments:
+            return None
+        return LoraMeta(tuple(segments), {s.slot: self._current(s.slot) for s in segments})
 
     def bind(self, words: Tensor) -> None:
         """Where the plan's part of every upload arrives: (plan_words,) int64, never moved."""
@@ -111,6 +130,11 @@ class StepPlanner:
             return LoraMeta((Segment(0, rows, slot),), {slot: self._current(slot)})
         self._put(self._device, slot)
         return self._device.apart(np.array([[0], [rows], [slot]], dtype=np.int64), rows)
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether any slot that was planned for has something at the model's ends."""
+        return bool(self._ends)
 
     def ends(self, owners: Iterable[tuple[int, int]], module: str) -> LoraMeta | None:
         """Of rows ahead of the layers, or behind them, those whose adapters have `module` there;
@@ -181,6 +205,8 @@ class StepPlanner:
             assert row.ready, f"slot {slot} is used before its copy is complete"
             manifest = self._manifest_of(row.rev)
             device.slots.put(slot, manifest, row.blocks)
+            if self.on_slot is not None:
+                self.on_slot(row, manifest)
             self._note_ends(slot, self._pairs(manifest, row.blocks, ends=True))
             self._generations[slot] = row.generation
 
@@ -191,7 +217,10 @@ class StepPlanner:
         if generation != row.generation:
             assert row.ready, f"slot {slot} is used before its copy is complete"
             self._drop_freed()
-            pairs = self._pairs(self._manifest_of(row.rev), row.blocks)
+            manifest = self._manifest_of(row.rev)
+            if self.on_slot is not None:
+                self.on_slot(row, manifest)
+            pairs = self._pairs(manifest, row.blocks)
             self._views[slot] = (row.generation, pairs)
             self._note_ends(slot, {key: pair for key, pair in pairs.items() if key[1] in ENDS})
         return pairs

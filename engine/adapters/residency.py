@@ -41,8 +41,8 @@ class Starving:
 
 
 class Residency:
-    """See the module.  `block_bytes` is the pool's; `layout`, `base` and `max_rank` bound files if
-    they are given."""
+    """See the module.  `block_bytes` is the pool's; a host copy has `shards` blocks for each of
+    those; `layout`, `base` and `max_rank` bound files if they are given."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Residency:
         room: Room,
         clock: Callable[[], float],
         block_bytes: int,
+        shards: int = 1,
         bytes_in_flight: int,
         thrash_window: float = 60.0,
         layout: str = "",
@@ -72,7 +73,7 @@ class Residency:
             room=room,
             journal=self._journal,
             clock=clock,
-            block_bytes=block_bytes,
+            block_bytes=block_bytes * shards,
             bytes_in_flight=bytes_in_flight,
             thrash_window=thrash_window,
         )

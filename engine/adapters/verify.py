@@ -202,7 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _verify(options: argparse.Namespace) -> Verified:
     spec = read_base(options.model, options.purpose or purpose_of(options.block_size))
     limits = Limits(max_rank=options.max_rank, max_bytes=sys.maxsize)
-    layout = spec.block_layout(block_size=options.block_size, dtype=options.dtype)
+    layout = spec.block_layout(
+        block_size=options.block_size, dtype=options.dtype, draft_bytes=options.draft_bytes
+    )
     manifest = inspect(options.folder, spec, limits, served_dtype=options.dtype, base=options.model)
     rev = revision_digest(options.folder, manifest)
     fresh = None

@@ -24,7 +24,8 @@ class Arena:
     """`num_blocks` blocks of `layout.block_bytes` on `device`, zeroed.
 
     A block is the K and V of `block_size` tokens in all layers, layer after layer, or a piece of
-    one adapter; an encoder has the latter alone.  Zeroed because attention may read, and mask, rows
+    one adapter; an encoder has the latter alone.  Where a model drafts, its own K and V of the same
+    tokens follow, in frames of its own shape.  Zeroed because attention may read, and mask, rows
     that nobody has written yet.
     """
 
@@ -36,6 +37,7 @@ class Arena:
         block_size: int,
         num_blocks: int,
         device: torch.device,
+        draft: ModelSpec | None = None,
     ) -> None:
         self.layout = layout
         self.block_size = block_size
@@ -43,7 +45,7 @@ class Arena:
         self.block_bytes = layout.block_bytes
         self.bytes = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8, device=device)
         self._flat = self.bytes.view(-1).view(DTYPES[layout.dtype])
-        self._spec = spec
+        self._spec, self._draft = spec, draft
 
     @property
     def device(self) -> torch.device:
@@ -52,14 +54,27 @@ class Arena:
     def kv(self, layer: int) -> Tensor:
         """(num_blocks, 2, block_size, kv_heads, head_dim): keys at index 0, values at 1."""
         assert isinstance(self._spec, ModelSpec), "an encoder keeps no KV"
-        heads, dim = self._spec.num_kv_heads, self._spec.head_dim
+        return self._frame(self._spec, layer, 0)
+
+    def draft_kv(self, layer: int) -> Tensor:
+        """The same of the model that drafts."""
+        assert isinstance(self._spec, ModelSpec) and self._draft is not None, "no model drafts"
+        return self._frame(self._draft, layer, self._elements(self._spec))
+
+    def _frame(self, spec: ModelSpec, layer: int, before: int) -> Tensor:
+        """The KV of one layer; `before`: elements of a block that are another model's."""
+        heads, dim = spec.num_kv_heads, spec.head_dim
         half = self.block_size * heads * dim
         block = self.block_bytes // self.layout.itemsize
         return self._flat.as_strided(
             (self.num_blocks, 2, self.block_size, heads, dim),
             (block, half, heads * dim, dim, 1),
-            layer * 2 * half,
+            before + layer * 2 * half,
         )
+
+    def _elements(self, spec: ModelSpec) -> int:
+        """Of a block's KV."""
+        return spec.kv_block_bytes(self.block_size, self.layout.dtype) // self.layout.itemsize
 
     def rows(self, block: int, offset: int, rows: int, width: int, stride: int) -> Tensor:
         """(rows, width) inside `block`; `offset` and `stride` are bytes."""

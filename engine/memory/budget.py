@@ -20,6 +20,7 @@ class MemoryPlan:
     """Bytes of one device.  `total` 0: memory is not the device's own, and only parts are known."""
 
     device: str
+    rank: str = ""  # of several, as the title has it
     total: int = 0
     utilization: float = 0.0  # the share of `total` that the engine may take, all in all
     weights: int
@@ -32,6 +33,8 @@ class MemoryPlan:
     block_bytes: int
     block_size: int
     adapter_blocks: int  # of one usual adapter
+    draft_weights: int = 0  # of a model that drafts
+    draft_block_bytes: int = 0  # its share of a block
 
     @property
     def arena(self) -> int:
@@ -40,8 +43,8 @@ class MemoryPlan:
     @property
     def reserve(self) -> int:
         """What nobody has."""
-        used = self.weights + self.other + self.steps + self.graphs + self.arena
-        return max(self.total - used, 0)
+        used = self.weights + self.draft_weights + self.other + self.steps + self.graphs
+        return max(self.total - used - self.arena, 0)
 
     @property
     def num_tokens(self) -> int:
@@ -55,15 +58,17 @@ class MemoryPlan:
 
     def table(self) -> str:
         """Several lines, without an end of line."""
-        title = f"memory plan of {self.device}"
+        title = f"memory plan of {self.rank}{self.device}"
         if self.total:
             title += f": {shown_size(self.total)}, gpu_memory_utilization {self.utilization:.2f}"
         arena = (
             f"{self.num_blocks:,} blocks of {shown_size(self.block_bytes)}: "
             f"{self.num_tokens:,} tokens or {self.num_adapters:,} adapters of rank {USUAL_RANK}"
         )
+        share = shown_size(self.draft_block_bytes)
         lines = [
             ("weights", self.weights, ""),
+            ("draft", self.draft_weights, f"the model that drafts, with {share} of each block"),
             ("other", self.other, "the driver, and other processes"),
             ("steps", self.steps, self.step_text),
             ("graphs", self.graphs, self.graph_text),

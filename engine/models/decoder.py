@@ -23,6 +23,8 @@ from engine.messages import Purpose
 from engine.models import weights
 from engine.models.attention import Attention
 from engine.models.layers import Angles, Build, LoraLinear, Owed, RMSNorm, Rotary
+from engine.models.ranks import Ranks
+from engine.models.shard import Shard, split, words_of
 from engine.models.spec import ModelSpec, read_spec
 
 
@@ -114,7 +116,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.deterministic = build.deterministic
-        self.embedding = build.empty(spec.vocab_size, spec.hidden_size)
+        #: Those that share the model; each has a part of the vocabulary.  None = this one has all.
+        self.ranks = build.ranks
+        words = words_of(spec.vocab_size, self.ranks.size if self.ranks else 1)
+        self.embedding = build.empty(words, spec.hidden_size)
         #: Rounded as the published code rounds it: 55.43 is 55.5 in bf16.
         self.embedding_scale = torch.tensor(spec.embedding_scale).to(build.dtype).item()
         ropes = spec.layer_ropes or (spec.rope,) * spec.num_layers
@@ -126,7 +131,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(spec.hidden_size, spec, build)
         self.head = self.embedding
         if self._has_own_head:
-            self.head = build.empty(spec.vocab_size, spec.hidden_size)
+            self.head = build.empty(words, spec.hidden_size)
         #: Of a classifier, by the engine's names: `engine/pooling/head.py` reads it.
         self.classifier: dict[str, Tensor] = {}
         if spec.num_labels:
@@ -168,7 +173,7 @@ class Decoder(nn.Module):
     def embed(self, tokens: Tensor, lora: LoraMeta | None = None) -> Tensor:
         """tokens (T,) -> what goes into the first layer, (T, hidden): with what adapters have on
         the embedding, for the segments of `lora`; other rows keep their bits."""
-        x = F.embedding(tokens, self.embedding)
+        x = F.embedding(tokens, self.embedding) if self.ranks is None else self._found(tokens)
         if self.embedding_scale != 1.0:
             x = x.mul_(self.embedding_scale)
         for segment in lora.segments if lora is not None else ():
@@ -202,9 +207,21 @@ class Decoder(nn.Module):
             owed = layer.on_card(x, owed, turn, frame, attn, lora)
         return self.norm.after_sum(x, owed, out)
 
+    def _found(self, tokens: Tensor) -> Tensor:
+        """Embeddings of tokens (T,), of which each is in one rank's part."""
+        assert self.ranks is not None
+        own = tokens - self.ranks.rank * len(self.embedding)
+        others = (own < 0) | (own >= len(self.embedding))
+        x = F.embedding(own.masked_fill(others, 0), self.embedding)
+        x.masked_fill_(others[:, None], 0.0)
+        self.ranks.add_up(x)
+        return x
+
     @torch.no_grad()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Normed hidden states (N, hidden) -> (N, vocab) in fp32, in `out` if given."""
+        if self.ranks is not None:
+            return self._gathered(self.ranks, hidden, out)
         if cap := self.spec.logit_softcap:
             logits = linear(hidden, self.head, None, deterministic=self.deterministic)
             return cap_logits(logits, cap, out, deterministic=self.deterministic)
@@ -212,6 +229,19 @@ class Decoder(nn.Module):
             shape = hidden.shape[0], self.head.shape[0]
             out = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         return linear(hidden, self.head, None, deterministic=self.deterministic, out=out)
+
+    def _gathered(self, ranks: Ranks, hidden: Tensor, out: Tensor | None) -> Tensor:
+        """The same from every rank's part, on all of them."""
+        cap, fixed = self.spec.logit_softcap, self.deterministic
+        part = None
+        if not cap:
+            shape = hidden.shape[0], self.head.shape[0]
+            part = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+        part = linear(hidden, self.head, None, deterministic=fixed, out=part)
+        whole = ranks.side_by_side(part)[:, : self.spec.vocab_size]
+        if cap:
+            return cap_logits(whole.contiguous(), cap, out, deterministic=fixed)
+        return whole.contiguous() if out is None else out.copy_(whole)
 
     @torch.no_grad()
     def adapt_logits(self, logits: Tensor, hidden: Tensor, lora: LoraMeta) -> None:
@@ -222,8 +252,10 @@ class Decoder(nn.Module):
             pairs = lora.slots[segment.slot]
             rows = slice(segment.start, segment.end)
             own, x = logits[rows], hidden[rows]
-            if cap:  # the correction belongs under the cap
+            if cap and self.ranks is None:  # the correction belongs under the cap
                 own = linear(x, self.head, None, deterministic=self.deterministic).float()
+            elif cap:  # another product would be another message of the ranks
+                own = torch.atanh(own / cap).mul_(cap)
             if rows_of := pairs.get((self.spec.num_layers, "lm_head.rows")):
                 replace_head(own, x, rows_of, deterministic=self.deterministic)
             if pair := pairs.get((self.spec.num_layers, "lm_head")):
@@ -259,17 +291,26 @@ def load_model(
     deterministic: bool,
     max_len: int = 0,
     purpose: Purpose = "generate",
+    ranks: Ranks | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Decoder:
     """The model in a Hugging Face folder, in `dtype` on `device`; `progress` gets 0..1.
 
-    `max_len` is of the longest sequence that it will see, 0 = its `default_length`.
+    `max_len` is of the longest sequence that it will see, 0 = its `default_length`.  `ranks`: those
+    that share it; comes out what this one has.
 
     Raises ConfigError for files that are missing or broken, ModelUnsupported for what the engine
     would not compute exactly.
     """
-    build = Build(torch.device(device), dtype, deterministic, max_len)
-    spec = read_spec(folder, pools=purpose != "generate", generates=purpose != "pool")
-    decoder = Decoder(spec, build)
-    weights.load(decoder.places(), folder, ignored=decoder.ignores, progress=progress)
+    build = Build(torch.device(device), dtype, deterministic, max_len, ranks)
+    whole = read_spec(folder, pools=purpose != "generate", generates=purpose != "pool")
+    rank, size = (ranks.rank, ranks.size) if ranks is not None else (0, 1)
+    decoder = Decoder(split(whole, size), build)
+    weights.load(
+        decoder.places(),
+        folder,
+        ignored=decoder.ignores,
+        cut=Shard(whole, rank, size).cut,
+        progress=progress,
+    )
     return decoder.eval()

@@ -134,9 +134,9 @@ class EncoderSpec:
         )
         return Shapes(self.num_layers, dims, self.vocab_size)
 
-    def block_layout(self, *, block_size: int = 0, dtype: str) -> BlockLayout:
+    def block_layout(self, *, block_size: int = 0, dtype: str, draft_bytes: int = 0) -> BlockLayout:
         """The layout of packed adapters.  There is no KV that shares the blocks, so `block_size`,
-        in tokens, says nothing."""
+        in tokens, and `draft_bytes` say nothing."""
         return BlockLayout(self.shapes, dtype, adapter_block_bytes(self.shapes, dtype))
 
     def position_ids(self, tokens: Sequence[int]) -> list[int]:

@@ -18,7 +18,9 @@ from engine.kernels.lora_meta import LoraMeta
 from engine.layout import FUSED_NAMES, GROUPS
 from engine.models.encoder_spec import EncoderSpec
 from engine.models.frequencies import inverse_frequencies
+from engine.models.ranks import Ranks
 from engine.models.rope import RopeSpec
+from engine.models.shard import BY_INPUTS
 from engine.models.spec import ModelSpec
 
 #: cos and sin of a step's rows (T, 1, rotated / 2) in fp32.
@@ -33,6 +35,7 @@ class Build:
     dtype: torch.dtype
     deterministic: bool
     max_len: int = 0  # of a sequence; 0 = the spec's `default_length`
+    ranks: Ranks | None = None  # those that share the model; None = this process has all of it
 
     def empty(self, *shape: int) -> nn.Parameter:
         """A weight to be filled: no gradient, no initial values."""
@@ -64,6 +67,8 @@ class LoraLinear(nn.Module):
         self.deterministic = build.deterministic
         self.weight = build.empty(sum(splits), d_in)
         self.bias = build.empty(sum(splits)) if bias else None
+        #: Those whose outputs are parts of a sum, where the inputs are cut.
+        self.summed = build.ranks if group in BY_INPUTS else None
 
     def forward(self, x: Tensor, lora: LoraMeta | None) -> Tensor:
         """x (T, d_in) -> (T, sum of splits)."""
@@ -92,6 +97,8 @@ class LoraLinear(nn.Module):
                 base_bias=self.bias,
                 deterministic=fixed,
             )
+        if self.summed is not None:
+            self.summed.add_up(y)
         return y
 
     def parts(self, *, as_one: bool) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ Goes in: a folder.  Comes out: a frozen ModelSpec, or ModelUnsupported naming th
 engine would have to guess at.  Knows nothing of weights.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,7 @@ class ModelSpec:
     labels: tuple[str, ...] = ()  # of the classes, in order
     #: A classifier's last row is that of the last token which is not this one.
     pad_token_id: int | None = None
+    ranks: int = 1  # above 1: what each of so many ranks has (`models/shard.py`)
 
     @property
     def num_types(self) -> int:
@@ -105,19 +107,23 @@ class ModelSpec:
         )
         return Shapes(self.num_layers, dims, self.vocab_size)
 
-    def block_layout(self, *, block_size: int, dtype: str) -> BlockLayout:
+    def block_layout(self, *, block_size: int, dtype: str, draft_bytes: int = 0) -> BlockLayout:
         """The layout of packed adapters: an arena of `dtype`, blocks of `block_size` tokens, or of
-        adapters alone where that is 0."""
+        adapters alone where that is 0.  `draft_bytes` of a block are a draft model's KV."""
         if not block_size:
             return BlockLayout(self.shapes, dtype, adapter_block_bytes(self.shapes, dtype))
-        size = kv_block_bytes(
+        size = self.kv_block_bytes(block_size, dtype)
+        return BlockLayout(self.shapes, dtype, size + draft_bytes, self.ranks)
+
+    def kv_block_bytes(self, block_size: int, dtype: str) -> int:
+        """Bytes of K and V of `block_size` tokens in all layers."""
+        return kv_block_bytes(
             block_size=block_size,
             num_layers=self.num_layers,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             dtype=dtype,
         )
-        return BlockLayout(self.shapes, dtype, size)
 
 
 def read_spec(folder: Path, *, pools: bool = False, generates: bool | None = None) -> ModelSpec:
@@ -253,6 +259,24 @@ def checkpoint_dtype(config: Fields, folder: Path) -> str:
             f"weights of dtype {short(name)}", hint="supported: float32, bfloat16, float16"
         )
     return _DTYPES[name]
+
+
+def tokenizer_size(folder: Path) -> int:
+    """One more than the highest id in tokenizer.json; 0 if there is none to read.
+
+    Embeddings are often padded past it, and a padded id must never be drawn.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return 0
+    try:
+        tokenizer = json.loads(path.read_bytes())
+        vocab = tokenizer["model"]["vocab"]
+        ids = [token["id"] for token in tokenizer.get("added_tokens", [])]
+        ids += vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]
+        return max(int(i) for i in ids) + 1
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelUnsupported(f"{path}: not a tokenizer file ({error})") from error
 
 
 def _token_ids(*values: Any) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError, ModelUnsupported
 from engine.models.hf_config import text_name, weight_files
+from engine.models.shard import WHOLE, Cut
 
 _READABLE = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -25,13 +26,15 @@ def load(
     *,
     ignored: Callable[[str], bool] = lambda name: False,
     rename: Callable[[str], str] = text_name,
+    cut: Callable[[str], Cut] = lambda name: WHOLE,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> None:
     """Fill `places` from the folder's weights, whose tensors `rename` leads to them: by itself it
     takes off the leading `model.` and `language_model.`, in whatever order a file has them.
 
-    `ignored` says which other names may lie in the files.  ConfigError for files that are missing
-    or broken; ModelUnsupported for a tensor that nobody asked for, is missing, or does not fit.
+    `ignored` says which other names may lie in the files, `cut` which part of a tensor its place
+    wants.  ConfigError for files that are missing or broken; ModelUnsupported for a tensor that
+    nobody asked for, is missing, or does not fit.
     """
     filled: set[str] = set()
     for published, tensor in _tensors(folder):
@@ -43,6 +46,7 @@ def load(
             raise ModelUnsupported(f"{folder} has a tensor that the engine does not use: {name}")
         if name in filled:
             raise ConfigError(f"{folder} holds {name} twice")
+        tensor = _part(tensor, cut(name), place)
         if tensor.shape != place.shape or tensor.dtype not in _READABLE:
             raise ModelUnsupported(
                 f"{name} is {tuple(tensor.shape)} {tensor.dtype}, "
@@ -55,6 +59,20 @@ def load(
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelUnsupported(f"{folder} lacks the tensor {missing[0]}{more}")
+
+
+def _part(tensor: Tensor, cut: Cut, place: Tensor) -> Tensor:
+    """What `cut` says of it; all of it if it has not the size that is to be cut."""
+    if cut.zero:
+        return torch.zeros_like(tensor)
+    if cut.columns is not None and tensor.dim() == 2 and tensor.shape[1] == cut.size:
+        return tensor[:, slice(*cut.columns)]
+    if cut.rows is None or tensor.shape[0] != cut.size:
+        return tensor
+    part = torch.cat([tensor[slice(*rows)] for rows in cut.rows])
+    if len(part) < len(place):  # behind the last word there are none
+        part = torch.cat((part, part.new_zeros(len(place) - len(part), *part.shape[1:])))
+    return part
 
 
 def tensor_names(folder: Path) -> tuple[str, ...]:

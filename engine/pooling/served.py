@@ -248,6 +248,7 @@ def _info(core: PoolingCore) -> EngineInfo:
         arena_bytes=info.adapter_bytes,
         ram_cache_bytes=machine.host.limit_bytes,
         pid=os.getpid(),
+        card_bytes=torch.cuda.mem_get_info(device)[1] if cuda else 0,
         device_uuid=f"GPU-{torch.cuda.get_device_properties(device).uuid}" if cuda else "",
         pooling=info,
         generates=False,

@@ -128,7 +128,7 @@ def _served(request: Request, *tasks: str) -> str:
         return named
     models = deps_of(request).settings.models
     fit = [m for m in models if set(tasks) & set(m.tasks)]
-    return (fit or [m for m in models if m.pools] or models)[0].name
+    return (fit or [m for m in models if m.pools or m.pools_too] or models)[0].name
 
 
 def _timeout(request: Request) -> float | None:

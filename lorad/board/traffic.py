@@ -9,7 +9,7 @@ from collections.abc import Callable
 from engine.histogram import SECONDS, Histogram
 from engine.messages import EngineSnapshot
 from lorad.board.windows import Growing, Window, spread
-from lorad.service.meter import KINDS, Meter
+from lorad.service.meter import Meter
 from lorad.wire_stream import WINDOW_SECONDS, Load, Spread
 
 
@@ -37,7 +37,7 @@ class Traffic:
         refused = sum(self._meter.refused.values())
         totals = [sum(engine[n].total for engine in self._engines) for n in range(4)]
         self._counts.add(now, (self._begun(), refused, *totals))
-        kinds = [self._meter.kinds[kind] for kind in KINDS]
+        kinds = [k for each in self._meter.by_model.values() for k in each.values()]
         self._first_token.add(now, _summed([k.first_token_seconds for k in kinds]))
         self._inter_token.add(now, _summed([k.inter_token_seconds for k in kinds]))
         self._queue.add(now, _summed([k.queue_seconds for k in kinds]))

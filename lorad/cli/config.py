@@ -109,7 +109,7 @@ def check(
     s = session(context)
     settings = _load(file)
     try:
-        from lorad.checks import check_all  # reads a tokenizer
+        from lorad.checks import check_all, described  # reads a tokenizer
 
         check_all(settings)
     except StartError as error:
@@ -117,7 +117,8 @@ def check(
     if s.options.machine:
         print_document({"schema": "lorad/config-check.v1", "ok": True}, s.options)
     else:
-        print_line("the configuration is valid")
+        for line in (*described(settings), "the configuration is valid"):
+            print_line(line)
 
 
 @config.command("path")

@@ -143,11 +143,15 @@ class _Base:
     slots: int = 1024
 
 
+def _generates(one: wire.Status | wire.ModelStatus) -> bool:
+    """By its tasks: one whose engine is away says nothing of pooling."""
+    return "generate" in one.tasks or (not one.tasks and one.pooling is None)
+
+
 def _generating(status: wire.Status) -> wire.Status | wire.ModelStatus:
     """The model that is planned for: of several the first one that generates."""
     each: Sequence[wire.Status | wire.ModelStatus] = status.models or (status,)
-    # By its tasks: one whose engine is away says nothing of pooling.
-    found = next((o for o in each if o.pooling is None and o.tasks in ((), ("generate",))), None)
+    found = next((o for o in each if _generates(o)), None)
     if found is None:
         raise Usage("a plan is of KV, and a pooling model has none")
     return found

@@ -149,14 +149,14 @@ def _serve(
 
 
 def _check(settings: "Settings") -> int:
-    from lorad.checks import check_all  # reads a tokenizer: not needed to print
+    from lorad.checks import check_all, described  # reads a tokenizer: not needed to print
 
     try:
         check_all(settings)
     except StartError as error:
         error.print()
         return error.exit
-    print("the configuration is valid")
+    print("\n".join((*described(settings), "the configuration is valid")))
     return 0
 
 

@@ -17,7 +17,7 @@ from lorad.metrics.engine_counts import EngineCounts
 from lorad.metrics.labels import Key, Labelled, Series, summed
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
-from lorad.metrics.table import GATEWAY
+from lorad.metrics.table import GATEWAY, OTHER
 from lorad.service.meter import NameCounts
 
 #: Counters with an adapter label.
@@ -134,18 +134,22 @@ class AdapterMetrics:
         now: Named,
         sources: Sources,
     ) -> None:
-        """A revision that has lost its name still runs: it counts with the others."""
-        snapshot = sources.picture.snapshot
+        """A revision that has lost its name still runs: it counts with its model's others."""
+        several = len(sources.models) > 1
         working = {name: s for name, s in now.status.items() if s.running or s.waiting}
+        models = {e.name: e.model for e in sources.catalog if e.name in working} if several else {}
         for gauge in ("running", "waiting"):
             busy = {name: n for name, s in working.items() if (n := getattr(s, gauge))}
             values = _shared_out(busy, now)
-            if snapshot is not None:
-                for seen, base in zip(sources.models, sources.meter.bases, strict=True):
-                    one = seen.picture.snapshot
-                    values[base] = getattr(one.base, gauge) if one is not None else 0
-                values[""] = max(getattr(snapshot, gauge) - sum(values.values()), 0)
-            shown = dict.fromkeys(labelled & now.status.keys(), 0.0) | summed(values, labelled)
+            shown = dict.fromkeys(labelled & now.status.keys(), 0.0)
+            for seen, base in zip(sources.models, sources.meter.bases, strict=True):
+                if (one := seen.picture.snapshot) is None:
+                    shown |= {base: 0.0} if sources.picture.snapshot is not None else {}
+                    continue
+                mine = (n for n in values if not several or models.get(n) == seen.name)
+                own = {base: getattr(one.base, gauge), **{n: values[n] for n in mine}}
+                own[""] = max(getattr(one, gauge) - sum(own.values()), 0)
+                shown |= summed(own, labelled, f"{OTHER}:{seen.name}" if several else OTHER)
             sheet.puts(f"requests_{gauge}", (((name,), n) for name, n in sorted(shown.items())))
 
 

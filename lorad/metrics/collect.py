@@ -6,7 +6,7 @@ Goes in: the sources.  Comes out: values on a sheet.  Each function is one headi
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from typing import get_args
@@ -21,7 +21,7 @@ from lorad.metrics.sources import Sources
 from lorad.metrics.table import GATEWAY_KV, GATEWAY_RUNNING, GATEWAY_WAITING
 from lorad.routing.affinity import Reason
 from lorad.service.engine_link import LinkState
-from lorad.service.meter import KINDS
+from lorad.service.meter import KINDS, Kind, KindCounts
 from lorad.service.snapshot import Seen
 
 _STEP_BOUNDS = {
@@ -83,10 +83,15 @@ def http(sheet: Sheet, sources: Sources) -> None:
         sheet.put("http_aborted_total", aborted.get(reason, 0), reason)
 
 
-def requests(sheet: Sheet, sources: Sources) -> None:
-    meter = sources.meter
-    for kind in KINDS:
-        k = meter.kinds[kind]
+def refused(sheet: Sheet, sources: Sources) -> None:
+    for code, number in dict(sources.meter.refused).items():
+        sheet.put("request_rejections_total", number, code)
+    sheet.put("drain_aborted_requests_total", sources.meter.aborted_by_drain)
+
+
+def requests(sheet: Sheet, kinds: Mapping[Kind, KindCounts]) -> None:
+    """Of one model."""
+    for kind, k in kinds.items():
         sheet.observe("request_queue_seconds", k.queue_seconds, kind)
         sheet.observe("time_to_first_token_seconds", k.first_token_seconds, kind)
         sheet.observe("inter_token_latency_seconds", k.inter_token_seconds, kind)
@@ -96,9 +101,6 @@ def requests(sheet: Sheet, sources: Sources) -> None:
         sheet.observe("request_generation_tokens", k.generated_tokens, kind)
         for endpoint, seconds in tuple(k.duration_seconds.items()):
             sheet.observe("request_duration_seconds", seconds, kind, endpoint)
-    for code, number in dict(meter.refused).items():
-        sheet.put("request_rejections_total", number, code)
-    sheet.put("drain_aborted_requests_total", meter.aborted_by_drain)
 
 
 def steps(sheet: Sheet, totals: Totals) -> None:

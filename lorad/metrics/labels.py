@@ -113,10 +113,10 @@ class Series:
         return iter(self._shown.items())
 
 
-def summed(values: Mapping[str, float], labelled: Set[str]) -> dict[str, float]:
-    """A gauge by adapter: those with a label, and the sum of the rest."""
+def summed(values: Mapping[str, float], labelled: Set[str], other: str = OTHER) -> dict[str, float]:
+    """A gauge by adapter: those with a label, and under `other` the sum of the rest."""
     shown: dict[str, float] = {}
     for name, value in values.items():
-        label = name if name in labelled else OTHER
+        label = name if name in labelled else other
         shown[label] = shown.get(label, 0.0) + value
     return shown

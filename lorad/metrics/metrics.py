@@ -25,6 +25,7 @@ from lorad.metrics.engine_counts import EngineCounts
 from lorad.metrics.labels import Key
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
+from lorad.metrics.table import OTHER
 from lorad.metrics.tenants import TenantMetrics
 from lorad.registry.records import OperationRecord
 from lorad.service.meter import BASE
@@ -133,9 +134,10 @@ class Metrics:
         now = named(sources)
         collect.daemon(sheet, sources, self._started)
         collect.http(sheet, sources)
-        collect.requests(sheet, sources)
+        collect.refused(sheet, sources)
         for seen in sources.models:
             sheet.model = seen.name
+            collect.requests(sheet, sources.meter.kinds(seen.name))
             collect.base(sheet, seen)
             for one in seen.engines:
                 sheet.replica = one.replica
@@ -166,10 +168,11 @@ class Metrics:
         collect.prefix(sheet, totals, snapshot)
 
     def _model_of(self, name: str) -> tuple[str, str]:
-        """An adapter, or a base among several: how it is called, and its model."""
-        base, colon, model = name.partition(":")
-        if base == BASE and colon:
-            return BASE, model
+        """An adapter, a base among several or the rest of its adapters: how it is called, and its
+        model."""
+        label, colon, model = name.partition(":")
+        if label in (BASE, OTHER) and colon:
+            return label, model
         entry = self.sources.catalog.get(name)
         return name, entry.model if entry is not None else ""
 

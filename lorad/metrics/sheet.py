@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.histogram import Histogram
-from lorad.metrics.table import METRICS, NAMES, OF_ENGINES, PREFIX, Metric
+from lorad.metrics.table import METRICS, NAMES, OF_ENGINES, OF_REPLICAS, PREFIX, Metric
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 #: Adapter label -> tenant label.
@@ -82,7 +82,7 @@ class Sheet(Collector):
             labels = (*labels, "tenant")
         if self._model_of is not None and (adapter or metric.name in OF_ENGINES):
             labels = (*labels, "model")
-        if self._replicas and metric.name in OF_ENGINES:
+        if self._replicas and metric.name in OF_REPLICAS:
             labels = (*labels, "replica")
         return labels
 
@@ -90,7 +90,7 @@ class Sheet(Collector):
         if len(labels) != len(metric.labels):
             raise ValueError(f"{metric.name} has the labels {metric.labels}")
         if "adapter" not in metric.labels:
-            return (*labels, *self._whose()) if metric.name in OF_ENGINES else labels
+            return (*labels, *self._whose(metric)) if metric.name in OF_ENGINES else labels
         at = metric.labels.index("adapter")
         more = [] if self._tenant_of is None else [self._tenant_of(labels[at])]
         if self._model_of is not None:
@@ -98,10 +98,10 @@ class Sheet(Collector):
             labels, more = (*labels[:at], adapter, *labels[at + 1 :]), [*more, model]
         return (*labels, *more)
 
-    def _whose(self) -> tuple[str, ...]:
+    def _whose(self, metric: Metric) -> tuple[str, ...]:
         """Of which engine it is, where there are several."""
         model = () if self._model_of is None else (self.model,)
-        return (*model, self.replica) if self._replicas else model
+        return (*model, self.replica) if self._replicas and metric.name in OF_REPLICAS else model
 
 
 def _family(metric: Metric, labels: tuple[str, ...]) -> Family:

@@ -457,9 +457,17 @@ METRICS: tuple[Metric, ...] = (
 
 NAMES = {metric.name: metric for metric in METRICS}
 
-#: These are of one engine.  Where several models are served they have a label `model` too, as has
-#: whatever has an adapter label; and `replica`, where a model has several engines.
-OF_ENGINES = frozenset(
+#: Where several models are served, these have a label `model` too: they are of one engine, or of
+#: its requests.  So has whatever has an adapter label.
+OF_REQUESTS = frozenset(
+    PREFIX + name
+    for name in (
+        *("request_queue_seconds", "time_to_first_token_seconds", "inter_token_latency_seconds"),
+        *("request_duration_seconds", "request_prefill_seconds", "request_decode_seconds"),
+        *("request_prompt_tokens", "request_generation_tokens"),
+    )
+)
+OF_ENGINES = OF_REQUESTS | frozenset(
     PREFIX + name
     for name in (
         *("engine_state", "engine_last_step_timestamp_seconds", "engine_restarts_total"),
@@ -472,3 +480,5 @@ OF_ENGINES = frozenset(
         *("prefix_saved_prefill_seconds_total", "routed_requests_total"),
     )
 )
+#: Where a model has several engines, these have a label `replica` as well.
+OF_REPLICAS = OF_ENGINES - OF_REQUESTS

@@ -328,7 +328,7 @@ class EngineLink:
         self.informed.set()
         self.progress = "warming up"
         try:
-            await (self._pool_once() if info.pooling is not None else self._warm_up())
+            await (self._warm_up() if info.generates else self._pool_once())
             self.progress = "loading pinned adapters"
             await self.bring_up(info)
         except LoradError as error:

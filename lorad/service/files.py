@@ -84,6 +84,7 @@ class AdapterFiles:
             out_dir=out,
             max_rank=self._settings.lora.max_rank,
             purpose=info.purpose,
+            draft_bytes=info.draft_block_bytes,
         )
 
     async def verify(self, folder: Path, out: Path, probe: Path, packed: Path | None) -> Verified:
@@ -100,4 +101,5 @@ class AdapterFiles:
             packed=packed,
             max_rank=self._settings.lora.max_rank,
             purpose=info.purpose,
+            draft_bytes=info.draft_block_bytes,
         )

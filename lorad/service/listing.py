@@ -153,7 +153,8 @@ class Listing:
         revision: RevisionRecord | None,
         status: RevisionStatus | None = None,
     ) -> wire.Adapter:
-        status = status or self._picture.by_rev.get(record.serving_rev or "")
+        if status is None and not self._names.elsewhere(record):
+            status = self._picture.by_rev.get(record.serving_rev or "")
         return wire.Adapter(
             name=record.name,
             tenant=record.tenant,
@@ -222,7 +223,7 @@ class Listing:
             packed_bytes=self._packed_bytes(record, info) or 0,
             num_blocks=packed.num_blocks if packed else 0,
             changes_kv=record.changes_kv,
-            keeps_kv=info is None or info.pooling is None,
+            keeps_kv=info is None or info.generates,
             kinds=kinds_of(record, mlx=mlx),
             scalings=scalings_of(record),
             alora_tokens=record.alora_tokens,

@@ -1,7 +1,8 @@
 """Meter: what requests cost in time and tokens, counted as their deltas pass by.
 
 Goes in: refusals, every delta of every sequence, and requests for vectors or scores as they end.
-Comes out: plain counters by adapter and histograms by kind (`base` or `lora`), which only grow.
+Comes out: plain counters by adapter and histograms by model and kind (`base` or `lora`), which only
+grow.
 Written on the event loop; another thread may copy them.  A delta costs 0.4 µs of the 15 that a
 token costs in all (2 cores), so there is no lock and no label here.  Knows nothing of how they are
 shown.
@@ -52,7 +53,7 @@ class NameCounts:
 
 
 class KindCounts:
-    """Histograms of all requests with an adapter, or of all without."""
+    """Histograms of all requests of one model with an adapter, or of all without."""
 
     def __init__(self) -> None:
         self.queue_seconds = Histogram(SECONDS)  # from receipt until the engine begins
@@ -78,7 +79,10 @@ class Meter:
         self.names: dict[str, NameCounts] = {base: NameCounts() for base in self.bases}
         #: By the account that a request ran on.  Written when a sequence ends.
         self.tenants: dict[str, NameCounts] = {}
-        self.kinds: dict[Kind, KindCounts] = {kind: KindCounts() for kind in KINDS}
+        #: By model, and then by kind; of one alone, whatever its name.
+        self.by_model: dict[str, dict[Kind, KindCounts]] = {
+            model: {kind: KindCounts() for kind in KINDS} for model in self._bases or ("",)
+        }
         self.refused: Counter[str] = Counter()  # error code -> requests that never began
         self.aborted_by_drain = 0
         self.drained: set[str] = set()  # revisions whose drain ended requests, until it is asked
@@ -99,7 +103,8 @@ class Meter:
         """What the engine's deltas of one sequence go through; `received`: of this clock."""
         counts = self._counts(name, model)
         counts.sequences += 1
-        return Span(self, choice, deliver, counts, rev, chat, num_prompt, received, tenant)
+        kind = self.kinds(model)["base" if rev is None else "lora"]
+        return Span(self, choice, deliver, counts, kind, rev, chat, num_prompt, received, tenant)
 
     def pooled(
         self,
@@ -113,7 +118,7 @@ class Meter:
         model: str = "",
     ) -> None:
         """A request for vectors or scores that was answered, a sequence for each input."""
-        kind = self.kinds["base" if name is None else "lora"]
+        kind = self.kinds(model)["base" if name is None else "lora"]
         if (seconds := kind.duration_seconds.get(endpoint)) is None:
             seconds = kind.duration_seconds[endpoint] = Histogram(SECONDS)
         seconds.observe(self.clock() - received)
@@ -124,6 +129,10 @@ class Meter:
             counts.sequences += num_inputs
             counts.prompt_tokens += num_tokens
             counts.end("stop", num_inputs)
+
+    def kinds(self, model: str) -> dict[Kind, KindCounts]:
+        """The histograms of one model."""
+        return self.by_model[model if model in self._bases else next(iter(self.by_model))]
 
     def _counts(self, name: str | None, model: str) -> NameCounts:
         key = name or self._bases.get(model, self.bases[0])
@@ -159,6 +168,7 @@ class Span:
         choice: Choice,
         deliver: Callable[[Choice, SequenceDelta], None],
         counts: NameCounts,
+        kind: KindCounts,
         rev: str | None,
         chat: bool,
         num_prompt: int,
@@ -168,8 +178,7 @@ class Span:
         self._tenant = tenant
         self._meter, self._choice, self._deliver = meter, choice, deliver
         self._counts, self._rev, self._num_prompt = counts, rev, num_prompt
-        self._kind = meter.kinds["base" if rev is None else "lora"]
-        self._duration = self._kind.duration_seconds[ENDPOINTS[0 if chat else 1]]
+        self._kind, self._duration = kind, kind.duration_seconds[ENDPOINTS[0 if chat else 1]]
         self._received, self._submitted = received, meter.clock()
         self.begun: float | None = None  # when the engine did
         self.first = self.last = 0.0  # tokens

@@ -80,7 +80,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class PoolBackend:
-    """`facts` None: the model generates, and makes no vectors."""
+    """`facts` None: the model only generates."""
 
     link: PoolLink
     facts: Callable[[], Facts | None]
@@ -229,7 +229,7 @@ class Unit:
         deadline: float,
     ) -> None:
         self.id, self.endpoint, self.rev = secrets.token_hex(12), endpoint, guest.rev
-        self.num_tokens = self.num_results = 0  # of results that are there
+        self.num_tokens = self.num_cached = self.num_results = 0  # of results that are there
         self.model = Model(
             facts.info,
             facts.text.spec,
@@ -264,7 +264,7 @@ class Unit:
 
     def usage(self) -> Count:
         """Of results that are there."""
-        return Count(prompt=self.num_tokens, completion=0, cached=0)
+        return Count(prompt=self.num_tokens, completion=0, cached=self.num_cached)
 
     async def pool(self, ask: PoolAsk) -> Answered:
         """Raises LoradError for the first input that fails."""
@@ -311,6 +311,9 @@ class Unit:
             truncate=False,  # that was done
             keeps=encoded.keeps,
             priority=guest.account.priority,
+            cache_salt=guest.account.caller.salt(""),
+            tenant=guest.account.tenant.name,
+            weight=guest.account.tenant.weight,
             deadline_seconds=max(self._deadline - service._clock(), 0.001),
         )
         try:
@@ -321,6 +324,7 @@ class Unit:
             raise
         guest.place.leave()
         self.num_tokens += result.num_tokens
+        self.num_cached += result.num_cached
         self.num_results += 1
         return result
 

@@ -46,7 +46,7 @@ class PoolingFacts:
         self._labels_of = lru_cache(CACHED)(lambda rev: labels_of(revision(rev)))
 
     def __call__(self) -> Facts | None:
-        """None while no engine runs, and of a model that generates."""
+        """None while no engine runs, and of a model that only generates."""
         info = self._info()
         if info is None or info.pooling is None:
             return None

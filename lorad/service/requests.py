@@ -353,7 +353,7 @@ async def _guided(ask: Ask, backend: Backend, info: EngineInfo, tenant: str) -> 
 
 
 def _check_generates(model: str, info: EngineInfo) -> None:
-    if info.pooling is not None:
+    if not info.generates:
         raise LoradError(
             "invalid_value",
             f"{model} makes vectors and scores, and generates nothing",

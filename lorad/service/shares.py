@@ -4,6 +4,7 @@ Goes in: the engine links, and what each may take.  Comes out: an engine's turn 
 it is told.  An engine measures what of the card is taken, by whomever, and fills up to
 `gpu_memory_utilization`: so those that may be on a card start one after the other, and each is told
 its own share and the shares of those that are there already, but no more than an engine takes.
+One that pools has no share: what it holds, its weights and adapters, is taken for one.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import Protocol
 from msgspec import structs
 
 from engine.config import MOST_UTILIZATION, EngineConfig
+from engine.messages import EngineInfo
 from engine.pooling.config import PoolingConfig
 
 
@@ -21,6 +23,7 @@ class Link(Protocol):
     """Of EngineLink; `pid` None: no process of it lives."""
 
     config: EngineConfig | PoolingConfig
+    info: EngineInfo | None
 
     @property
     def pid(self) -> int | None: ...
@@ -39,8 +42,18 @@ class Shares:
         async with self._turn:
             config = link.config
             if isinstance(config, EngineConfig):
-                there = [o.config for o in self._links if o is not link and o.pid is not None]
-                taken = sum(c.gpu_memory_utilization for c in there if isinstance(c, EngineConfig))
+                taken = sum(_share(o) for o in self._links if o is not link and o.pid is not None)
                 whole = min(config.gpu_memory_utilization + taken, MOST_UTILIZATION)
                 config = structs.replace(config, gpu_memory_utilization=whole)
             yield config
+
+
+def _share(link: Link) -> float:
+    """The part of the card that a running engine has.  What a step of one that pools needs besides
+    is not counted: the others leave it on the card."""
+    if isinstance(link.config, EngineConfig):
+        return link.config.gpu_memory_utilization
+    info = link.info
+    if info is None or not info.card_bytes:
+        return 0.0
+    return (info.weight_bytes + info.arena_bytes) / info.card_bytes

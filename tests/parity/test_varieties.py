@@ -26,6 +26,7 @@ from engine.errors import LoadFailed
 from engine.layout import stream_id
 from engine.messages import PackedManifest, SamplingParams
 from engine.models.base_files import BaseFiles
+from engine.models.shard import split
 from engine.models.spec import read_spec
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -326,25 +327,29 @@ def test_what_was_packed_for_other_weights_of_the_same_shape_is_not_taken(
         zoo.engine.add_adapter(other)
 
 
-def make_zoo(base: str, root: Path, device: str = "cpu", dtype: str = "float32") -> Zoo:
+def make_zoo(
+    base: str, root: Path, device: str = "cpu", dtype: str = "float32", ranks: int = 1
+) -> Zoo:
     model = make_base(base, root / "base")
     engine = Engine(
         EngineConfig(
             model=str(root / "base"),
             device=device,
             dtype=dtype,
-            num_blocks=512,
+            num_blocks=512
+            * ranks**2,  # each has all of an adapter's ends, in blocks of half the size
             max_num_seqs=32,
             max_batch_tokens=512,
             max_rank=16,
             slots=32,
-            ram_cache=4 << 20,
+            ram_cache=(4 << 20) * ranks,
+            tensor_parallel=ranks,
         )
     )
     prompts = [torch.randint(3, 131, (n,)).tolist() for n in LENGTHS]
     zoo = Zoo(engine, prompts, {"": [logprobs(model, p) for p in prompts]}, {}, {"": None})
     spec = read_spec(root / "base")
-    layout = spec.block_layout(block_size=engine.info.block_size, dtype=dtype)
+    layout = split(spec, ranks).block_layout(block_size=engine.info.block_size, dtype=dtype)
     for seed, (name, variety) in enumerate(VARIETIES[base].items()):
         tuned = make_adapter(model, variety, root / name, seed)
         zoo.expected[name] = [logprobs(tuned, p) for p in prompts]
@@ -355,7 +360,13 @@ def make_zoo(base: str, root: Path, device: str = "cpu", dtype: str = "float32")
         (root / rev).mkdir()
         with BaseFiles(root / "base") as files:
             packed = pack_folder(
-                root / name, manifest, layout, root / rev, rev, base=BaseRows(files, spec)
+                root / name,
+                manifest,
+                layout,
+                root / rev,
+                rev,
+                base=BaseRows(files, spec),
+                whole=spec if ranks > 1 else None,
             )
         engine.add_adapter(packed)
         zoo.packed[name] = packed
@@ -396,6 +407,23 @@ def test_after_eviction_and_reload_it_says_the_same(
     zoo.engine.evict(rev)
     (after,) = zoo.ask((0, name))
     assert (after.tokens, after.prompt_logprobs) == (before.tokens, before.prompt_logprobs)
+
+
+@pytest.mark.late
+@pytest.mark.parametrize("base", VARIETIES)
+def test_on_two_ranks_all_of_them_equal_peft_in_one_batch_and_after_a_reload(
+    base: str, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zoo = make_zoo(base, tmp_path, ranks=2)
+    with zoo.engine:
+        work = [(i % len(LENGTHS), name) for i, name in enumerate([*zoo.expected, ""])]
+        for rev in (None, zoo.revs["plain" if "plain" in zoo.revs else "fused"]):
+            if rev is not None:
+                zoo.engine.evict(rev)
+            for (i, name), got in zip(work, zoo.ask(*work), strict=True):
+                close(got, zoo.expected[name][i])
 
 
 @pytest.mark.parametrize(

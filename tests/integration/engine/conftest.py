@@ -110,7 +110,6 @@ MakeAdapter = Callable[..., Adapter]
 def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeAdapter:
     """make_adapter("name", rank=4, modules=(...), layers=(...), seed=1) writes a packed file."""
     spec = read_spec(model_dir)
-    layout = spec.block_layout(block_size=BLOCK_SIZE, dtype="float32")
     folder = tmp_path_factory.mktemp("packed")
 
     def make(
@@ -123,7 +122,9 @@ def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
         rows: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         seed: int = 0,
         strength: float = 0.4,
+        draft_bytes: int = 0,
     ) -> Adapter:
+        layout = spec.block_layout(block_size=BLOCK_SIZE, dtype="float32", draft_bytes=draft_bytes)
         generator = torch.Generator().manual_seed(seed)
         tensors = {}
         where = [(layer, module) for layer in layers for module in modules]
@@ -176,11 +177,21 @@ def _write(stream: torch.Tensor, run: RowRun, rows: torch.Tensor) -> None:
 @pytest.fixture(scope="session")
 def adapters(make_adapter: MakeAdapter) -> list[Adapter]:
     """Four that differ in rank, modules and layers."""
+    return _four(make_adapter)
+
+
+@pytest.fixture(scope="session")
+def adapters_beside(make_adapter: MakeAdapter) -> Callable[[int], list[Adapter]]:
+    """The same four for blocks of which so many bytes are a draft model's."""
+    return lambda draft_bytes: _four(make_adapter, draft_bytes=draft_bytes)
+
+
+def _four(make: MakeAdapter, **more: int) -> list[Adapter]:
     return [
-        make_adapter("all", rank=4, seed=1),
-        make_adapter("attention", rank=8, modules=("q_proj", "k_proj", "v_proj", "o_proj"), seed=2),
-        make_adapter("mlp", rank=2, modules=("gate_proj", "up_proj", "down_proj"), seed=3),
-        make_adapter("late", rank=5, layers=(1,), seed=4),
+        make("all", rank=4, seed=1, **more),
+        make("attention", rank=8, modules=("q_proj", "k_proj", "v_proj", "o_proj"), seed=2, **more),
+        make("mlp", rank=2, modules=("gate_proj", "up_proj", "down_proj"), seed=3, **more),
+        make("late", rank=5, layers=(1,), seed=4, **more),
     ]
 
 

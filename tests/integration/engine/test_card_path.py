@@ -56,6 +56,9 @@ def start(start_core, **settings):
     driver = start_core(lookahead=True, deterministic=False, **{**sizes, **settings})
     driver.core.runner.graphs.use_graphs = True
     driver.core.runner.capture()
+    if driver.core.draft_model is not None:
+        driver.core.draft_model.graphs.use_graphs = True
+        driver.core.draft_model.capture()
     return driver
 
 
@@ -337,6 +340,40 @@ def test_steps_with_drafts_are_mixed_ones_and_replay_graphs_too(
         assert values(story) == pytest.approx(values(want), abs=2e-3)
     runner = driver.core.runner
     assert driver.core.stats.accepted_by_rev.total() >= 6
+    assert runner.graphs.num_replays == runner.forward_passes, "a step ran eagerly"
+
+
+@pytest.mark.slow
+def test_a_model_that_drafts_replays_graphs_of_its_own(
+    adapters_beside, model_dir, prompt, expected, request, monkeypatch
+) -> None:
+    """It drafts for itself: all that it says of the base is right."""
+    start_core = request.getfixturevalue("start_core")
+    monkeypatch.setattr("engine.speculation.WORTH", 0.0)
+    plain = adapters_beside(0)[0]
+    asked = [(0, 7, None, 8), (1, 20, plain, 8)]
+    right = expected(asked)
+    request.getfixturevalue("on_card_path")
+    sizes = {"speculation": "draft", "draft_model": str(model_dir), "speculation_tokens": 3}
+    driver = start(start_core, max_num_seqs=2, **sizes)
+    driver.core.scheduler.speculation.cost = 0.0
+    adapter = adapters_beside(driver.core.info.draft_block_bytes)[0]
+    driver.add(adapter)
+    driver.call(lambda i: Load(command_id=i, rev=adapter.rev))
+    stories = [
+        driver.submit(
+            f"r{n}", prompt(length, n), a and a.rev, max_tokens=tokens, logprobs=0, ignore_eos=True
+        )
+        for n, length, a, tokens in asked
+    ]
+    driver.finish()
+    for story, want in zip(stories, right, strict=True):
+        assert story.tokens == want.tokens
+        assert values(story) == pytest.approx(values(want), abs=2e-3)
+    stats, model = driver.core.stats, driver.core.draft_model
+    assert stats.accepted_by_rev[None] == stats.drafted_by_rev[None] >= 5
+    assert model.graphs.num_replays == model.forward_passes > 4, "a pass ran eagerly"
+    runner = driver.core.runner
     assert runner.graphs.num_replays == runner.forward_passes, "a step ran eagerly"
 
 

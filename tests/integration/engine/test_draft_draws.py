@@ -132,3 +132,63 @@ def test_entries_ahead_leave_nothing_behind() -> None:
         afresh = TokenChanges(sequence(0, **wish), VOCAB, (EOS,)).entries(longer)
         assert as_dicts(changes.entries(seq.tokens, drafts)) == as_dicts(afresh)
         assert as_dicts(changes.entries(seq.tokens)) == before
+
+
+# ------------------------------------------------------------------- drafts of a model
+#: Log-odds of a model that drafts: those of FIRST, but not quite.
+GUESSED = [0.4, -1.0, 0.9, 1.1, -0.3, 1.3, 0.2, -0.6, 0.7, -1.0, 0.0, 0.3]
+
+
+def drafted(sampler: Sampler, seqs: list[Sequence], coupled: bool) -> list[int]:
+    odds = torch.tensor([GUESSED], dtype=torch.float32).repeat(len(seqs), 1)
+    drafts = torch.zeros(len(seqs), dtype=torch.int64)
+    sampler.draft(odds, seqs, 0, drafts, coupled=coupled)
+    return drafts.tolist()
+
+
+@pytest.mark.parametrize("coupled", [True, False])
+@pytest.mark.parametrize(
+    "wish",
+    [pytest.param(w, marks=() if n in QUICK else pytest.mark.slow) for n, w in enumerate(WISHES)],
+    ids=str,
+)
+def test_drafts_that_know_the_noise_change_no_chances(wish, coupled) -> None:
+    """They are drawn with the very noise that the draw will have, and nothing leans to them."""
+    sampler = Sampler(SamplerLimits(vocab_size=VOCAB, eos_token_ids=(EOS,)))
+    one_each = [sequence(seed, **wish) for seed in range(COUNT)]
+    drafts = drafted(sampler, one_each, coupled)
+    seqs = [seq for seq in one_each for _ in range(2)]
+    logits = torch.tensor([FIRST, SECOND], dtype=torch.float32).repeat(COUNT, 1)
+    ahead = {2 * n + 1: (draft,) for n, draft in enumerate(drafts)}
+    drawn = sampler.finish(sampler.launch(logits, seqs, ahead=ahead))
+    told = [verified((drafts[n],), drawn[2 * n : 2 * n + 2]) for n in range(COUNT)]
+    firsts = Counter(one.token for one in told)
+    params = SamplingParams(**wish)
+    close(firsts, COUNT, chances(FIRST, OUTPUT, params))
+    [(draft, _)] = Counter(one.token for one in told if one.more).most_common(1)
+    behind = Counter(one.more[0].token for one in told if one.more and one.token == draft)
+    close(behind, behind.total(), chances(SECOND, [*OUTPUT, draft], params))
+
+
+def close(told: Counter[int], count: int, right: np.ndarray) -> None:
+    for token, chance in enumerate(right):
+        spread = (chance * (1 - chance) / count) ** 0.5
+        assert told[token] / count == pytest.approx(chance, abs=4 * spread), token
+
+
+def test_a_draft_that_is_drawn_as_its_token_will_be_is_right_more_often_than_the_likeliest() -> (
+    None
+):
+    sampler = Sampler(SamplerLimits(vocab_size=VOCAB, eos_token_ids=(EOS,)))
+    seqs = [sequence(seed) for seed in range(COUNT)]
+    logits = torch.tensor([FIRST], dtype=torch.float32).repeat(COUNT, 1)
+    drawn = [one.token for one in sampler.finish(sampler.launch(logits.clone(), seqs))]
+    right = {
+        coupled: sum(map(int.__eq__, drafted(sampler, seqs, coupled), drawn)) / COUNT
+        for coupled in (True, False)
+    }
+    p, q = (chances(odds, OUTPUT, SamplingParams()) for odds in (FIRST, GUESSED))
+    assert right[False] == pytest.approx(p[q.argmax()], abs=0.07)
+    most = np.minimum(p, q).sum()  # what no draft can do better
+    assert most / (2 - most) - 0.05 < right[True] < most + 0.05
+    assert right[True] > 2 * right[False]

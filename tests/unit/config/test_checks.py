@@ -22,7 +22,7 @@ class Spec:
     shapes = type("Shapes", (), {"dims": ((8, 8),), "num_layers": 1})
 
     def block_layout(self, *, block_size, dtype):
-        fields = {"block_bytes": 1024, "shapes": self.shapes, "itemsize": 4}
+        fields = {"block_bytes": 1024, "shapes": self.shapes, "itemsize": 4, "shards": 1}
         return type("Layout", (), fields)
 
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from lorad.checks import described
 from lorad.config_sources import dump, load
 from lorad.errors import BadConfig
 from tests.fakes.tiny_bert import write_bert
@@ -58,6 +59,14 @@ def test_each_model_has_a_name_a_purpose_and_origins_of_its_own(configure, bases
     told = dump(settings)
     assert told.count("[[models]]") == 2
     assert [line for line in told.splitlines() if line.startswith("truncate = true")]
+
+
+def test_a_check_says_of_several_what_each_is_for(configure, bases):
+    assert described(configure(f"a{CPU}", f"bert{CPU}")) == (
+        f"a: generate, {bases['a']}",
+        f"bert: embed, {bases['bert']}",
+    )
+    assert described(configure(f"a{CPU}")) == ()
 
 
 def test_variables_change_a_model_by_its_place_and_add_one_behind_the_last(configure, bases):

@@ -105,8 +105,8 @@ def test_lists_in_the_environment_are_split_at_commas(write, env):
         ("[lora]\nslots = 0\n", "lora.slots = 0: must be 1 to 65536 (", ""),
         (
             "speculation = 'draft'\n",
-            "models.speculation = 'draft': a draft model is not served yet (",
-            '"ngram" drafts from the text itself',
+            "models.speculation = 'draft': draft_model names no model that drafts (",
+            "a smaller model of the same vocabulary",
         ),
         (
             "speculation = 'ngram'\nmixed_tokens = 1\n",

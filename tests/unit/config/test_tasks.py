@@ -4,11 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from engine.config import PoolsToo
 from lorad import base, checks
 from lorad.config_sources import load
 from lorad.errors import BadConfig
+from lorad.pairs import engine_config, pair_form
+from lorad.service.text import TextService
 from tests.fakes.tiny_bert import LENGTH, write_bert
+from tests.fakes.tiny_qwen3 import NO, YES, write_qwen3
 
 
 @pytest.fixture
@@ -93,7 +98,8 @@ def test_inputs_of_a_step_are_the_engines_to_choose_unless_told(configure, tmp_p
 @pytest.mark.parametrize(
     "models, rest, told",
     [
-        ('tasks = ["generate", "embed"]', "", "models.tasks: one model that both generates and"),
+        ('tasks = ["generate", "embed"]', "", "models.tasks: the base is an encoder, which gen"),
+        ("pooled_tokens = 9", "", "models.pooled_tokens: only a model that does both has it"),
         ('tasks = ["embed", "sing"]', "", "models.tasks: 'sing' is none of generate, embed,"),
         ('tasks = ["generate"]', "", "models.tasks: the base is an encoder, which generates"),
         ("num_blocks = 9", "", "models.num_blocks: only a model that generates has it"),
@@ -119,6 +125,7 @@ def test_what_an_encoder_cannot_be_told_is_refused_in_one_line(
     [
         ("truncate = true", "", "models.truncate"),
         ('pooling = "cls"', "", "models.pooling"),
+        ('prefix_cache = "off"', "", "models.prefix_cache"),
         ("", '[lora]\nadapter_pool = "8MiB"', "lora.adapter_pool"),
     ],
 )
@@ -126,6 +133,39 @@ def test_what_only_pooling_models_have_is_refused_elsewhere(configure, llama, mo
     with pytest.raises(BadConfig, match=f"{key}: only a model that pools has it") as caught:
         configure(llama, models, rest)
     assert "lorad.toml" in caught.value.message  # where it stands
+
+
+def test_a_decoder_that_does_both_has_the_settings_of_both(configure, tmp_path):
+    folder = write_qwen3(tmp_path / "qwen3")
+    told = 'tasks = ["generate", "embed", "rerank"]\npooled_tokens = 5\nnum_blocks = 99\n'
+    settings = configure(folder, f'{told}truncate = true\nprefix_cache = "off"')
+    checks.check_all(settings)
+    text = TextService(folder, folder_of=Path, key="models.base")
+    config = engine_config(settings, pair_form(settings, text.base))
+    assert config == replace(settings.engine_config(), pools=config.pools)
+    assert (config.pooled_tokens, config.num_blocks, config.model) == (5, 99, str(folder))
+    wanted = PoolsToo(root=str(folder), truncate=True, prefix_cache="off", score_tokens=(YES, NO))
+    assert config.pools == wanted
+    spec = base.spec_of(settings)
+    assert spec.generates and spec.head is not None
+
+
+@pytest.mark.parametrize(
+    "told, wrong",
+    [
+        ('pooling = "mean"\nprefix_cache = "on"', "models.prefix_cache = 'on': pooling by mean"),
+        ('chunked_prefill = "off"', "models.chunked_prefill = 'off': inputs share steps with"),
+        ("pooled_tokens = -1", "models.pooled_tokens = -1: must be 0 (auto) or more"),
+        ('score_words = ["yes no"]', "models.score_words: 'yes no' is 3 tokens of this model"),
+    ],
+)
+def test_what_a_decoder_that_does_both_cannot_be_told_is_refused_in_one_line(
+    configure, tmp_path, told, wrong
+):
+    folder = write_qwen3(tmp_path / "qwen3")
+    with pytest.raises(BadConfig) as caught:
+        checks.check_all(configure(folder, f'tasks = ["generate", "rerank"]\n{told}'))
+    assert wrong in caught.value.message and "\n" not in caught.value.message
 
 
 def test_the_hint_for_an_encoder_that_should_generate_says_what_it_can(configure, tmp_path):

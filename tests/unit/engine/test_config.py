@@ -9,7 +9,20 @@ from engine.errors import ConfigError
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"speculation": "draft"}, "speculation = 'draft': a draft model is not served yet"),
+        (
+            {"speculation": "draft"},
+            "speculation = 'draft': draft_model names no model that drafts",
+        ),
+        (
+            {"speculation": "ngram", "draft_model": "m"},
+            "draft_model = 'm': speculation = 'ngram' has no use for it",
+        ),
+        (
+            {"draft_model": "m"},
+            "draft_model = 'm': speculation = 'off' has no use for it",
+        ),
+        ({"speculation": "medusa"}, "speculation = 'medusa': heads that draft are not served"),
+        ({"speculation": "mtp"}, "speculation = 'mtp': heads that draft are not served"),
         ({"speculation": "eagle3"}, "speculation = 'eagle3': heads that draft are not served"),
         ({"speculation": "EAGLE"}, "speculation = 'EAGLE': heads that draft are not served"),
         ({"speculation": "on"}, "speculation = 'on': there is no such kind of drafts"),

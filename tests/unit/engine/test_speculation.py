@@ -74,11 +74,28 @@ def test_a_revision_without_drafts_is_tried_now_and_then_and_comes_back(monkeypa
     told = lengths(it, seq, 10)
     assert told == [0] * 9 + [1]
     tries = 0
-    while not it._records[None].length(1):
+    while not it._records[None].length(1, speculation.WORTH):
         assert lengths(it, seq, 30)[-1] == 1
         it.note(seq, 1, 1, right=1)
         tries += 1
     assert tries <= 5, "what was known before counts little beside what a probe says"
+
+
+def test_a_draft_that_is_asked_for_twice_in_a_turn_counts_once(monkeypatch):
+    """With lookahead it is: whether a step waits for it, and then for the draft."""
+    monkeypatch.setattr(speculation, "PROBE_EVERY", 10)
+    it, bad, good = Speculation(8, ROWS), sequence("bad"), sequence("good")
+    for _ in range(200):
+        it.note(bad, 4, 0, right=0)
+    turns = []
+    for _ in range(20):
+        it.open(2)
+        due = it.is_due(bad), it.is_due(good)
+        turns.append(len(it.drafts(bad, 8)))
+        assert due == (bool(turns[-1]), True)
+        if turns[-1]:
+            it.note(bad, 1, 0, right=0)
+    assert turns == ([0] * 9 + [1]) * 2
 
 
 def test_adapters_and_the_base_are_judged_apart_and_forgotten_with_their_revision():
@@ -118,6 +135,31 @@ def test_guided_sequences_never_have_any():
     it.open(1)
     assert it.drafts(seq, 8) == () and not it.is_due(seq)
     assert lengths(it, sequence(), 1) == [3], "the same without its grammar"
+
+
+def test_a_request_may_have_shorter_drafts_or_none():
+    none, two, many = (sequence() for _ in range(3))
+    for seq, most in ((none, 0), (two, 2), (many, 8)):
+        seq.sampling = SamplingParams(draft_tokens=most)
+    it = Speculation(8, ROWS)
+    it.open(1)
+    assert [len(it.drafts(seq, 8)) for seq in (none, two, many)] == [0, 2, 3]
+    assert [it.longest(seq, 8) for seq in (none, two, many)] == [0, 2, 3]
+    assert [it.is_due(seq, by_model=by) for seq in (none, two) for by in (False, True)] == [
+        *(False, False),
+        *(True, True),
+    ]
+
+
+def test_a_model_has_to_be_right_more_often_the_more_it_costs():
+    seq = sequence(tokens=range(40))
+    told = {cost: Speculation(8, ROWS, cost).longest(seq, 8) for cost in (0.0, 0.1, 0.3, 0.5, 1.0)}
+    assert told == {0.0: 3, 0.1: 2, 0.3: 1, 0.5: 0, 1.0: 0}
+    dear = Speculation(8, ROWS, 0.5)
+    for _ in range(200):
+        dear.note(seq, 1, 1, right=1)
+    assert dear.longest(seq, 8) > 4
+    assert dear.is_due(seq, by_model=True) and not dear.is_due(seq), "nothing in it repeats"
 
 
 def test_a_sequence_of_no_repeats_is_not_waited_for():

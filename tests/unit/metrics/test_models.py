@@ -97,6 +97,42 @@ def test_adapters_and_bases_are_told_with_their_model(two, told):
     assert 'lorad_requests_waiting{adapter="__base__",model="tiny"} 0.0' in two.lines()
 
 
+def test_the_rest_of_each_models_adapters_are_told_apart(two, told):
+    """An alert asks whether anybody runs on the engine that makes no step."""
+    two.world.catalog.put(Entry("sql", "rev-sql", model="tiny"))
+    two.world.catalog.put(Entry("topics", "rev-topics", model="vectors"))
+    two.metrics._adapters._labelled._limit = 0
+    base = structs.replace(told.snapshot().base, running=1)
+    two.take("tiny", told.snapshot(told.status("sql", running=2), base=base, running=4))
+    two.take("vectors", told.snapshot(told.status("topics", running=5), running=5))
+    assert sorted(two.of("lorad_requests_running")) == [
+        'lorad_requests_running{adapter="__base__",model="tiny"} 1.0',
+        'lorad_requests_running{adapter="__base__",model="vectors"} 0.0',
+        'lorad_requests_running{adapter="__other__",model="tiny"} 3.0',
+        'lorad_requests_running{adapter="__other__",model="vectors"} 5.0',
+    ]
+
+
+def test_requests_of_each_model_are_timed_apart(two):
+    for model, times in (("tiny", 1), ("vectors", 2)):
+        for _ in range(times):
+            two.meter.pooled(
+                "score",
+                name=None,
+                model=model,
+                tenant="",
+                num_inputs=1,
+                num_tokens=1,
+                received=0.0,
+            )
+    assert [
+        line for line in two.of("lorad_request_duration_seconds_count") if '"score"' in line
+    ] == [
+        'lorad_request_duration_seconds_count{endpoint="score",kind="base",model="tiny"} 1.0',
+        'lorad_request_duration_seconds_count{endpoint="score",kind="base",model="vectors"} 2.0',
+    ]
+
+
 def test_gateways_find_one_series_of_all_models(two, told):
     two.world.catalog.put(Entry("sql", "rev-sql", model="tiny"))
     two.world.catalog.put(Entry("topics", "rev-topics", model="vectors"))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lorad.metrics.metrics import Metrics
-from lorad.metrics.table import GATEWAY, OF_ENGINES
+from lorad.metrics.table import GATEWAY, OF_REPLICAS
 from lorad.service.pictures import Pictures
 from lorad.service.snapshot import Seen
 
@@ -60,7 +60,7 @@ def test_what_is_of_one_engine_says_which(double):
         'lorad_slots_used{replica="1"} 2.0',
     ]
     lines = double.lines()
-    for name in OF_ENGINES - {"lorad_routed_requests_total"}:
+    for name in OF_REPLICAS - {"lorad_routed_requests_total"}:
         assert any(line.startswith(name) and 'replica="1"' in line for line in lines), name
     assert len(double.of("lorad_base_model_info")) == 1
 

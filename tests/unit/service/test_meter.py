@@ -58,7 +58,7 @@ def test_the_parts_of_a_request_add_up(meter, clock, choice):
         span(delta(6))
     clock.now = 105.0
     span(delta(7, finish_reason="length"))
-    k = meter.kinds["lora"]
+    k = meter.kinds("")["lora"]
     assert k.queue_seconds.total == pytest.approx(2.5)
     assert k.prefill_seconds.total == pytest.approx(1.0)
     assert k.decode_seconds.total == pytest.approx(2.0)
@@ -76,8 +76,8 @@ def test_the_parts_of_a_request_add_up(meter, clock, choice):
 def test_the_base_model_has_a_kind_and_a_name_of_its_own(meter, choice):
     span_of(meter, choice, name=None, rev=None, chat=True)(delta(5, finish_reason="stop"))
     assert meter.names[BASE].finished == {"stop": 1}
-    assert sum(meter.kinds["base"].duration_seconds["chat_completions"].counts) == 1
-    assert sum(meter.kinds["lora"].first_token_seconds.counts) == 0
+    assert sum(meter.kinds("")["base"].duration_seconds["chat_completions"].counts) == 1
+    assert sum(meter.kinds("")["lora"].first_token_seconds.counts) == 0
 
 
 def test_tokens_that_come_together_share_the_time(meter, clock, choice):
@@ -85,7 +85,7 @@ def test_tokens_that_come_together_share_the_time(meter, clock, choice):
     span(delta(1, queued_seconds=0.0))
     clock.now += 0.3
     span(delta(2, 3, 4))
-    gaps = meter.kinds["lora"].inter_token_seconds
+    gaps = meter.kinds("")["lora"].inter_token_seconds
     assert sum(gaps.counts) == 3 and gaps.total == pytest.approx(0.3)
 
 

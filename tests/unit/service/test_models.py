@@ -266,7 +266,10 @@ def test_content_that_waits_for_its_model_is_nobody_elses_meanwhile(home):
 def test_a_name_whose_content_is_another_models_is_told_so(home):
     async def scenario(h):
         w = h.world
-        await h.add("later", 1, model="other")
+        await h.add("later", 1, model="other", load=True)
+        w.listing._picture = h.pictures
+        await h.pictures.refresh()
+        assert w.listing.page().items[0].state == "idle"
         w.catalog.drop("later")
         w.catalog.put(Entry("first", w.rev(1), model="base"))  # as a registry of old may have it
         w.names.refresh("later")
@@ -274,6 +277,8 @@ def test_a_name_whose_content_is_another_models_is_told_so(home):
             w.adapters.resolve("later")
         (item,) = (await w.adapters.load(wire.Names(names=("later",)))).items
         assert item.message == "'later' has the content of first, an adapter of base"
+        (row,) = w.listing.page().items
+        assert (row.state, row.slot) == ("registered", None), "what the engine has is another's"
         explaining = Explaining(w.names, h.engines)
         told = await explaining.explain("later")
         assert not told.served and "an adapter of base by another name" in told.why
@@ -390,11 +395,11 @@ def test_one_model_alone_is_asked_no_question(tmp_path):
 def test_engines_on_one_card_start_in_turn_and_are_told_what_is_taken_already():
     def link(share):
         return SimpleNamespace(
-            config=EngineConfig(model="m", gpu_memory_utilization=share), pid=None
+            config=EngineConfig(model="m", gpu_memory_utilization=share), info=None, pid=None
         )
 
     one, two = link(0.5), link(0.4)
-    vectors = SimpleNamespace(config=PoolingConfig(model="m"), pid=None)
+    vectors = SimpleNamespace(config=PoolingConfig(model="m"), info=None, pid=None)
     shares, order = Shares([one, two, vectors]), []
 
     async def start(link, pid):
@@ -415,6 +420,20 @@ def test_engines_on_one_card_start_in_turn_and_are_told_what_is_taken_already():
 
     asyncio.run(scenario())
     assert order == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("card", "told"), [(1000, 0.52), (0, 0.4)], ids=["card", "cpu"])
+def test_a_generator_that_is_replaced_is_told_what_one_that_pools_holds(card, told):
+    info = SimpleNamespace(weight_bytes=70, arena_bytes=50, card_bytes=card)
+    vectors = SimpleNamespace(config=PoolingConfig(model="m"), info=info, pid=7)
+    config = EngineConfig(model="m", gpu_memory_utilization=0.4)
+    one = SimpleNamespace(config=config, info=None, pid=None)
+
+    async def scenario():
+        async with Shares([vectors, one]).turn(one) as config:
+            assert config.gpu_memory_utilization == pytest.approx(told)
+
+    asyncio.run(scenario())
 
 
 def test_an_engine_that_waits_for_its_turn_is_loaded_after_the_other(fake, eventually):
