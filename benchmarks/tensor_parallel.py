@@ -19,7 +19,8 @@ JSON lines on stdout, each with `tensor_parallel`:
                          base and of one PEFT adapter that are the same up to the first that differs
                          (`same_tokens` of `of`), the largest and the mean difference of a prompt's
                          log-probabilities, and what `step_ms` and `tokens_per_s` became (`speedup`)
-Mixed steps replay no graph here (--graph-tokens 0), which shortens the start.
+Mixed steps replay no graph here (--graph-tokens 0), which shortens the start.  With --keep, answers
+and packed files stay in DIR: a size that is run later can be held --against one of before.
 """
 
 import argparse
@@ -57,7 +58,7 @@ WARM, MEASURED = 12, 64
 #: Of the prompts whose answers are compared, and of the answers.
 CHECKED, ANSWER = 96, 24
 #: A size that has said nothing for so long has hung: it is ended, and says where it was.
-SILENT_SECONDS = 300
+SILENT_SECONDS = 420
 
 
 # ----------------------------------------------------------------- one size
@@ -68,7 +69,8 @@ class Size:
         self._options = options
         cases = parsed(options.cases)
         lengths = [int(n) for n in options.prompts.split(",") if n]
-        longest = max([options.context + WARM + MEASURED + 8, *(n + 8 for n in lengths)])
+        decoding, answering = options.context + WARM + MEASURED, CHECKED + ANSWER
+        longest = 8 + max(decoding, answering, *lengths)
         config = EngineConfig(
             model=str(options.model),
             device=options.device,
@@ -223,8 +225,11 @@ class Size:
 
 
 def run_size(options: argparse.Namespace) -> None:
+    ensure_model(options.model)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # of a model that was drawn there
     scratch = options.scratch / str(options.size)
-    scratch.mkdir()
+    scratch.mkdir(parents=True, exist_ok=True)
     size = Size(options, scratch)
     size.attempt({"case": "answers"}, lambda: _keep(size.answers(), scratch / "answers.json"))
     for batch, adapters in parsed(options.cases):
@@ -300,7 +305,7 @@ def compare(first: int, other: int, scratch: Path, told: dict[int, list[Any]]) -
     speedup = {}
     for line in told[other]:
         key = {k: line[k] for k in ("batch", "prefill", "adapters") if k in line}
-        twin = next((t for t in told[first] if key and key.items() <= t.items()), None)
+        twin = next((t for t in told.get(first, []) if key and key.items() <= t.items()), None)
         if twin is None or "error" in line or "error" in twin:
             continue
         name = ":".join(f"{v}" if k != "prefill" else f"prefill {v}" for k, v in key.items())
@@ -353,6 +358,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--graph-tokens", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--against", type=int, default=0, metavar="SIZE")
+    parser.add_argument("--keep", type=Path, metavar="DIR")
     parser.add_argument("--size", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -361,17 +368,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # the other ranks end with this process
-    ensure_model(options.model)
     sizes = [int(size) for size in options.sizes.split(",")]
     told: dict[int, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
+        scratch = (options.keep or Path(folder)).absolute()
         for size in sizes:
             told[size] = start(options, size, scratch, argv)
             line = {"benchmark": "tensor_parallel", "tensor_parallel": size}
             print(json.dumps({**line, "adapters_add": added(told[size])}), flush=True)
-        for other in sizes[1:]:
-            print(json.dumps(compare(sizes[0], other, scratch, told)), flush=True)
+        first = options.against or sizes[0]
+        for other in (size for size in sizes if size != first):
+            print(json.dumps(compare(first, other, scratch, told)), flush=True)
     failed = any("error" in line for lines in told.values() for line in lines)
     return int(failed or not all(told.values()))
 

@@ -45,6 +45,7 @@ from engine.messages import (
 )
 from engine.models.bases import BaseSpec, read_base
 from engine.models.encoder_spec import EncoderSpec
+from engine.models.shard import split
 from engine.models.spec import ModelSpec, read_spec
 from engine.pooling.config import PoolingConfig
 from engine.pooling.fit import read_model, scores_by_words, usual_tasks
@@ -296,11 +297,13 @@ class EngineClient:
 
 
 def packed_layout(
-    spec: ModelSpec, *, block_size: int, dtype: str, draft_bytes: int = 0
+    spec: ModelSpec, *, block_size: int, dtype: str, draft_bytes: int = 0, ranks: int = 1
 ) -> BlockLayout:
-    """The layout of packed adapters; `dtype` is the resolved one of EngineInfo, never `auto`, and
-    `draft_bytes` its `draft_block_bytes`."""
-    return spec.block_layout(block_size=block_size, dtype=dtype, draft_bytes=draft_bytes)
+    """The layout of packed adapters; `dtype` is the resolved one of EngineInfo, never `auto`,
+    `draft_bytes` its `draft_block_bytes`, and `ranks` its `tensor_parallel`."""
+    return split(spec, ranks).block_layout(
+        block_size=block_size, dtype=dtype, draft_bytes=draft_bytes
+    )
 
 
 async def pack(
@@ -313,10 +316,12 @@ async def pack(
     max_rank: int = 512,
     purpose: Purpose | None = None,
     draft_bytes: int = 0,
+    ranks: int = 1,
 ) -> PackedManifest:
     """Pack `folder` for the engine of `model` into `out_dir`, in a process of its own.
 
-    `block_size`, `dtype` and `draft_bytes` are EngineInfo's, the last one its `draft_block_bytes`.
+    `block_size` and what follows are EngineInfo's; there `draft_bytes` are `draft_block_bytes`, and
+    `ranks` are `tensor_parallel`.
 
     Raises AdapterInvalid with its E_ code when the folder is refused, EngineError when the packer
     itself fails (`no_room`: the disk is full; `load_failed`: files that cannot be read or written).
@@ -326,6 +331,7 @@ async def pack(
         ("engine.adapters.pack", "--folder", str(folder), "--model", str(model)),
         ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
         ("--max-rank", str(max_rank), "--draft-bytes", str(draft_bytes), *_purpose(purpose)),
+        ("--ranks", str(ranks)),
         what=f"packing {folder}",
     )
     return msgspec.json.decode(stdout, type=PackedManifest)

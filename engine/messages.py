@@ -482,10 +482,15 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     pid: int
     device_uuid: str = ""  # as NVML calls it; "" on a CPU
     card_bytes: int = 0  # of the whole card, told by an engine that pools alone; 0 on a CPU
-    tensor_parallel: int = 1  # ranks; bytes and names are those of the first
+    tensor_parallel: int = 1  # ranks; bytes are those of the first one's device
     #: Of an engine that pools.
     pooling: PoolingInfo | None = None
     generates: bool = True  # else it pools alone, mostly with blocks of no tokens
+
+    @property
+    def packed_block_bytes(self) -> int:
+        """Of a packed file, for each block that it takes of an arena: it has every rank's."""
+        return self.block_bytes * self.tensor_parallel
 
     @property
     def purpose(self) -> "Purpose":

@@ -283,7 +283,8 @@ def _describe(
     cuda = device.type == "cuda"
     return EngineInfo(
         device=device.type,
-        device_name=_name_of(device),
+        device_name=f"{config.tensor_parallel} x " * (config.tensor_parallel > 1)
+        + _name_of(device),
         dtype=layout.dtype,
         layout=layout.id,
         base=base_id(Path(config.model)),

@@ -73,6 +73,8 @@ class Model(_Section, frozen=True, kw_only=True):
     cpu_pool: Size = 2 * GIB
     num_blocks: int = 0
     threads: int = 0
+    tensor_parallel: int = 1  # GPUs that share every layer
+    pipeline_parallel: int = 1  # above it is refused, with the reason
     deterministic: bool = False
     speculation: str = "off"  # or "ngram", "draft"; the engine says why no other
     speculation_tokens: int = 4
@@ -284,6 +286,8 @@ class Settings(Struct, frozen=True, kw_only=True):
                 cpu_pool=m.cpu_pool,
                 num_blocks=m.num_blocks,
                 threads=m.threads,
+                tensor_parallel=m.tensor_parallel,
+                pipeline_parallel=m.pipeline_parallel,
                 deterministic=m.deterministic,
                 speculation=m.speculation,
                 speculation_tokens=m.speculation_tokens,

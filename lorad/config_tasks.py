@@ -20,6 +20,7 @@ POOLING = (EMBED, CLASSIFY, RERANK)
 _GENERATES = (
     *("block_size", "mixed_tokens", "graph_tokens", "gpu_memory_utilization", "cpu_pool"),
     *("num_blocks", "speculation", "speculation_tokens", "draft_model"),
+    *("tensor_parallel", "pipeline_parallel"),
 )
 _POOLS = (
     *("truncate", "pooling", "prefix_cache", "chunked_prefill"),

@@ -1,8 +1,9 @@
 """Engines: the engine processes of one [[models]] entry, and how they are seen as one.
 
 Goes in: settings, the model's place among them, what each process is told.  Comes out: a link and a
-picture for each of `replicas`, and of all together.  Replica n has the n-th GPU to itself; on the
-CPU all share it.  With one replica there is nothing but that one.
+picture for each of `replicas`, and of all together.  Replica n has the n-th GPU to itself, or the
+n-th few where `tensor_parallel` takes several; on the CPU all share it.  With one replica there is
+nothing but that one.
 """
 
 import contextlib
@@ -69,7 +70,7 @@ class Engines:
     def _make(self, n: int, replica: str, config: EngineConfig | PoolingConfig) -> One:
         entry, env, refusal = self._entry, {}, None
         if replica and config.device != "cpu":
-            env = {VISIBLE: visible(n, os.environ)}
+            env = {VISIBLE: visible(n, os.environ, width_of(config))}
             refusal = Refusal(
                 f"models.replicas = {entry.replicas}, and there is no GPU of its own for it",
                 "as many replicas as this machine has GPUs for lorad",
@@ -90,24 +91,36 @@ class Engines:
         return f"{name} replica {replica}".strip() if replica else name
 
 
-def visible(n: int, env: Mapping[str, str]) -> str:
-    """The n-th GPU of those that this daemon may use, as CUDA_VISIBLE_DEVICES says it; of fewer
-    than that, none."""
-    told = env.get(VISIBLE)
+def width_of(config: EngineConfig | PoolingConfig) -> int:
+    """GPUs that one engine takes."""
+    return config.tensor_parallel if isinstance(config, EngineConfig) else 1
+
+
+def visible(n: int, env: Mapping[str, str], width: int = 1) -> str:
+    """The n-th `width` GPUs of those that this daemon may use, as CUDA_VISIBLE_DEVICES says it; of
+    fewer than that, none."""
+    own, told = range(n * width, (n + 1) * width), env.get(VISIBLE)
     if told is None:
-        return str(n)
+        return ",".join(map(str, own))
     each = [one.strip() for one in told.split(",") if one.strip()]
-    return each[n] if n < len(each) else "-1"
+    return ",".join(each[i] for i in own) if own[-1] < len(each) else "-1"
 
 
 def on_cards(every: Sequence[Engines]) -> list[list[EngineLink]]:
-    """Engines of several models that may be on the same card: one list a card."""
-    cards: dict[int, list[EngineLink]] = {}
+    """Engines of several models that may be on the same card: one list a card, or one for all cards
+    that an engine takes together."""
+    groups: list[tuple[set[int], list[EngineLink]]] = []
     for engines in every:
         for n, one in enumerate(engines.each):
-            if one.link.config.device != "cpu":
-                cards.setdefault(n, []).append(one.link)
-    return [links for links in cards.values() if len(links) > 1]
+            if one.link.config.device == "cpu":
+                continue
+            width = width_of(one.link.config)
+            cards, links = set(range(n * width, (n + 1) * width)), [one.link]
+            for group in [g for g in groups if g[0] & cards]:
+                groups.remove(group)
+                cards, links = cards | group[0], group[1] + links
+            groups.append((cards, links))
+    return [links for _, links in groups if len(links) > 1]
 
 
 @contextlib.asynccontextmanager

@@ -70,7 +70,7 @@ class RevisionRecord:
         """Bytes of its packed file for that engine: exact where it is packed, else from above."""
         packed = self.packed_for(info)
         if packed is not None:
-            return packed.num_blocks * info.block_bytes
+            return packed.num_blocks * info.packed_block_bytes
         return packed_estimate(self.file_bytes, self.dtype, info)
 
     def packed_manifest(self, info: EngineInfo) -> PackedManifest | None:
@@ -96,7 +96,7 @@ def packed_estimate(file_bytes: int, dtype: str, info: EngineInfo) -> int:
     borders, and a block more."""
     here = ITEMSIZE[info.dtype]
     rows = file_bytes * here / ITEMSIZE.get(dtype, here)
-    return (math.ceil(rows * 1.05 / info.block_bytes) + 1) * info.block_bytes
+    return (math.ceil(rows * 1.05 / info.block_bytes) + 1) * info.packed_block_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

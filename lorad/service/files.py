@@ -85,12 +85,17 @@ class AdapterFiles:
             max_rank=self._settings.lora.max_rank,
             purpose=info.purpose,
             draft_bytes=info.draft_block_bytes,
+            ranks=info.tensor_parallel,
         )
 
     async def verify(self, folder: Path, out: Path, probe: Path, packed: Path | None) -> Verified:
         """Write the probe file of a stored folder; with `packed`, pack afresh into `out` too."""
         info = self._link.info
         assert info is not None, "the engine says its layout before anything is resident"
+        if info.tensor_parallel > 1:
+            message = f"tensor_parallel = {info.tensor_parallel}: what serves is in parts"
+            hint = "loractl inspect DIR checks its files; an engine on one GPU verifies"
+            raise LoradError("conflict", message, hint=hint)
         return await verify(
             folder,
             model=self._base,

@@ -243,7 +243,7 @@ class Listing:
         info = self._info(self._names.models[0])
         if info is None or self._picture.snapshot is None or len(self._names.models) > 1:
             return None
-        return Packing.of(info, info.block_bytes)
+        return Packing.of(info, info.packed_block_bytes)
 
     def _packed_bytes(self, revision: RevisionRecord | None, info: EngineInfo | None) -> int | None:
         """Whole blocks once it is packed, its file's bytes before."""
@@ -252,7 +252,7 @@ class Listing:
         packed = revision.packed_for(info)
         if packed is None or info is None or self._picture.snapshot is None:
             return revision.file_bytes
-        return packed.num_blocks * info.block_bytes
+        return packed.num_blocks * info.packed_block_bytes
 
     def _revisions_of(self, record: AdapterRecord) -> Mapping[str, RevisionRecord]:
         wanted = [r for r in (record.serving_rev, record.candidate_rev) if r is not None]

@@ -131,7 +131,7 @@ class PackedFiles:
 
 def _is_whole(manifest: PackedManifest, info: EngineInfo) -> bool:
     """A packed file that is gone or was cut short is packed anew: its source is beside it."""
-    return is_whole(Path(manifest.path), manifest.num_blocks * info.block_bytes)
+    return is_whole(Path(manifest.path), manifest.num_blocks * info.packed_block_bytes)
 
 
 def is_whole(path: Path, num_bytes: int) -> bool:

@@ -409,8 +409,15 @@ def test_after_eviction_and_reload_it_says_the_same(
     assert (after.tokens, after.prompt_logprobs) == (before.tokens, before.prompt_logprobs)
 
 
-@pytest.mark.late
-@pytest.mark.parametrize("base", VARIETIES)
+@pytest.mark.parametrize(
+    "base",
+    [
+        pytest.param("Qwen2", marks=pytest.mark.late),
+        pytest.param("Gemma2", marks=pytest.mark.late),
+        pytest.param("Llama", marks=pytest.mark.slow),
+        pytest.param("Phi3", marks=pytest.mark.slow),
+    ],
+)
 def test_on_two_ranks_all_of_them_equal_peft_in_one_batch_and_after_a_reload(
     base: str, tmp_path: Path
 ) -> None:

@@ -26,13 +26,19 @@ def test_each_replica_sees_one_gpu_of_those_that_the_daemon_sees(told, each):
     assert [visible(n, told) for n in range(3)] == each
 
 
+def test_engines_of_several_gpus_each_have_the_next_few():
+    assert [visible(n, {}, 2) for n in range(2)] == ["0,1", "2,3"]
+    told = {"CUDA_VISIBLE_DEVICES": "7,5,GPU-a"}
+    assert [visible(n, told, 2) for n in range(2)] == ["7,5", "-1"]
+
+
 @pytest.fixture
 def make(fake):
     """make(replicas, device, several): inside a loop; `dies` is each client's last word."""
 
-    def make(replicas, device="cuda", *, several=False, dies=None, info=fake.INFO):
+    def make(replicas, device="cuda", *, several=False, dies=None, info=fake.INFO, ranks=1):
         entry = Model(base="m", name="tiny", replicas=replicas, device=device)
-        config = EngineConfig(model="m", device=device)
+        config = EngineConfig(model="m", device=device, tensor_parallel=ranks)
         engines = Engines(entry, config, EventRing(), several=several)
         engines.clients = []
         for one in engines.each:
@@ -82,6 +88,16 @@ def test_engines_of_several_models_that_are_on_one_card_share_it(make):
         wide, narrow, off = make(2), make(1), make(2, "cpu")
         (shared,) = on_cards([wide, narrow, off])
         assert shared == [wide.each[0].link, narrow.each[0].link]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_of_several_gpus_shares_with_all_that_are_on_one_of_them(make):
+    async def scenario():
+        wide, narrow, pair = make(3), make(1), make(1, ranks=2)
+        (shared,) = on_cards([wide, narrow, pair])
+        on_both = (*(one.link for one in wide.each[:2]), narrow.each[0].link, pair.each[0].link)
+        assert sorted(map(id, shared)) == sorted(map(id, on_both))
 
     asyncio.run(scenario())
 

@@ -1,0 +1,143 @@
+"""What one rank is told of a step: the other's batch, laid out again, is the same batch."""
+
+import socket
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.batch import Batch, Batcher, Packed
+from engine.kernels import tiles
+from engine.kernels.lora_meta import LoraClass
+from engine.ladder import Ladder
+from engine.messages import SamplingParams
+from engine.ranks.told import Kind, Reader, Step, Stop, frame, words_of
+from engine.sequence import Chunk, Sequence, StepWork
+
+PLAN_WORDS = 24
+
+
+def batcher(padded: bool, lookahead: bool) -> Batcher:
+    ladder = Ladder(max_seqs=8, mixed_rows=64, often=32) if padded else None
+    return Batcher(
+        max_rows=128,
+        max_seqs=8,
+        max_draws=12,
+        max_blocks=9,
+        block_size=16,
+        device=torch.device("cpu"),
+        ladder=ladder,
+        lookahead=lookahead,
+        plan_words=PLAN_WORDS,
+    )
+
+
+def sequence(number: int, length: int) -> Sequence:
+    rng = np.random.default_rng(number)
+    seq = Sequence(
+        str(number),
+        rng.integers(0, 99, length).tolist(),
+        length,
+        SamplingParams(),
+        None,
+        "",
+        "",
+        0,
+        0,
+    )
+    seq.blocks = rng.permutation(50)[: -(-(length + 1) // 16)].tolist()
+    return seq
+
+
+def works() -> list[StepWork]:
+    """Decode rows alone, and beside prompts; with drafts; a token that nobody knows yet."""
+    seqs = [sequence(n, length) for n, length in enumerate((1, 17, 40, 33))]
+    decode = tuple(Chunk(seq, len(seq.tokens) - 1, 1, True) for seq in seqs)
+    prompts = (
+        Chunk(seqs[0], 0, 1, True),
+        Chunk(seqs[1], 3, 14, True),
+        Chunk(seqs[2], 8, 20, False),
+    )
+    drafts = (Chunk(seqs[2], 37, 5, True, drafts=(7, 8)), Chunk(seqs[3], 32, 1, True))
+    ahead = (Chunk(seqs[1], 17, 1, True), Chunk(seqs[3], 0, 33, True))
+    return [StepWork(chunks) for chunks in (decode, prompts, drafts, ahead)]
+
+
+def over_a_socket(step: Step, words: tuple[np.ndarray, ...]) -> tuple[Step, bytes]:
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(frame(step, words) + frame(Stop()))
+        reader = Reader(there)
+        told, payload = reader.next()
+        assert isinstance(told, Step) and reader.next() == (Stop(), b"")
+        here.shutdown(socket.SHUT_WR)
+        assert reader.next() is None
+    return told, payload
+
+
+def told_of(packed: Packed) -> Packed:
+    """As the other rank gets it."""
+    step = Step(
+        packed.seqs,
+        packed.rows,
+        packed.draws,
+        packed.width,
+        tuple(part.size for part in packed.words),
+        tuple(part.dtype.str for part in packed.words),
+        -1,
+        ((0, 1, 2),),
+        [(1, -1)],
+        [],
+    )
+    told, payload = over_a_socket(step, packed.words)
+    assert told == step
+    return replace(packed, words=words_of(told, payload))
+
+
+def same(one: object, two: object) -> bool:
+    return torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_step_that_was_told_is_the_batch_that_was_packed(padded: bool, lookahead: bool) -> None:
+    first, other = batcher(padded, lookahead), batcher(padded, lookahead)
+    for number, work in enumerate(works()[: 4 if lookahead else 3]):
+        first.ids[:] = other.ids[:] = torch.arange(12) + 60  # what was drawn, on either
+        drawing = {chunk.seq: n for n, chunk in enumerate(work.chunks)}
+
+        def plan(words: np.ndarray, rung: object, filled: int = number) -> int:
+            words[len(words) - filled :] = np.arange(filled) + 5
+            return filled
+
+        packed = first.pack(work, drawing, plan)
+        told = other.lay(told_of(first.packed()))
+        compare(packed, told)
+        assert torch.equal(first.plan[PLAN_WORDS - number :], other.plan[PLAN_WORDS - number :])
+
+
+def compare(packed: Batch, told: Batch) -> None:
+    assert len(told.sampled) == len(packed.sampled)
+    for name in ("tokens", "positions", "sample_rows", "rung", "samples_every_row"):
+        assert same(getattr(packed, name), getattr(told, name)), name
+    for field in fields(packed.attn):
+        if field.name == "block_tables":  # what lies beyond a sequence's blocks is not read
+            for row, length in enumerate(packed.attn.seq_lens):
+                used = slice(0, -(-length // 16))
+                pair = packed.attn.block_tables[row, used], told.attn.block_tables[row, used]
+                assert torch.equal(*pair)
+        else:
+            assert same(getattr(packed.attn, field.name), getattr(told.attn, field.name)), field
+
+
+def test_a_class_of_plans_is_the_same_on_the_other_side() -> None:
+    """It is a key: of graphs, and of what their tiles are asked for."""
+    short = LoraClass(tiles.ALONE, 1, 2)
+    kind = LoraClass(next(iter(tiles.GRAPHED_SHORT)), 12, 34, True, short)
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(frame(Kind(3, kind)))
+        told, _ = Reader(there).next()
+    assert told == Kind(3, kind) and {told.kind: 1}[kind] == 1
+    assert told.kind.tiles in tiles.GRAPHED_SHORT
