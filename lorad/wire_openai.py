@@ -88,6 +88,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: tuple[int, ...] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
+    speculation_tokens: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
     alora_fallback: Literal["base"] | None = None

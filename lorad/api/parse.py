@@ -11,6 +11,7 @@ from functools import cache
 
 from msgspec import Struct
 
+from engine.config import MOST_DRAFT_TOKENS
 from engine.messages import SamplingParams
 from lorad.api import forced_calls, formats, params
 from lorad.api.body import decode, fields
@@ -157,6 +158,7 @@ def _sampling(
     _within("frequency_penalty", request.frequency_penalty, -2, 2)
     _within("repetition_penalty", request.repetition_penalty, 0.01, 10)
     _within("min_tokens", request.min_tokens, 0, limits.max_tokens)
+    _within("speculation_tokens", request.speculation_tokens, 0, MOST_DRAFT_TOKENS)
     _within("seed", request.seed, -_SEED, _SEED - 1)
     if request.allowed_token_ids is not None and not request.allowed_token_ids:
         raise invalid("allowed_token_ids", "must name at least one token")
@@ -179,6 +181,7 @@ def _sampling(
         allowed_token_ids=request.allowed_token_ids,
         stop_token_ids=stop_ids,
         ignore_eos=bool(request.ignore_eos),
+        draft_tokens=request.speculation_tokens,
     )
 
 

@@ -168,6 +168,7 @@ def test_every_sampling_parameter_reaches_the_engine(api, client):
             "ignore_eos": True,
             "stop_token_ids": [66],
             "allowed_token_ids": [65, 66],
+            "speculation_tokens": 3,
             "priority": 40,
             "cache_salt": "s",
             "unheard_of": 1,
@@ -181,9 +182,19 @@ def test_every_sampling_parameter_reaches_the_engine(api, client):
     assert sampling.allowed_token_ids == (65, 66)
     assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (5, 0.05, 1.1)
     assert (sampling.min_tokens, sampling.ignore_eos) == (2, True)
-    assert sampling.stop_token_ids == (66,)
+    assert (sampling.stop_token_ids, sampling.draft_tokens) == ((66,), 3)
     assert (submit.priority, submit.cache_salt) == (40, "s")
     assert 0 < submit.deadline_seconds <= 600
+
+
+def test_guesses_longer_than_any_model_may_make_are_refused(api, client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="tiny", messages=ASK, extra_body={"speculation_tokens": 9}
+        )
+    assert (caught.value.param, caught.value.code) == ("speculation_tokens", "invalid_value")
+    client.chat.completions.create(model="tiny", messages=ASK)
+    assert api.engine.submits[0].sampling.draft_tokens is None, "the engine's own"
 
 
 def test_characters_are_never_split_between_chunks(api, client):
