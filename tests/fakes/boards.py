@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from lorad.tui.messages import Changed, Message, Whole
-from lorad.wire import EventItem, ModelStatus, PoolPicture, PrefixPicture, Status
+from lorad.wire import EventItem, ModelStatus, PoolPicture, PrefixPicture, ReplicaStatus, Status
 from lorad.wire_stream import (
     Board,
     Check,
@@ -380,6 +380,20 @@ def two_models() -> Board:
     base, *_ = requests
     requests[base] = replace(requests[base], adapter="", model="minilm")
     state = replace(board.status, models=models)
+    return replace(board, status=state, slots=slots, requests=requests)
+
+
+def replicas() -> Board:
+    """A model on two engines, one of which is being replaced; each slot and request says where."""
+    board = small()
+    each = (
+        ReplicaStatus(name="0", state="ready", device_name="H200", slots_used=2, running=2),
+        ReplicaStatus(name="1", state="engine_restarting", reason="it died", engine_restarts=1),
+    )
+    model = ModelStatus(name="llama", base="/m/llama", state="ready", replicas=each)
+    slots = {name: replace(row, replicas=("0", "1")) for name, row in board.slots.items()}
+    requests = {id: replace(row, replica="0") for id, row in board.requests.items()}
+    state = replace(board.status, models=(model,))
     return replace(board, status=state, slots=slots, requests=requests)
 
 

@@ -97,6 +97,15 @@ def test_a_drain_that_is_held_says_who_ends_it() -> None:
     assert "until loractl resume" in text
 
 
+def test_replicas_have_a_line_each_and_rows_say_where_they_are() -> None:
+    text = shown(boards.replicas())
+    assert "replica 0  READY  H200  run 2  wait 0  slots 2/0" in text
+    assert "replica 1  ENGINE_RESTARTING (it died)" in text and "restarts 1" in text
+    heading = next(line for line in text.splitlines() if line.startswith("SLOT"))
+    assert heading.split()[:3] == ["SLOT", "NAME", "REPLICA"]
+    assert "0,1" in text and "REPLICA" not in shown(boards.small())
+
+
 def test_several_models_have_a_line_each_and_rows_say_whose_they_are() -> None:
     text = shown(boards.two_models())
     assert "model   llama  READY" in text and "run 2" in text

@@ -213,6 +213,22 @@ def test_panels_fill_the_height_whatever_it_is(width, height):
         assert p.beside is (width >= 100 and height >= 24)
 
 
+def test_of_several_engines_rows_say_where_each_adapter_and_request_is(play, boards, fakes):
+    async def act(stage):
+        await stage.resize(160, 36)
+        text = stage.text()
+        assert "REPL" in text and "0,1" in text
+        header = next(line for line in text.splitlines() if " 0 1" in line)
+        assert header, "the model with the numbers of its engines"
+        await stage.press("3")
+        assert "REPL" in stage.text()
+        await stage.press("2")
+        await stage.until(lambda: not stage.app.view.grid.listing.due)
+        assert "REPL" in stage.text()
+
+    play(act, boards.replicas(), daemon=fakes.FakeDaemon(fakes.adapter(1)))
+
+
 def test_of_several_models_the_header_names_all_and_rows_say_whose_they_are(play, boards, fakes):
     async def act(stage):
         await stage.resize(160, 36)

@@ -278,6 +278,31 @@ def test_status_of_several_models_has_figures_of_each(server, loractl, monkeypat
     assert "8 blocks of 1M or 16 tokens, kv 0 active and 0 cached" in loractl("status").out
 
 
+def test_status_of_replicas_has_a_line_of_each(server, loractl, monkeypatch):
+    each = (
+        wire.ReplicaStatus(name="0", state="ready", device_name="H200", slots_used=3, engine_pid=7),
+        wire.ReplicaStatus(name="1", state="engine_restarting", reason="it died", running=1),
+    )
+    model = wire.ModelStatus(name="tiny", base="/m", state="ready", replicas=each)
+    whole = msgspec.structs.replace(server._status(), models=(model,))
+    monkeypatch.setattr(server.api.listing, "status", lambda: whole)
+    said = loractl("status").out
+    assert "engines pid 7, -\n" in said
+    assert "  replica 0  ready, H200, 3 of 0 slots used, 0 running, 0 waiting, pid 7" in said
+    assert "  replica 1  engine_restarting (it died), -, 0 of 0 slots used, 1 running" in said
+
+
+def test_lists_say_on_which_replicas_an_adapter_is_where_any_is(server, loractl, make_row):
+    assert "REPLICA" not in loractl("ls").out + loractl("ps").out + loractl("show", "bible").out
+    server.rows["bible"] = make_row("bible", slot=1, replicas=("0", "2"))
+    server.rows["acme/sql"] = make_row("acme/sql", slot=0)
+    for command in ("ls", "ps"):
+        heading, *rows = loractl(command).out.splitlines()
+        at = heading.index("REPLICA")
+        assert {row[at:].split()[0] for row in rows} == {"0,2", "-"}
+    assert "replica   0, 2\n" in loractl("show", "bible").out
+
+
 def test_lists_say_whose_an_adapter_is_where_that_is_not_the_same_for_all(
     server, loractl, make_row
 ):

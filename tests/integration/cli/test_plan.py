@@ -133,6 +133,20 @@ def test_a_folder_without_a_model_says_so(loractl, tmp_path):
     assert done.exit == 2 and "config.json" in done.error["message"]
 
 
+def test_of_several_engines_one_card_is_planned_for():
+    pool = wire.PoolPicture(total=8, block_size=16)
+    each = (
+        wire.ReplicaStatus(name="0", state="engine_restarting"),
+        wire.ReplicaStatus(name="1", state="ready", pool=pool, slots_total=64),
+    )
+    twice = msgspec.structs.replace(pool, total=16)
+    model = wire.ModelStatus(
+        name="w", base="/w", state="ready", pool=twice, slots_total=128, replicas=each
+    )
+    assert plan._one_engine(model) == (pool, 64)
+    assert plan._one_engine(msgspec.structs.replace(model, replicas=())) == (twice, 128)
+
+
 def test_of_several_models_the_one_that_generates_is_planned_for_whichever_engine_is_away():
     vectors = wire.ModelStatus(name="v", base="/v", state="loading_base", tasks=("embed",))
     writes = wire.ModelStatus(name="w", base="/w", state="ready", tasks=("generate",))

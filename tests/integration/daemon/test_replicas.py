@@ -28,7 +28,9 @@ def daemon(make_daemon):
     daemon = make_daemon()
     config = daemon.config.read_text()
     more = "deterministic = true\nreplicas = 2\nmax_num_seqs = 2"
-    daemon.config.write_text(config.replace("deterministic = true", more))
+    config = config.replace("deterministic = true", more)
+    allowed = f'[lora]\nallowed_roots = ["{daemon.root}/shared"]'
+    daemon.config.write_text(config.replace("[lora]", allowed))
     daemon.start()
     for name, seed in SEEDS.items():
         daemon.upload(name, seed)
@@ -191,6 +193,22 @@ def test_a_pin_is_held_by_one_engine_and_evicting_is_for_all(daemon, poll):
         assert client.load(name).items[0].ok
     assert daemon.adapter(name).replicas == (home_of(daemon, name),)
     assert daemon.text(name) == daemon.said[name]
+
+
+def test_vllms_routes_for_adapters_are_those_of_all_engines(daemon, make_adapter, poll):
+    path = make_adapter(daemon.root / "shared" / "d", 4)
+    transport = httpx.HTTPTransport(uds=str(daemon.admin), verify=False)
+    with httpx.Client(transport=transport, base_url="http://lorad", timeout=60) as http:
+        told = {"lora_name": "acme/d", "lora_path": str(path)}
+        assert http.post("/v1/load_lora_adapter", json=told).status_code == 200
+        assert daemon.adapter("acme/d").replicas == (home_of(daemon, "acme/d"),)
+        assert 'running_lora_adapters="a,acme/d,b,c"' in http.get("/metrics").text
+        told = {"lora_name": "acme/d"}
+        assert http.post("/v1/unload_lora_adapter", json=told).status_code == 200
+        poll(
+            lambda: 'running_lora_adapters="a,b,c"' in http.get("/metrics").text,
+            "it to leave both engines",
+        )
 
 
 def test_more_engines_than_there_can_be_are_refused_at_the_start(make_daemon):
