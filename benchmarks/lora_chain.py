@@ -8,7 +8,8 @@ adapters lie as in `lora_kernels.py`, each layer's its own.  Prints JSON lines:
 
 - `base`: the chain without adapters;
 - `two`: shrink ahead of each product and expand behind it (`tiles.JOINED` False);
-- `one`: both in one launch beside the product (True).  `added_ms` is over the base.
+- `one`: both in one launch beside the product (True).  `added_ms` is over the base;
+- for prompts, `gated`: what gate and up are given is the gate's to add, and `two`: it is not.
 
 `tiles` says whether the engine's choice is taken or a rival.  So many `replays` were made with
 another x each; the bits were those of two launches outside a graph, or the line says `failed`.
@@ -30,14 +31,18 @@ from torch import Tensor
 
 from engine.kernels import fused, gemm_tiles
 from engine.kernels import tiles as choices
-from engine.kernels.lora import lora_begin
+from engine.kernels.elementwise import silu_mul
+from engine.kernels.lora import lora_begin, lora_gates
 from engine.kernels.lora_meta import LoraMeta, group_shapes
-from engine.kernels.tiles import ExpandTile, ShrinkTile, Tiles
+from engine.kernels.tiles import ExpandTile, GateTile, ShrinkTile, Tiles
 from engine.memory.arena import Arena
+from engine.models import layers
 from engine.models.layers import Build, LoraLinear
 
 HIDDEN = DIMS[0][0]
 TIMED, CHECKED = 25, 100
+#: A prompt's chain takes ten times as long.
+CHECKED_PROMPT = 20
 
 S, E = ShrinkTile, ExpandTile
 
@@ -76,31 +81,62 @@ ALONE = (
     _vec((8, 512, 1), (16, 256, 1)),
     _vec((16, 1024, 4), (16, 1024, 4)),
     _vec((8, 4096, 4), (16, 1024, 4)),
-    _vec((8, 4096, 8), (16, 2048, 8)),
     _vec((4, 4096, 4), (16, 1024, 4)),
+    _vec((8, 4096, 4), (16, 512, 4)),
 )
 WIDE = (
-    _vec((8, 2048, 4), (16, 1024, 4), wide=True, deep=True),
+    _vec((8, 4096, 4), (32, 512, 4), wide=True),
+    _vec((8, 2048, 4), (32, 512, 4), wide=True),
+    _vec((8, 4096, 4), (64, 256, 4), wide=True),
+    _vec((8, 4096, 4), (32, 256, 4), wide=True),
+    _vec((8, 4096, 4), (16, 512, 4), wide=True),
+    _vec((8, 1024, 4), (64, 256, 4), wide=True),
+    _vec((8, 4096, 4), (64, 512, 8), wide=True),
     _vec((8, 4096, 4), (16, 1024, 4), wide=True),
-    _vec((8, 4096, 4), (16, 1024, 4), wide=True, deep=True),
-    _vec((8, 4096, 8), (16, 2048, 8), wide=True),
     _vec((16, 2048, 8), (32, 1024, 8), wide=True),
     _vec((8, 2048, 4), (8, 1024, 4), wide=True, deep=True),
-    _vec((8, 2048, 4), (16, 1024, 4), wide=True),
-    _vec((8, 512, 1), (16, 256, 1), wide=True),
-    _vec((8, 1024, 2), (16, 512, 2), wide=True),
-    _vec((16, 1024, 4), (16, 1024, 4), wide=True),
 )
+
+
+def _prompt(shrink: ShrinkTile, expand: ExpandTile) -> Tiles:
+    return Tiles("rival", shrink, expand, 1 << 30)
+
+
+_SP = S("dot", 64, 16, 1024, 2048, step=128, side=4, stages=3)
+_EP = E("dot", 32, 16, 256, runs=4, late=True, all_ranks=False)
+PROMPT = (
+    _prompt(_SP, _EP),
+    _prompt(_SP, _EP._replace(runs=1)),
+    _prompt(_SP, _EP._replace(columns=128)),
+    _prompt(_SP, E("dot", 16, 16, 512, runs=2, late=True, all_ranks=False)),
+    _prompt(_SP, E("dot", 64, 16, 128, runs=4, late=True, all_ranks=False)),
+    _prompt(_SP._replace(rows=128, warps=8), _EP),
+)
+_SW = S("dot", 64, 64, 1024, 2048, step=64, side=2, stages=4)
+PROMPT_WIDE = (
+    _prompt(_SW, E("dot", 64, 64, 128, runs=2, late=True)),
+    _prompt(_SW, E("dot", 64, 32, 128, runs=2, late=True)),
+    _prompt(_SW, E("dot", 32, 64, 128, runs=2, late=True)),
+    _prompt(_SW, E("dot", 64, 64, 64, runs=4, late=True)),
+    _prompt(_SW._replace(step=128, stages=3), E("dot", 64, 64, 128, warps=8, runs=2, late=True)),
+    _prompt(_SW._replace(rows=128, warps=8), E("dot", 128, 64, 128, warps=8, late=True)),
+)
+GATES = tuple(GateTile(*sizes) for sizes in ((256, 2, 4), (128, 1, 4), (64, 4, 4), (256, 2, 8)))
+GATES_WIDE = tuple(GateTile(*sizes) for sizes in ((128, 1, 4), (64, 4, 4), (128, 2, 8)))
 
 
 class Sort(NamedTuple):
     case: Case
     rivals: tuple[Tiles, ...]
+    gates: tuple[GateTile, ...] = ()
 
 
 SORTS = tuple(
-    Sort(Case(name, slots, ranks, (), ()), rivals)
-    for name, slots, ranks, rivals in (
+    Sort(Case(name, slots, ranks, (), ()), rivals, *gates)
+    for name, slots, ranks, rivals, *gates in (
+        ("prompt T=2048 k=1", shared(2048, 1), R16, PROMPT, GATES),
+        ("prompt T=2048 k=1 rank 64", (3,) * 2048, MIX, PROMPT_WIDE, GATES_WIDE),
+        ("prompt T=4096 k=8", shared(4096, 8), R16, PROMPT[:2], ()),
         ("T=64 k=1", shared(64, 1), R16, SOLO),
         ("T=64 k=8", shared(64, 8), R16, MIXED),
         ("T=64 k=64", shared(64, 64), R16, ALONE),
@@ -153,7 +189,7 @@ class Chain:
             qkv = layer["qkv"](normed, lora)
             mixed = fused.rms_norm(qkv[:, :HIDDEN], self.norm, 1e-5)
             normed = fused.rms_norm(x, self.norm, 1e-5, layer["o"](mixed, lora))
-            delta = layer["down"](fused.silu_mul(layer["gate_up"](normed, lora)), lora)
+            delta = layer["down"](layer["gate_up"].gated(normed, lora, silu_mul), lora)
         return fused.rms_norm(x, self.norm, 1e-5, delta)
 
 
@@ -168,6 +204,14 @@ def captured(run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     return graph, out
 
 
+def is_prompt(case: Case) -> bool:
+    return len(case.slots) > choices.PREFILL_ROWS
+
+
+def _checked(case: Case) -> int:
+    return CHECKED_PROMPT if is_prompt(case) else CHECKED
+
+
 class Bench:
     def __init__(self, seconds: float, workers: int) -> None:
         self.seconds, self.failed = seconds, False
@@ -176,14 +220,15 @@ class Bench:
 
     def run(self, sorts: list[Sort]) -> None:
         start = time.monotonic()
-        for case, rivals in sorts:
+        for case, rivals, _ in sorts:
+            halves = ("shrink", "expand") if is_prompt(case) else ("shrink", "expand", "joined")
             for tiles in (picked(case), *rivals):
-                self.compiler.ask((kernel, tiles) for kernel in ("shrink", "expand", "joined"))
+                self.compiler.ask((kernel, tiles) for kernel in halves)
             self.compiler.call(
                 (compile_product, len(case.slots), sum(shape.widths), shape.d_in)
                 for shape in group_shapes(LAYOUT).values()
             )
-        blocks = max(sum(placed(rank).num_blocks for rank in case.ranks) for case, _ in sorts)
+        blocks = max(sum(placed(rank).num_blocks for rank in sort.case.ranks) for sort in sorts)
         arena = Arena(
             None,  # type: ignore[arg-type]  # asked for cached keys and values alone
             LAYOUT,
@@ -209,13 +254,19 @@ class Bench:
         case, rows = sort.case, len(sort.case.slots)
         if rows not in bases:
             bases[rows] = self.say(case, "base", None, None, 0.0)
-        for kind in ("two", "one"):
+        for kind in ("two", "gated") if is_prompt(case) else ("two", "one"):
             self.say(case, kind, fleet, picked(case), bases[rows])
 
     def rivals(self, sort: Sort, fleet: Fleet, bases: dict[int, float]) -> None:
+        case, base = sort.case, bases[len(sort.case.slots)]
+        for gate in sort.gates:
+            mine = choices.GATE, choices.GATE_WIDE
+            choices.GATE = choices.GATE_WIDE = gate
+            self.say(case, "gated", fleet, picked(case), base)
+            choices.GATE, choices.GATE_WIDE = mine
         for tiles in sort.rivals:
-            for kind in ("one", "two"):
-                self.say(sort.case, kind, fleet, tiles, bases[len(sort.case.slots)])
+            for kind in ("two", "gated") if is_prompt(case) else ("one", "two"):
+                self.say(case, kind, fleet, tiles, base)
 
     def say(
         self,
@@ -228,16 +279,21 @@ class Bench:
         line: dict[str, object] = {"case": case.name, "kind": kind}
         ms = float("inf")
         choices.JOINED = kind == "one"
+        layers.lora_gates = lora_gates if kind == "gated" else lambda meta: False
         try:
             ms = self.measure(case, fleet, tiles)
             line |= {"ms": round(ms, 4)}
             if tiles is not None:
-                line |= {"added_ms": round(ms - base, 4), "replays": CHECKED}
+                line |= {"added_ms": round(ms - base, 4), "replays": _checked(case)}
         except Exception as error:  # the others go on
             self.failed = True
             line["failed"] = f"{type(error).__name__}: {error}"[:300]
         if tiles is not None:
             line["tiles"] = tiles.name
+            if kind == "gated":
+                line["gate"] = " ".join(
+                    f"{k}={v}" for k, v in choices.gate(tiles)._asdict().items()
+                )
             line["shrink"] = " ".join(f"{k}={v}" for k, v in tiles.shrink._asdict().items())
             line["expand"] = " ".join(f"{k}={v}" for k, v in tiles.expand._asdict().items())
         print(json.dumps(line), flush=True)
@@ -251,7 +307,7 @@ class Bench:
         x = torch.empty(rows, HIDDEN, device="cuda", dtype=torch.bfloat16).normal_()
         graph, out = captured(lambda: self.chain(x, meta))
         if fleet is not None and tiles is not None:
-            for turn in range(CHECKED):
+            for turn in range(_checked(case)):
                 first = torch.randn(rows, HIDDEN, device="cuda").bfloat16()
                 out.fill_(torch.nan)
                 x.copy_(first)
@@ -271,11 +327,12 @@ class Bench:
         return statistics.median(times[3:])
 
     def _in_two(self, x: Tensor, meta: LoraMeta | None) -> Tensor:
-        joined, choices.JOINED = choices.JOINED, False
+        joined, gates = choices.JOINED, layers.lora_gates
+        choices.JOINED, layers.lora_gates = False, lambda meta: False
         try:
             return self.chain(x, meta)
         finally:
-            choices.JOINED = joined
+            choices.JOINED, layers.lora_gates = joined, gates
 
 
 def main() -> None:

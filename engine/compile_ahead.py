@@ -9,13 +9,14 @@ threads can be in at a time.
 import logging
 
 from engine.adapters.plan import StepPlanner
+from engine.kernels.elementwise import gelu_mul
 from engine.kernels.gemm import leads
 from engine.kernels.launch import compiling
-from engine.kernels.lora import lora_expand, lora_joined, lora_shrink
+from engine.kernels.lora import lora_expand, lora_gated, lora_gates, lora_joined, lora_shrink
 from engine.kernels.lora_meta import LoraMeta
-from engine.kernels.tiles import PROMPTS
+from engine.kernels.tiles import for_prompts
 from engine.ladder import Ladder
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, Layer
 from engine.models.layers import LoraLinear
 
 log = logging.getLogger(__name__)
@@ -24,12 +25,15 @@ log = logging.getLogger(__name__)
 def compile_ahead(model: Decoder, planner: StepPlanner, ladder: Ladder | None) -> None:
     """Wait until all is compiled that steps of `model` may launch for adapters.  Runs nothing."""
     groups = {m.group: m for m in model.modules() if isinstance(m, LoraLinear)}
+    gate = next((m.gate for m in model.modules() if isinstance(m, Layer)), None)
     rows = sorted({rung.rows for rung in ladder.all} if ladder else {1})
     try:
         with compiling():
             for meta in planner.every_choice():
                 for linear in groups.values():
                     _compile(linear, meta, rows)
+                if gate is not None and "gate_up" in groups:
+                    _compile_gate(groups["gate_up"], meta, gelu=gate is gelu_mul)
     except Exception as error:  # kernels are compiled when they are met, then: later, and as well
         log.warning("kernels are compiled one by one: %s: %s", type(error).__name__, error)
 
@@ -49,7 +53,7 @@ def _compile(linear: LoraLinear, meta: LoraMeta, rows: list[int]) -> None:
         deterministic=fixed,
     )
     # None beside a prompt's product is ever launched, and they are among the dearest to compile.
-    prompts = meta.device is not None and meta.device.kind.tiles in PROMPTS
+    prompts = meta.device is not None and for_prompts(meta.device.kind.tiles)
     if not prompts and any(leads(x[:count], weight, deterministic=fixed) for count in rows):
         lora_joined(
             y,
@@ -59,3 +63,9 @@ def _compile(linear: LoraLinear, meta: LoraMeta, rows: list[int]) -> None:
             meta=meta,
             base_bias=linear.bias,
         )
+
+
+def _compile_gate(linear: LoraLinear, meta: LoraMeta, *, gelu: bool) -> None:
+    if lora_gates(meta):
+        y = linear.weight.new_empty(1, linear.weight.shape[0])
+        lora_gated(y, layer=linear.layer, meta=meta, gelu=gelu)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.adapters.device_slots import DeviceSlots
 from engine.adapters.lora_classes import most_items, padded, usual_classes
-from engine.adapters.work_items import ITEM_WORDS, Ints, cut_ranks, cut_rows, fill
+from engine.adapters.work_items import ITEM_WORDS, Ints, cut_ranks, cut_rows, fill, rest_of
 from engine.kernels import backend
 from engine.kernels.lora_meta import LoraClass, LoraDevicePlan, LoraMeta, LoraStore, group_shapes
 from engine.kernels.tiles import (
@@ -32,6 +32,7 @@ from engine.kernels.tiles import (
     NARROW,
     Shape,
     Tiles,
+    for_prompts,
     pick,
     pick_short,
 )
@@ -117,6 +118,8 @@ class DevicePlanner:
             parts = self._split(runs, is_short, shape)
         else:
             parts = [self._cut(runs, tiles)]
+            if for_prompts(tiles) and rung is None:
+                parts = [parts[0].with_rest(rest_of(runs, total_rows))]
         kind = parts[0].kind
         if len(parts) == 2:
             kind = replace(kind, short=parts[1].kind)
@@ -194,7 +197,8 @@ class DevicePlanner:
             if narrow and tiles.expand.all_ranks:
                 continue  # no step is ever wide
             for extras in (False, True):
-                yield self.view(LoraClass(tiles, 1, 1, extras))
+                rest = 0 if for_prompts(tiles) and not extras else None
+                yield self.view(LoraClass(tiles, 1, 1, extras, rest_items=rest))
 
     def classes(self, rung: Rung, coarse: int = 1) -> list[LoraMeta]:
         """Plans of the classes that steps of `rung` usually meet; fewer if `coarse` is above 1."""
@@ -229,13 +233,20 @@ class _Part:
     shrink: npt.NDArray[np.int32]
     expand: npt.NDArray[np.int32]
 
+    def with_rest(self, runs: Ints) -> "_Part":
+        """The same with items of the base's rows behind those of the adapters."""
+        starts, rows, slots = runs
+        rest = cut_rows(starts, rows, slots, self.kind.tiles.expand.rows)
+        kind = replace(self.kind, rest_items=len(rest))
+        return replace(self, kind=kind, expand=np.concatenate((self.expand, rest)))
+
 
 def _places(kind: LoraClass, items: Part) -> tuple[Part, Part, Part]:
     """Where a plan of `kind` lies among `items`, shrink and expand, and what is left for the next.
 
     At their end, so that all of it is in one piece beside what follows in the upload.
     """
-    middle = len(items) - kind.expand_items * ITEM_WORDS
+    middle = len(items) - (kind.expand_items + (kind.rest_items or 0)) * ITEM_WORDS
     begin = middle - kind.shrink_items * ITEM_WORDS
     assert begin >= 0, "more items than the upload has room for"
     return items[begin:middle], items[middle:], items[:begin]

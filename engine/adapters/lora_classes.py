@@ -18,6 +18,7 @@ from engine.kernels.tiles import (
     PREFILL_ROWS,
     Graphed,
     Tiles,
+    for_prompts,
 )
 from engine.ladder import Rung
 
@@ -61,7 +62,7 @@ def padded(kind: LoraClass, rows: int, known: Sequence[LoraClass]) -> LoraClass:
 
 def most_items(choices: Iterable[Tiles], max_rows: int, max_seqs: int, max_rank: int) -> int:
     """Most items, padding included, that a step of one of the `choices` has."""
-    shrink = expand = 0
+    shrink = expand = rest = 0
     for tiles in choices:
         rows = min(max_rows, tiles.most_rows)
         alone = tiles.shrink.form == "vec" and tiles.most_rows <= PREFILL_ROWS  # one a segment
@@ -72,7 +73,9 @@ def most_items(choices: Iterable[Tiles], max_rows: int, max_seqs: int, max_rank:
 
         shrink = max(shrink, rung(most(tiles.shrink.rows) * rank_tiles))
         expand = max(expand, rung(most(tiles.expand.rows)))
-    return shrink + expand
+        if for_prompts(tiles):  # and the rows between the segments
+            rest = max(rest, rows // tiles.expand.rows + max_seqs + 1)
+    return shrink + expand + rest
 
 
 def _of_grids(usual: Graphed, max_rank: int, grids: Iterable[int]) -> list[LoraClass]:

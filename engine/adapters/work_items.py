@@ -59,6 +59,14 @@ def cut_rows(starts: Ints, rows: Ints, slots: Ints, height: int) -> npt.NDArray[
     return items
 
 
+def rest_of(runs: Ints, total: int) -> Ints:
+    """(3, n): the runs between `runs`, which are in row order, up to row `total`; of no slot."""
+    ends = np.append(0, runs[0] + runs[1])
+    lengths = np.append(runs[0], total) - ends
+    there = lengths > 0
+    return np.stack((ends, lengths, np.full_like(ends, -1)))[:, there]
+
+
 def cut_ranks(items: npt.NDArray[np.int32], ranks: Ints, size: int) -> npt.NDArray[np.int32]:
     """Each item as often as its slot's highest rank needs tiles of `size`."""
     counts = -(-ranks // size)

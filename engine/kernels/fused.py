@@ -113,6 +113,17 @@ def rms_norm(
 
 
 @triton.jit
+def opened(gate, up, dtype: tl.constexpr, GELU: tl.constexpr):
+    """silu(gate) * up of two tiles in fp32, or with GELU gelu's tanh form of it, in `dtype`."""
+    steep = gate
+    if GELU:  # (1 + tanh(u)) / 2 is the sigmoid of 2 u, with u = sqrt(2 / pi) (x + 0.044715 x^3)
+        steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    small = tl.exp(-tl.abs(steep))  # never beyond 1, whatever the gate
+    sigmoid = tl.where(steep >= 0, 1.0, small) / (1.0 + small)
+    return ((gate * sigmoid).to(dtype).to(tl.float32) * up).to(dtype)
+
+
+@triton.jit
 def _gate(
     gate_up,
     out,
@@ -124,20 +135,14 @@ def _gate(
 ):
     """TAKE columns (axis 1) of one row (axis 0)."""
     follow(PDL)
-    dtype = out.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TAKE + tl.arange(0, TAKE)
     live = column < COLUMNS
     at = gate_up + row * stride_row + column
     gate = tl.load(at, mask=live, other=0.0).to(tl.float32)
     up = tl.load(at + COLUMNS, mask=live, other=0.0).to(tl.float32)
-    steep = gate
-    if GELU:  # (1 + tanh(u)) / 2 is the sigmoid of 2 u, with u = sqrt(2 / pi) (x + 0.044715 x^3)
-        steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    small = tl.exp(-tl.abs(steep))  # never beyond 1, whatever the gate
-    sigmoid = tl.where(steep >= 0, 1.0, small) / (1.0 + small)
-    opened = (gate * sigmoid).to(dtype).to(tl.float32)
-    tl.store(out + row * COLUMNS + column, (opened * up).to(dtype), mask=live)
+    value = opened(gate, up, out.dtype.element_ty, GELU)
+    tl.store(out + row * COLUMNS + column, value, mask=live)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -106,6 +106,21 @@ def lora_joins(x: Tensor, weight: Tensor, meta: LoraMeta, *, deterministic: bool
     return leads(x, weight, deterministic=deterministic)
 
 
+def lora_gates(meta: LoraMeta) -> bool:
+    """Whether `lora_gated` may stand for the second half of gate and up, and for their gate."""
+    plan = meta.device
+    return plan is not None and plan.kind.rest_items is not None and not plan.kind.extras
+
+
+def lora_gated(y: Tensor, *, layer: int, meta: LoraMeta, gelu: bool) -> Tensor:
+    """silu(gate) * up, or with `gelu` gelu's tanh form, of what `lora_expand` would make of
+    y (T, 2 * ffn) -> (T, ffn), to the bit; y stays.  Behind `lora_shrink`, where `lora_gates`."""
+    from engine.kernels.lora_gate import gated
+
+    assert meta.device is not None and y.dtype == meta.device.store.arena.dtype, "dtypes differ"
+    return gated(y, layer, meta.device, gelu=gelu)
+
+
 def lora_begin(meta: LoraMeta) -> None:
     """Ahead of a step's first layer: what `lora_joined` counts begins at zero."""
     if meta.device is not None and tiles.JOINED and meta.device.store.pdl:

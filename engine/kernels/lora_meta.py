@@ -109,11 +109,14 @@ class LoraClass:
     expand_items: int
     extras: bool = False  # some row's adapter has a bias or a gain
     short: "LoraClass | None" = None
+    #: Items of the base's rows, for the gate of a prompt; None: they are not listed.
+    rest_items: int | None = None
 
     @property
     def num_items(self) -> int:
         """Items of all its grids."""
-        return self.shrink_items + self.expand_items + (self.short.num_items if self.short else 0)
+        own = self.shrink_items + self.expand_items + (self.rest_items or 0)
+        return own + (self.short.num_items if self.short else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,9 @@ class LoraDevicePlan:
     store: LoraStore
     kind: LoraClass
     shrink: Tensor  # (kind.shrink_items, 4) int32
-    expand: Tensor  # (kind.expand_items, 4) int32, all ranks: first rank 0
+    #: (kind.expand_items and kind.rest_items, 4) int32, all ranks: first rank 0; the rest's are of
+    #: no slot.
+    expand: Tensor
     short: "LoraDevicePlan | None" = None  # of `kind.short`; its rows are others
 
 

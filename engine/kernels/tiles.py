@@ -154,6 +154,29 @@ PREFILL_WIDE = Tiles(
     _ANY_ROWS,
 )
 
+
+class GateTile(NamedTuple):
+    """Expand and the MLP's gate in one pass: as much of gate and of up."""
+
+    columns: int
+    runs: int
+    warps: int
+
+
+GATE, GATE_WIDE = GateTile(128, 4, 4), GateTile(128, 2, 4)
+
+
+def for_prompts(tiles: Tiles) -> bool:
+    """Whether they are for steps beyond PREFILL_ROWS.  No kernel of ours leads beside those steps'
+    products, and what adapters add to gate and up is the gate's to add (`lora_gate.py`)."""
+    return tiles.expand.form == "dot" and tiles.most_rows > PREFILL_ROWS
+
+
+def gate(tiles: Tiles) -> GateTile:
+    """For steps of `tiles`, which are `for_prompts`; rows and ranks are expand's."""
+    return GATE_WIDE if tiles.expand.all_ranks else GATE
+
+
 #: Same bits for a row in any batch: one row an item, one choice for every step.
 DETERMINISTIC = Tiles(
     "deterministic",
@@ -199,8 +222,6 @@ GRAPHED_MIXED = (Graphed(MIXED, 16, DOT_ROWS, 2, 2), Graphed(MIXED_WIDE, 64, DOT
 #: Of the short segments of mixed steps that have launches of their own.
 GRAPHED_SHORT = {MIXED: Graphed(FEW, 16, 1, 2, 4), MIXED_WIDE: Graphed(FEW_WIDE, 64, 1, 2, 8)}
 
-#: Of steps beyond PREFILL_ROWS, beside whose products no kernel of ours leads.
-PROMPTS = (PREFILL, PREFILL_WIDE)
 #: Every choice that `pick` makes.
 ALL = (
     ALONE,

@@ -22,7 +22,7 @@ from engine.kernels.lora_meta import LoraMeta
 from engine.messages import Purpose
 from engine.models import weights
 from engine.models.attention import Attention
-from engine.models.layers import Angles, Build, LoraLinear, Owed, RMSNorm, Rotary
+from engine.models.layers import Angles, Build, Gate, LoraLinear, Owed, RMSNorm, Rotary
 from engine.models.ranks import Ranks
 from engine.models.shard import Shard, split, words_of
 from engine.models.spec import ModelSpec, read_spec
@@ -37,7 +37,7 @@ class Layer(nn.Module):
         hidden, ffn = spec.hidden_size, spec.ffn_size
         self.deterministic = build.deterministic
         self.fused_names = spec.fused_names
-        self.gate = gelu_mul if spec.activation == "gelu" else silu_mul
+        self.gate: Gate = gelu_mul if spec.activation == "gelu" else silu_mul
         self.attention_norm = RMSNorm(hidden, spec, build)
         self.attention = Attention(spec, layer, build)
         self.ffn_norm = RMSNorm(hidden, spec, build)
@@ -80,7 +80,7 @@ class Layer(nn.Module):
         return Owed(self._mlp(normed, lora), self.ffn_after)
 
     def _mlp(self, x: Tensor, lora: LoraMeta | None) -> Tensor:
-        gated = self.gate(self.gate_up(x, lora), deterministic=self.deterministic)
+        gated = self.gate_up.gated(x, lora, self.gate)
         out: Tensor = self.down(gated, lora)
         return out
 

@@ -6,14 +6,21 @@ empty in their final dtype and on their device; `models/weights.py` fills them. 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from engine.kernels import elementwise
 from engine.kernels.gemm import linear
-from engine.kernels.lora import lora_expand, lora_joined, lora_joins, lora_shrink
+from engine.kernels.lora import (
+    lora_expand,
+    lora_gated,
+    lora_gates,
+    lora_joined,
+    lora_joins,
+    lora_shrink,
+)
 from engine.kernels.lora_meta import LoraMeta
 from engine.layout import FUSED_NAMES, GROUPS
 from engine.models.encoder_spec import EncoderSpec
@@ -25,6 +32,12 @@ from engine.models.spec import ModelSpec
 
 #: cos and sin of a step's rows (T, 1, rotated / 2) in fp32.
 Angles = tuple[Tensor, Tensor]
+
+
+class Gate(Protocol):
+    """`elementwise.silu_mul` or `elementwise.gelu_mul`."""
+
+    def __call__(self, gate_up: Tensor, /, *, deterministic: bool) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +113,14 @@ class LoraLinear(nn.Module):
         if self.summed is not None:
             self.summed.add_up(y)
         return y
+
+    def gated(self, x: Tensor, lora: LoraMeta | None, gate: Gate) -> Tensor:
+        """x (T, d_in) -> what `gate` makes of gate and up, (T, width of either)."""
+        if lora is None or not lora_gates(lora):
+            return gate(self(x, lora), deterministic=self.deterministic)
+        lora_shrink(x, layer=self.layer, modules=self.modules_fused, meta=lora)
+        y = linear(x, self.weight, self.bias, deterministic=self.deterministic)
+        return lora_gated(y, layer=self.layer, meta=lora, gelu=gate is elementwise.gelu_mul)
 
     def parts(self, *, as_one: bool) -> dict[str, Tensor]:
         """Views of the fused tensors by their published names, such as `q_proj.weight`.

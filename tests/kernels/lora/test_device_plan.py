@@ -185,9 +185,11 @@ def test_items_cover_each_row_and_rank_once(make_pool: Make, tiles_: tiles.Tiles
             runs.append((row, length, slot))
             row += length
             pool.slots.max_rank[slot] = rng.randint(1, 128 if tiles_.expand.all_ranks else 16)
+        row += rng.choice([0, 40])
         kind = planner.write(np.array(runs).T, row, words)
         used = words[-planner.words_of(kind) :].view(np.int32).reshape(-1, 4)
         shrink, expand = used[: kind.shrink_items], used[kind.shrink_items :]
+        expand, rest = expand[: kind.expand_items], expand[kind.expand_items :]
         assert len(expand) == kind.expand_items
         covered = [
             (start + i, slot) for start, rows, slot, _ in expand.tolist() for i in range(rows)
@@ -205,6 +207,11 @@ def test_items_cover_each_row_and_rank_once(make_pool: Make, tiles_: tiles.Tiles
             for first in range(0, int(pool.slots.max_rank[slot]), tiles_.shrink.ranks)
         ]
         assert expand[:, 1].max() <= tiles_.expand.rows
+        assert (kind.rest_items is not None) == (tiles.for_prompts(tiles_))
+        if kind.rest_items is not None:
+            base = set(range(row)) - {a + i for a, n, _ in runs for i in range(n)}
+            left = [start + i for start, rows, *_ in rest.tolist() for i in range(rows)]
+            assert len(rest) == kind.rest_items and sorted(left) == sorted(base)
         assert shrink[:, 1].max() <= tiles_.shrink.rows
 
 
