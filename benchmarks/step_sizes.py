@@ -1,6 +1,7 @@
 """Milliseconds of one forward pass by its rows, its adapters and its chunk: graph and eager.
 
     python benchmarks/step_sizes.py --model DIR [--seqs 96] [--steps 64+128:8,0+512:1,...]
+                                    [--profile FILE]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  A step is decode+chunk:adapters: so many decode rows, on as many adapters of
@@ -13,6 +14,7 @@ JSON lines on stdout, two kinds:
          graph_ms  the forward pass alone, again and again (CUDA events); none if it has no graph
          eager_ms  the same without its graph (wall clock): what the interpreter makes of it
          pack_ms   host time to lay the step out, plan it and start its upload
+With --profile, FILE gets each step's kernels, as `decode.py --profile` writes them.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from typing import Any
 
 import checkout  # noqa: F401
 import torch
+from kernel_table import tabulate
 from random_model import ensure_model
 from rig import RANK, Rig
 
@@ -41,7 +44,7 @@ STEPS = (
     "0+64:0,0+192:0,0+512:0,64+128:0,64+448:0,0+64:1,0+192:1,0+512:1,"
     "64+128:1,64+128:8,64+128:64,64+448:1,64+448:8,64+448:64"
 )
-REPLAYS, EAGER = 30, 10
+REPLAYS, EAGER, PROFILED = 30, 10, 8
 
 
 class Steps:
@@ -117,6 +120,32 @@ class Steps:
             graphs.use_graphs = True
         return told
 
+    def kernels(self, work: StepWork) -> dict[str, object]:
+        """Where the time of a step's graph goes, by kernel."""
+        runner, graphs = self.runner, self.runner.graphs
+        plans: list[LoraMeta | None] = []
+
+        def plan(words: Words, rung: Rung | None) -> int:
+            plans.append(
+                runner._planner.meta(work, words, rung, graphs.kinds(rung) if rung else ())
+            )
+            return runner._planner.words_of(plans[-1])
+
+        with torch.inference_mode():
+            batch = runner._batcher.pack(work, plan=plan)
+            graphs.run(batch, plans[-1])
+            torch.cuda.synchronize()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+                for _ in range(PROFILED):
+                    graphs.run(batch, plans[-1])
+                torch.cuda.synchronize()
+        ran = [
+            (event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
+            for event in seen.events()
+            if event.device_type == torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
+        ]
+        return tabulate(ran).a_step(PROFILED)
+
     def padding(self, rung: Rung) -> float:
         """Milliseconds of the base model's graph with nothing in it."""
         batch = self.runner._batcher.blank(rung)
@@ -154,6 +183,7 @@ def main() -> int:
     parser.add_argument("--seqs", type=int, default=96, help="max_num_seqs")
     parser.add_argument("--steps", default=STEPS)
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--profile", type=Path, metavar="FILE")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("error: graphs need a CUDA card\n  try: a machine that has one", file=sys.stderr)
@@ -187,7 +217,7 @@ def main() -> int:
         ready = round(time.perf_counter() - started, 1)
         print(json.dumps(machine | {"ready_s": ready, "graphs": graphs.num_graphs}), flush=True)
         print(rig.core.machine.memory.table(), file=sys.stderr, flush=True)
-        steps = Steps(rig, options.context)
+        steps, tables = Steps(rig, options.context), []
         for rung in sorted({rung for rung, _ in rig.core.runner.usual()}):
             line = {"kind": "rung", "rung": rung, "graph_ms": steps.padding(rung)}
             print(json.dumps(machine | line), flush=True)
@@ -195,7 +225,12 @@ def main() -> int:
         for name, decode, chunk, adapters in cases:
             told = steps.measure(steps.work(decode, chunk, adapters))
             print(json.dumps(machine | {"kind": "step", "step": name} | told), flush=True)
+            if options.profile and told["rung"]:
+                profile = steps.kernels(steps.work(decode, chunk, adapters))
+                tables.append({"batch": decode, "adapters": adapters, "step": name} | profile)
         rig.close()
+    if options.profile:
+        options.profile.write_text(json.dumps(machine | {"cases": tables}, indent=1))
     return 0
 
 
