@@ -1,6 +1,7 @@
 """What adapters add to a decode step's products: LoRA's launches where they stand, on one card.
 
     python benchmarks/lora_chain.py [--only SUBSTRING] [--seconds 100] [--workers 12]
+                                    [--rivals one,two,gated]
 
 Llama-3-8B's shape in bf16: 32 layers of the engine's projections with the engine's norms and gate
 between them, a norm in place of the attention, in a CUDA graph; the median of the replays.  The
@@ -213,8 +214,8 @@ def _checked(case: Case) -> int:
 
 
 class Bench:
-    def __init__(self, seconds: float, workers: int) -> None:
-        self.seconds, self.failed = seconds, False
+    def __init__(self, seconds: float, workers: int, kinds: list[str]) -> None:
+        self.seconds, self.failed, self.kinds = seconds, False, kinds
         self.compiler = Compiler(workers)
         self.chain = Chain()
 
@@ -238,7 +239,7 @@ class Bench:
         )
         arena.bytes.view(-1).view(torch.bfloat16).normal_(0, 0.02)
         every = (*choices.ALL, *(tiles for sort in sorts for tiles in sort.rivals))
-        fleets = {r: Fleet(arena, r, every) for r in {case.ranks for case, _ in sorts}}
+        fleets = {r: Fleet(arena, r, every) for r in {sort.case.ranks for sort in sorts}}
         self.compiler.wait()
         print(json.dumps({"kind": "compiled", "seconds": round(time.monotonic() - start, 1)}))
         end = time.monotonic() + self.seconds
@@ -266,7 +267,8 @@ class Bench:
             choices.GATE, choices.GATE_WIDE = mine
         for tiles in sort.rivals:
             for kind in ("two", "gated") if is_prompt(case) else ("one", "two"):
-                self.say(case, kind, fleet, tiles, base)
+                if kind in self.kinds:
+                    self.say(case, kind, fleet, tiles, base)
 
     def say(
         self,
@@ -303,7 +305,9 @@ class Bench:
         """Milliseconds; ValueError if a replay's bits are not those of two launches."""
         rows, meta = len(case.slots), None
         if fleet is not None and tiles is not None:
-            meta = LoraMeta(device=fleet.plan(case, tiles))
+            plan = fleet.plan(case, tiles)
+            plan.derived.clear()  # the gate's tile may be another one
+            meta = LoraMeta(device=plan)
         x = torch.empty(rows, HIDDEN, device="cuda", dtype=torch.bfloat16).normal_()
         graph, out = captured(lambda: self.chain(x, meta))
         if fleet is not None and tiles is not None:
@@ -340,13 +344,14 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=100)
     parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--rivals", default="one,two,gated", help="how rivals are launched")
     options = parser.parse_args()
     torch.manual_seed(0)
     import triton
 
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     print(json.dumps(about | {"triton": triton.__version__}), flush=True)
-    bench = Bench(options.seconds, options.workers)
+    bench = Bench(options.seconds, options.workers, options.rivals.split(","))
     bench.run([sort for sort in SORTS if options.only in sort.case.name])
     sys.exit(bench.failed)
 

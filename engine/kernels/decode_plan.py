@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.kernels import backend
 from engine.kernels.attention_tiles import DecodeTiles, decode_tiles, width_of
 from engine.kernels.dependent import follow
+from engine.kernels.launch import launch
 
 #: Sequences that `_cut` looks at together.
 SCAN = 256
@@ -200,7 +201,9 @@ def plan_decode(
     sums = torch.empty(pieces * (width + 1), dtype=torch.float32, device=device)
     partial, weight = torch.split(sums, [pieces * width, pieces])
     pdl = backend.dependent_launch(device)
-    _cut[(1,)](
+    launch(
+        _cut,
+        (1,),
         seq_lens,
         seq_lens if query_starts is None else query_starts,
         items,

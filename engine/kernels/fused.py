@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.dependent import follow
+from engine.kernels.launch import launch
 
 #: Columns of a program of the gate and of the cap.
 GATE_COLUMNS = 1024
@@ -91,7 +92,9 @@ def rms_norm(
     other = x if delta is None else delta
     assert x.stride(1) == other.stride(1) == 1
     width, pdl = triton.next_power_of_2(columns), backend.dependent_launch(x.device)
-    _norm[(rows,)](
+    launch(
+        _norm,
+        (rows,),
         x,
         other,
         weight,
@@ -160,7 +163,9 @@ def _gated(gate_up: Tensor, *, gelu: bool) -> Tensor:
     assert gate_up.stride(1) == 1
     out = torch.empty(rows, columns, dtype=gate_up.dtype, device=gate_up.device)
     pdl = backend.dependent_launch(gate_up.device)
-    _gate[(rows, triton.cdiv(columns, GATE_COLUMNS))](
+    launch(
+        _gate,
+        (rows, triton.cdiv(columns, GATE_COLUMNS)),
         gate_up,
         out,
         gate_up.stride(0),
@@ -203,7 +208,9 @@ def cap_logits(logits: Tensor, cap: float, out: Tensor | None = None) -> Tensor:
         out = torch.empty(rows, columns, dtype=torch.float32, device=logits.device)
     assert logits.stride(1) == out.stride(1) == 1
     pdl = backend.dependent_launch(logits.device)
-    _cap[(rows, triton.cdiv(columns, GATE_COLUMNS))](
+    launch(
+        _cap,
+        (rows, triton.cdiv(columns, GATE_COLUMNS)),
         logits,
         out,
         logits.stride(0),

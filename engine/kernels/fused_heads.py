@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.dependent import follow
+from engine.kernels.launch import launch
 
 #: Heads of a program.
 ROTATE_HEADS = 8
@@ -171,7 +172,9 @@ def rotate_and_write(
     cos, sin = (qkv, qkv) if angles is None else angles
     assert angles is None or (cos.is_contiguous() and sin.is_contiguous())
     normed, pdl = q_weight is not None, backend.dependent_launch(qkv.device)
-    _rotate[(rows, triton.cdiv(heads + 2 * kv_heads, ROTATE_HEADS))](
+    launch(
+        _rotate,
+        (rows, triton.cdiv(heads + 2 * kv_heads, ROTATE_HEADS)),
         qkv,
         kv,
         slot_mapping,

@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engine.kernels import backend
 from engine.kernels.gemm_kernels import tiled_product, vector_product
 from engine.kernels.gemm_tiles import Tile
+from engine.kernels.launch import launch
 
 #: Output tiles whose partial sums can be counted at a time.
 COUNTERS = 1 << 16
@@ -68,7 +69,17 @@ def product(
         assert rows <= tile.rows and (parallel or tile.splits == 1)
         even = tile.splits * tile.step == d_in
         strides = x.stride(0), weight.stride(0), out.stride(0)
-        vector_product[(tiles, tile.splits)](x, weight, *ends, d_in, *strides, EVEN=even, **common)
+        launch(
+            vector_product,
+            (tiles, tile.splits),
+            x,
+            weight,
+            *ends,
+            d_in,
+            *strides,
+            EVEN=even,
+            **common,
+        )
         return out
     grid = (blocks, tiles, tile.splits if parallel else 1)
     serial = tile.splits > 1 and not parallel
@@ -93,7 +104,9 @@ def _dot(
     if tma:
         x_tiles = TensorDescriptor.from_tensor(x, [tile.rows, tile.step])
         w_tiles = TensorDescriptor.from_tensor(weight, [tile.outputs, tile.step])
-    tiled_product[grid](
+    launch(
+        tiled_product,
+        grid,
         x,
         weight,
         x_tiles,
@@ -127,7 +140,9 @@ def _stream(
 ) -> None:
     from engine.kernels.gemm_stream import described, streamed_product
 
-    streamed_product[grid](
+    launch(
+        streamed_product,
+        grid,
         described(x, tile.rows, tile.step),
         described(weight, tile.outputs, tile.step),
         *ends,

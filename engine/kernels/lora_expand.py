@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.dependent import let_next_come, wait_for_earlier
-from engine.kernels.launch import launch
+from engine.kernels.launch import Launcher, launcher_of
 from engine.kernels.lora_expand_rows import many_rows, near_or_far
 from engine.kernels.lora_meta import LoraDevicePlan
 from engine.kernels.lora_place import load_item, load_word
@@ -36,16 +36,16 @@ def expand(
 
     `base_bias` (sum of the group's widths,) is what the base's product has added to y.
     """
-    store, tile = plan.store, plan.kind.tiles.expand
+    store = plan.store
     total = sum(store.groups[group].widths)
     assert y.stride() == (total, 1) or y.shape[0] == 1, "y has gaps between its rows"
-    form = constants(group, plan)
-    options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
-    if store.pdl:
-        options["launch_pdl"] = True
-    launch(
-        _expand,
-        (tiles_of(form) * plan.kind.expand_items,),
+    key = "expand", group, base_bias is not None
+    known = plan.derived.get(key)
+    if known is None:
+        known = plan.derived[key] = _prepared(group, plan, biased=base_bias is not None)
+    launcher, grid = known
+    launcher(
+        grid,
         store.h,
         store.arena,
         store.table,
@@ -53,11 +53,19 @@ def expand(
         y,
         y if base_bias is None else base_bias,
         store.entry(layer, group),
-        **form,
-        BASE_BIAS=base_bias is not None,
-        PDL=store.pdl,
-        **options,
     )
+
+
+def _prepared(
+    group: str, plan: LoraDevicePlan, *, biased: bool
+) -> tuple[Launcher, tuple[int, ...]]:
+    store, tile = plan.store, plan.kind.tiles.expand
+    form = constants(group, plan)
+    options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
+    if store.pdl:
+        options["launch_pdl"] = True
+    launcher = launcher_of(_expand, **form, BASE_BIAS=biased, PDL=store.pdl, **options)
+    return launcher, (tiles_of(form) * plan.kind.expand_items,)
 
 
 def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 Goes in: shrink's partial sums h, the work items of adapters and those of the rows between them, y
 (T, gate and up side by side) of the base's product.  Comes out: the gated rows (T, ffn), to the bit
-what `lora_expand.py` and then `fused.py` give.  y is left as the base made it: its corrected form
-is never written, nor read again, which is most of what adapters move in a prompt.
+what `lora_expand.py` and then `fused.py` give, but for a rounding of fp16 above rank 16.  y is left
+as the base made it: its corrected form is never written, nor read again, which is most of what
+adapters move in a prompt.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -18,7 +19,7 @@ from torch import Tensor
 from engine.kernels import lora_expand, tiles
 from engine.kernels.dependent import let_next_come, wait_for_earlier
 from engine.kernels.fused import opened
-from engine.kernels.launch import launch
+from engine.kernels.launch import Launcher, launcher_of
 from engine.kernels.lora_meta import LoraDevicePlan
 from engine.kernels.lora_pieces import add_product, sum_rows
 from engine.kernels.lora_place import load_item, load_word, row_places
@@ -38,28 +39,33 @@ def gated(y: Tensor, layer: int, plan: LoraDevicePlan, *, gelu: bool) -> Tensor:
     `plan` has items for every row of y, and no adapter with a bias or a gain.
     """
     store, kind = plan.store, plan.kind
-    form, tile = lora_expand.constants(GROUP, plan), tiles.gate(kind.tiles)
     width = y.shape[1] // 2
-    runs = tile.runs if y.element_size() == 2 else 1  # fp32 fills the registers as it is
-    programs = -(-width // (tile.columns * runs))
-    assert kind.rest_items is not None, "the base's rows are not listed"
-    assert form["W0"] == form["W1"] == width and not kind.extras, "not a gate's plan"
+    assert store.groups[GROUP].widths == (width, width), "not a gate's group"
+    assert kind.rest_items is not None and not kind.extras, "not a gate's plan"
     assert y.stride() == (2 * width, 1) or y.shape[0] == 1, "y has gaps between its rows"
     out = torch.empty(y.shape[0], width, dtype=y.dtype, device=y.device)
+    key = "gate", gelu
+    known = plan.derived.get(key)
+    if known is None:
+        known = plan.derived[key] = _prepared(plan, width, gelu=gelu)
+    launcher, grid = known
+    entry = store.entry(layer, GROUP)
+    adapters = kind.expand_items
+    launcher(grid, store.h, store.arena, store.table, plan.expand, y, out, entry, adapters)
+    return out
+
+
+def _prepared(plan: LoraDevicePlan, width: int, *, gelu: bool) -> tuple[Launcher, tuple[int, ...]]:
+    store, kind = plan.store, plan.kind
+    form, tile = lora_expand.constants(GROUP, plan), tiles.gate(kind.tiles)
+    halves = store.arena.element_size() == 2
+    runs = tile.runs if halves else 1  # fp32 fills the registers as it is
+    programs = -(-width // (tile.columns * runs))
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": 1}
     if store.pdl:
         options["launch_pdl"] = True
-    launch(
+    launcher = launcher_of(
         _gated,
-        (programs * (kind.expand_items + kind.rest_items),),
-        store.h,
-        store.arena,
-        store.table,
-        plan.expand,
-        y,
-        out,
-        store.entry(layer, GROUP),
-        kind.expand_items,
         WIDTH=width,
         STRIDE=form["S0"],
         TILES=programs,
@@ -70,7 +76,7 @@ def gated(y: Tensor, layer: int, plan: LoraDevicePlan, *, gelu: bool) -> Tensor:
         PDL=store.pdl,
         **options,
     )
-    return out
+    return launcher, (programs * (kind.expand_items + (kind.rest_items or 0)),)
 
 
 @triton.jit(do_not_specialize=["entry", "adapters"])

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engine.kernels import lora_expand, lora_shrink
 from engine.kernels.dependent import let_next_come
-from engine.kernels.launch import launch
+from engine.kernels.launch import Launcher, launcher_of
 from engine.kernels.lora_expand import expand_item
 from engine.kernels.lora_meta import LoraDevicePlan, LoraStore
 from engine.kernels.lora_shrink_items import shrink_rows, shrink_tiles
@@ -46,10 +46,35 @@ def joined(
     base_bias: Tensor | None = None,
 ) -> None:
     """Correct y (T, sum of the group's widths) for x (T, d_in), both contiguous."""
-    store, tiles = plan.store, plan.kind.tiles
+    store = plan.store
     shape, total = store.groups[group], sum(store.groups[group].widths)
     assert x.stride() == (shape.d_in, 1) or x.shape[0] == 1, "x has gaps between its rows"
     assert y.stride() == (total, 1) or y.shape[0] == 1, "y has gaps between its rows"
+    key = "joint", group, base_bias is not None
+    known = plan.derived.get(key)
+    if known is None:
+        known = plan.derived[key] = _prepared(group, plan, biased=base_bias is not None)
+    launcher, grid, shrinks = known
+    launcher(
+        grid,
+        x,
+        store.arena,
+        store.table,
+        plan.shrink,
+        plan.expand,
+        store.h,
+        y,
+        y if base_bias is None else base_bias,
+        arrived(store),
+        shrinks,
+        store.entry(layer, group),
+    )
+
+
+def _prepared(
+    group: str, plan: LoraDevicePlan, *, biased: bool
+) -> tuple[Launcher, tuple[int, ...], int]:
+    store, tiles = plan.store, plan.kind.tiles
     of_shrink = lora_shrink.constants(group, plan)
     of_expand = lora_expand.constants(group, plan)
     own = {"NUM": 0, "SIDE": 1, "MANY": False, "DOT": False} | of_shrink
@@ -61,32 +86,20 @@ def joined(
     if store.pdl:
         options["launch_pdl"] = True
     shrinks = awaited(plan, group)
-    expands = lora_expand.tiles_of(of_expand) * plan.kind.expand_items
-    entry = store.entry(layer, group)
-    launch(
+    launcher = launcher_of(
         _joint,
-        (shrinks + expands,),
-        x,
-        store.arena,
-        store.table,
-        plan.shrink,
-        plan.expand,
-        store.h,
-        y,
-        y if base_bias is None else base_bias,
-        arrived(store),
-        shrinks,
-        entry,
         SIDES=lora_shrink.sides(group, plan),
         TILES=tiles.shrink.form == "dot",
         SHRINK_RANKS=of_shrink["RANKS"],
         SHRINK_ROWS=of_shrink["ROWS"],
         **{name: own[name] for name in _OWN},
         **of_expand,
-        BASE_BIAS=base_bias is not None,
+        BASE_BIAS=biased,
         PDL=store.pdl,
         **options,
     )
+    programs = shrinks + lora_expand.tiles_of(of_expand) * plan.kind.expand_items
+    return launcher, (programs,), shrinks
 
 
 def awaited(plan: LoraDevicePlan, group: str) -> int:

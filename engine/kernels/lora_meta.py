@@ -5,6 +5,7 @@ Plain data of the kernels; `adapters/plan.py` and `adapters/device_plan.py` buil
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -130,6 +131,8 @@ class LoraDevicePlan:
     #: no slot.
     expand: Tensor
     short: "LoraDevicePlan | None" = None  # of `kind.short`; its rows are others
+    #: What the kernels have worked out from the above: the same for every layer.
+    derived: dict[tuple[object, ...], Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.dependent import let_next_come
-from engine.kernels.launch import launch
+from engine.kernels.launch import Launcher, launcher_of
 from engine.kernels.lora_meta import LoraDevicePlan, LoraStore
 from engine.kernels.lora_shrink_items import shrink_rows, shrink_tiles
 from engine.kernels.tiles import ShrinkTile
@@ -24,22 +24,30 @@ from engine.kernels.tiles import ShrinkTile
 
 def shrink(x: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
     """Fill plan.store.h with the group's partial sums of x (T, d_in), contiguous."""
+    store = plan.store
+    assert x.stride() == (store.groups[group].d_in, 1) or x.shape[0] == 1, "x has gaps in it"
+    key = "shrink", group
+    known = plan.derived.get(key)
+    if known is None:
+        known = plan.derived[key] = _prepared(group, plan)
+    launcher, grid = known
+    launcher(grid, x, store.arena, store.table, plan.shrink, store.h, store.entry(layer, group))
+
+
+def _prepared(group: str, plan: LoraDevicePlan) -> tuple[Launcher, tuple[int, ...]]:
     store, tile = plan.store, plan.kind.tiles.shrink
-    shape = store.groups[group]
-    assert x.stride() == (shape.d_in, 1) or x.shape[0] == 1, "x has gaps between its rows"
     form = constants(group, plan)
-    common = {
+    options = {
         **form,
         "PDL": store.pdl,
         "num_warps": tile.warps,
         "num_stages": stages_of(store, tile),
     }
     if store.pdl:
-        common["launch_pdl"] = True
-    args = (x, store.arena, store.table, plan.shrink, store.h, store.entry(layer, group))
+        options["launch_pdl"] = True
     # along x: 1,024 rows of rank 512 are more than y can count
     grid = (form["SPLITS"] * plan.kind.shrink_items, 1, sides(group, plan))
-    launch(_shrink_tiles if tile.form == "dot" else _shrink_rows, grid, *args, **common)
+    return launcher_of(_shrink_tiles if tile.form == "dot" else _shrink_rows, **options), grid
 
 
 def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from engine.kernels import backend
 from engine.kernels.attention_tiles import MERGED, decode_rows, width_of
 from engine.kernels.decode_plan import DecodePlan, plan_word
 from engine.kernels.dependent import follow_closely
+from engine.kernels.launch import launch
 from engine.kernels.paged_merge import is_last, merge_apart, merge_heads
 from engine.kernels.paged_tile import (
     accumulate,
@@ -172,7 +173,9 @@ def decode_attention(
     width, members = width_of(head_dim), triton.next_power_of_2(group)
     num_items, room = len(plan.items), len(plan.partial)
     turns = tiles.turns and room < num_items
-    _decode[(kv_heads, room if turns else num_items)](
+    launch(
+        _decode,
+        (kv_heads, room if turns else num_items),
         q,
         kv,
         block_tables,
@@ -211,7 +214,9 @@ def decode_attention(
         launch_pdl=pdl,
     )
     if plan.apart:
-        merge_apart[(heads, len(plan.sequences))](
+        launch(
+            merge_apart,
+            (heads, len(plan.sequences)),
             out,
             plan.partial,
             plan.weight,

@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.kernels import backend
 from engine.kernels.attention_tiles import width_of
 from engine.kernels.dependent import follow
+from engine.kernels.launch import launch
 from engine.kernels.paged_merge import is_last, merge_rows
 from engine.kernels.paged_tile import (
     accumulate,
@@ -180,7 +181,9 @@ def prefill_attention(
     assert out.is_contiguous()
     tiles, pdl = plan.tiles, backend.dependent_launch(q.device)
     scale, cap, factor = score_factors(scale, softcap)
-    _prefill[(kv_heads, plan.programs)](
+    launch(
+        _prefill,
+        (kv_heads, plan.programs),
         q,
         kv,
         block_tables,

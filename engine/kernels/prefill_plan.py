@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.kernels import backend
 from engine.kernels.attention_tiles import PrefillTiles, prefill_tiles, width_of
 from engine.kernels.dependent import follow
+from engine.kernels.launch import launch
 
 #: Sequences that `_list` looks at together.
 SCAN = 128
@@ -142,7 +143,9 @@ def plan_prefill(
     partial, weight = torch.split(
         torch.empty(sums * (width + 1), dtype=torch.float32, device=kv.device), [sums * width, sums]
     )
-    _list[(1,)](
+    launch(
+        _list,
+        (1,),
         seq_lens,
         query_starts,
         items,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.dependent import follow
+from engine.kernels.launch import launch
 from engine.kernels.sample_meta import RECORD, Field, SampleMeta
 from engine.kernels.sample_parts import load_float
 
@@ -83,7 +84,9 @@ def change(logits: Tensor, meta: SampleMeta, vocab: int) -> None:
     """Apply entries and masks in place; a launch for each, if there are any."""
     pdl = backend.dependent_launch(logits.device)
     if meta.num_entries:
-        _entries[(meta.num_rows, triton.cdiv(meta.most_entries, ENTRIES))](
+        launch(
+            _entries,
+            (meta.num_rows, triton.cdiv(meta.most_entries, ENTRIES)),
             logits,
             meta.words,
             logits.stride(0),
@@ -97,7 +100,9 @@ def change(logits: Tensor, meta: SampleMeta, vocab: int) -> None:
             launch_pdl=pdl,
         )
     if meta.num_masked:
-        _mask[(meta.num_rows, triton.cdiv(vocab, 32 * WORDS))](
+        launch(
+            _mask,
+            (meta.num_rows, triton.cdiv(vocab, 32 * WORDS)),
             logits,
             meta.words,
             logits.stride(0),

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.dependent import follow
+from engine.kernels.launch import launch
 from engine.kernels.sample_meta import NOT_FINITE, NOTHING_LEFT, RECORD, Field, Kind, SampleMeta
 from engine.kernels.sample_parts import first_best, gumbel, load_float, write_token
 from engine.kernels.sample_search import bound_of_filters, load_part, weigh_above
@@ -256,7 +257,9 @@ def filtered(
 ) -> None:
     """Put a token into tokens (rows,) int64 and told (rows,) fp64 for each filtered row."""
     pdl = backend.dependent_launch(logits.device)
-    _filtered[(meta.num_rows,)](
+    launch(
+        _filtered,
+        (meta.num_rows,),
         logits,
         meta.words,
         tokens,

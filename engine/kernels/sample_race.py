@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.dependent import follow
+from engine.kernels.launch import launch
 from engine.kernels.sample_meta import NOT_FINITE, NOTHING_LEFT, RECORD, Field, Kind, SampleMeta
 from engine.kernels.sample_parts import first_best, gumbel, is_last, load_float, write_token
 
@@ -113,7 +114,9 @@ def race(
     """Put a token into tokens (rows,) int64 and told (rows,) fp64 for each row without a filter."""
     splits = triton.cdiv(vocab, tile.take)
     hot, pdl = meta.num_hot > 0, backend.dependent_launch(logits.device)
-    _race[(splits, meta.num_rows)](
+    launch(
+        _race,
+        (splits, meta.num_rows),
         logits,
         meta.words if hot else logits,
         tokens,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.dependent import follow
+from engine.kernels.launch import launch
 from engine.kernels.sample_meta import RECORD, Field, SampleMeta
 from engine.kernels.sample_parts import first_best, from_ordered, is_last, ordered
 
@@ -140,7 +141,9 @@ def tell(
     """As `sample_reference.tell`; at most MOST alternatives."""
     splits = triton.cdiv(vocab, tile.take)
     pdl = backend.dependent_launch(raw.device)
-    _tell[(splits, meta.num_rows)](
+    launch(
+        _tell,
+        (splits, meta.num_rows),
         raw,
         meta.words,
         tokens,

@@ -74,7 +74,11 @@ def test_a_prompt_gets_the_bits_of_expand_and_then_the_gate(
     lora_apply(y, x, layer=1, modules=GATE_UP, splits=widths, meta=meta)
     assert not torch.equal(y, before)
     wanted = fused.gelu_mul(y) if gelu else fused.silu_mul(y)
-    assert torch.equal(got, wanted)
+    if got.is_cuda and dtype is torch.float16 and wide:
+        # h and its scaling may become one operation with what is done to the product: not in both.
+        torch.testing.assert_close(got, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+    else:
+        assert torch.equal(got, wanted)
 
 
 def test_steps_that_are_padded_or_have_gains_go_the_usual_way(
