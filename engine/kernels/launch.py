@@ -57,7 +57,7 @@ class Launcher:
         form = self._forms.get(what)
         if form is not None:
             compiled, constants = form
-            compiled[grid](*args, *constants)
+            compiled[(*grid, 1, 1)[:3]](*args, *constants)
             return
         compiled = self.kernel[grid](*args, **self.options)
         if compiled is None:
