@@ -232,16 +232,13 @@ class Decoder(nn.Module):
 
     def _gathered(self, ranks: Ranks, hidden: Tensor, out: Tensor | None) -> Tensor:
         """The same from every rank's part, on all of them."""
-        cap, fixed = self.spec.logit_softcap, self.deterministic
-        part = None
-        if not cap:
-            shape = hidden.shape[0], self.head.shape[0]
-            part = torch.empty(shape, dtype=torch.float32, device=hidden.device)
-        part = linear(hidden, self.head, None, deterministic=fixed, out=part)
-        whole = ranks.side_by_side(part)[:, : self.spec.vocab_size]
-        if cap:
-            return cap_logits(whole.contiguous(), cap, out, deterministic=fixed)
-        return whole.contiguous() if out is None else out.copy_(whole)
+        cap, fixed, rows = self.spec.logit_softcap, self.deterministic, hidden.shape[0]
+        dtype = hidden.dtype if cap else torch.float32
+        part = torch.empty(rows, self.head.shape[0], dtype=dtype, device=hidden.device)
+        linear(hidden, self.head, None, deterministic=fixed, out=part)
+        whole = out if out is not None and not cap else part.new_empty(rows, self.spec.vocab_size)
+        ranks.side_by_side(part, whole)
+        return cap_logits(whole, cap, out, deterministic=fixed) if cap else whole
 
     @torch.no_grad()
     def adapt_logits(self, logits: Tensor, hidden: Tensor, lora: LoraMeta) -> None:

@@ -58,13 +58,15 @@ class Ranks:
         self.count += 1
         dist.all_reduce(x)
 
-    def side_by_side(self, x: Tensor) -> Tensor:
-        """x (rows, width) of every rank -> (rows, size * width), in order of rank."""
+    def side_by_side(self, x: Tensor, out: Tensor) -> None:
+        """x (rows, width) of every rank, in order of rank, to out (rows, size * width or less)."""
         self.count += 1
         rows, width = x.shape
         parts = x.new_empty(self.size * rows, width)
         self._gather(parts, x)
-        return parts.view(self.size, rows, width).transpose(0, 1).reshape(rows, -1)
+        for rank, part in enumerate(parts.view(self.size, rows, width)):
+            own = out[:, rank * width : (rank + 1) * width]
+            own.copy_(part[:, : own.shape[1]])
 
     def from_first(self, x: Tensor) -> None:
         """x of every rank becomes that of the first, in place."""

@@ -117,7 +117,7 @@ class Crew:
             stdin=subprocess.DEVNULL,
             stdout=2,  # results are printed by others; whatever it says is log
             pass_fds=fds,
-            env=_environment(rank),
+            env=_environment(rank, self.size),
         )
         theirs.close()
         lifeline.close()
@@ -250,11 +250,12 @@ def _check_cards(ranks: int) -> None:
         )
 
 
-def _environment(rank: int) -> dict[str, str]:
-    """Ours, in which a rank sees its own card alone: it is the first one there as here."""
+def _environment(rank: int, size: int) -> dict[str, str]:
+    """Ours, in which a rank sees its own card first, as this one does, and then the others'."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     named = [name.strip() for name in visible.split(",") if name.strip()]
-    own = named[rank] if rank < len(named) else str(rank)
+    cards = [*named, *map(str, range(len(named), size))][:size]
+    own = ",".join((cards[rank], *cards[:rank], *cards[rank + 1 :]))
     root = str(Path(__file__).parent.parent.parent)
     rest = os.environ.get("PYTHONPATH", "")
     path = f"{root}{os.pathsep}{rest}" if rest else root

@@ -82,9 +82,9 @@ class Talking:
         self.count += 1
         x.copy_(torch.stack(self.meeting.gather(self.rank, x.clone())).sum(0))
 
-    def side_by_side(self, x: Tensor) -> Tensor:
+    def side_by_side(self, x: Tensor, out: Tensor) -> None:
         self.count += 1
-        return torch.cat(self.meeting.gather(self.rank, x.clone()), dim=1)
+        out.copy_(torch.cat(self.meeting.gather(self.rank, x.clone()), dim=1)[:, : out.shape[1]])
 
 
 @pytest.fixture(scope="module")

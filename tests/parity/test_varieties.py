@@ -413,7 +413,7 @@ def test_after_eviction_and_reload_it_says_the_same(
     "base",
     [
         pytest.param("Qwen2", marks=pytest.mark.late),
-        pytest.param("Gemma2", marks=pytest.mark.late),
+        pytest.param("Gemma2", marks=pytest.mark.slow),
         pytest.param("Llama", marks=pytest.mark.slow),
         pytest.param("Phi3", marks=pytest.mark.slow),
     ],

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.late
-
 
 def configure(daemon, line):
     daemon.configure()
@@ -22,6 +20,7 @@ def ranks_of(daemon):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_two_ranks_answer_as_one_and_come_back_when_one_of_them_dies(make_daemon, poll):
     daemon = make_daemon()
     configure(daemon, "")
@@ -49,13 +48,12 @@ def test_two_ranks_answer_as_one_and_come_back_when_one_of_them_dies(make_daemon
     assert daemon.stop() == 0
 
 
+@pytest.mark.late
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ("tensor_parallel = 3", "models.tensor_parallel = 3: the model does not divide by it"),
         ("pipeline_parallel = 2", "models.pipeline_parallel = 2: layers are not spread"),
-        ("tensor_parallel = 2\ndeterministic = true", "not with deterministic"),
-        ('tensor_parallel = 2\nspeculation = "draft"\ndraft_model = "/x"', "not with draft_model"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_in_one_line(make_daemon, line, why):
