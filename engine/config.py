@@ -35,6 +35,7 @@ class PoolsToo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     has the same fields and their checks."""
 
     root: str  # the folder with modules.json, which may be above that of config.json
+    alone: bool = False  # it generates nothing
     pooling: str = ""
     truncate: bool = False
     score_tokens: tuple[int, ...] = ()
@@ -146,9 +147,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
 
     @property
-    def purpose(self) -> Literal["generate", "both"]:
+    def purpose(self) -> Literal["generate", "pool", "both"]:
         """What its base is for."""
-        return "generate" if self.pools is None else "both"
+        if self.pools is None:
+            return "generate"
+        return "pool" if self.pools.alone else "both"
 
     @property
     def draft_tokens(self) -> int:

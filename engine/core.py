@@ -43,7 +43,7 @@ from engine.messages import (
     VerifyRevision,
 )
 from engine.pooling.beside import Beside
-from engine.pooling_messages import AbortPool, Pooled, PoolRequest
+from engine.pooling_messages import NO_GENERATION, AbortPool, Pooled, PoolRequest
 from engine.prefill_clock import PrefillClock
 from engine.ranks.crew import Crew
 from engine.ranks.joint_copier import JointCopier
@@ -120,7 +120,8 @@ class EngineCore:
         self.pooling = Beside(machine, planner) if config.pools is not None else None
         if self.pooling is not None:
             self.runner.pool = self.pooling.launch
-            self.info = replace(self.info, pooling=self.pooling.info)
+            generates = config.purpose != "pool"
+            self.info = replace(self.info, pooling=self.pooling.info, generates=generates)
         self.draft_model = None
         if machine.draft is not None:
             self.draft_model = make_draft_model(config, machine.draft, machine.arena, self.runner)
@@ -308,6 +309,8 @@ class EngineCore:
         """A foreign id would end the whole process inside the embedding: it is refused here."""
         size = self.machine.spec.vocab_size
         wrong = problem(submit.sampling, self.machine.vocab_size)
+        if not self.info.generates:
+            wrong = NO_GENERATION
         if submit.prompt and not 0 <= min(submit.prompt) <= max(submit.prompt) < size:
             wrong = f"the prompt holds a token id outside 0..{size - 1}"
         if wrong is None:

@@ -12,6 +12,8 @@ from msgspec import Struct
 #: One vector, one for each token, or class scores.
 PoolingTask = Literal["embed", "tokens", "classify"]
 
+#: What a Submit is told by an engine that only pools.
+NO_GENERATION = "this engine makes vectors and scores, and generates nothing"
 #: A frame holds no more bytes of values, unless they are one result's.
 FRAME_VALUE_BYTES = 8 << 20
 #: No single result is larger: it has to fit into one frame.

@@ -249,8 +249,11 @@ def _build(
     # Torch takes seconds to import: the daemon is told first.
     if isinstance(config, PoolingConfig):
         with collecting_nothing():
+            from engine.pooling.keeping import keeping
             from engine.pooling.served import ServedPooling
 
+        config = keeping(config) or config
+    if isinstance(config, PoolingConfig):
         pooling = ServedPooling(config, progress=progress, bell=inbox.bell, alive=pulse.alive)
         print(pooling.memory_table(), file=sys.stderr, flush=True)
         return pooling

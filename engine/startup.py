@@ -147,7 +147,8 @@ def prepare(config: EngineConfig, *, progress: Progress, ranks: Ranks | None = N
     of them have room for.
     """
     folder = Path(config.model)
-    spec = read_spec(folder, pools=config.purpose == "both", generates=True)
+    pools, generates = config.purpose != "generate", config.purpose != "pool"
+    spec = read_spec(folder, pools=pools, generates=generates)
     draft_spec = read_draft(config, spec)
     spec = split(spec, config.tensor_parallel)
     config = resolve(config, spec)

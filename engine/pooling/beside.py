@@ -218,7 +218,7 @@ def pooling_config(config: EngineConfig, wish: PoolsToo) -> PoolingConfig:
         score_tokens=wish.score_tokens,
         prefix_cache=wish.prefix_cache,  # type: ignore[arg-type]
         chunked_prefill=wish.chunked_prefill,  # type: ignore[arg-type]
-        generates_too=True,
+        generates_too=not wish.alone,
         max_batch_tokens=config.max_batch_tokens,
         deterministic=config.deterministic,
     )
@@ -226,6 +226,8 @@ def pooling_config(config: EngineConfig, wish: PoolsToo) -> PoolingConfig:
 
 def _length(config: EngineConfig, spec: ModelSpec, pooling: PoolingSpec) -> int:
     """Tokens of an input: as the model's files say, and no more than the engine has room for."""
+    if config.purpose == "pool":
+        return config.max_model_len  # it is of inputs alone
     return min(pooling.max_length or spec.default_length, config.max_model_len)
 
 

@@ -86,10 +86,10 @@ def _check_reuse(config: PoolingConfig, spec: BaseSpec, pooling: PoolingSpec) ->
             "chunked_prefill = 'off': inputs share steps with those who wait for their next token",
             hint='leave chunked_prefill at "auto"; sums over chunks are exact',
         )
-    chunks = config.generates_too and not isinstance(spec, EncoderSpec)
-    if config.prefix_cache == "on" and not (chunks and pooling.kinds == ("last",)):
+    reuses = pooling.kinds == ("last",) and not isinstance(spec, EncoderSpec)
+    if config.prefix_cache == "on" and not reuses:
         raise _no_reuse("prefix_cache", spec, pooling)
-    if config.chunked_prefill == "on" and not chunks:
+    if config.chunked_prefill == "on" and not (reuses or config.generates_too):
         raise _no_reuse("chunked_prefill", spec, pooling)
 
 
@@ -125,9 +125,7 @@ def _no_reuse(name: str, spec: BaseSpec, pooling: PoolingSpec) -> ConfigError:
     told = f"{name} = 'on': "
     if isinstance(spec, EncoderSpec):
         why = "an encoder's rows see both sides, so a prefix alone has no state"
-    elif pooling.kinds != ("last",):
+    else:
         pools = " and ".join(pooling.kinds)
         why = f"pooling by {pools} reads rows that neither a cache nor an earlier chunk would leave"
-    else:
-        why = "it is not built yet for models that pool; an input is computed whole in one step"
     return ConfigError(told + why, hint=f'leave {name} at "auto"')

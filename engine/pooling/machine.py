@@ -67,6 +67,11 @@ def build(
     `wake` is called from other threads when a read or a copy has ended.
     """
     folder, spec, pooling = read_model(config)
+    if "on" in (config.prefix_cache, config.chunked_prefill):
+        raise ConfigError(
+            "prefix_cache and chunked_prefill: this engine computes an input whole, in one step",
+            hint="see engine/pooling/keeping.py for the one that keeps keys and values",
+        )
     config = resolve(config, spec, pooling)
     device = torch.device(config.device)
     if config.threads:

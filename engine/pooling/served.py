@@ -31,6 +31,7 @@ from engine.messages import (
 from engine.pooling.config import PoolingConfig
 from engine.pooling.core import PoolingCore
 from engine.pooling.requests import PoolResult, packed
+from engine.pooling_messages import NO_GENERATION
 from engine.snapshot import Painter, Traffic
 from engine.stats import Stats
 from engine.verifier import Verifier
@@ -221,7 +222,7 @@ def _no_generation(request_id: str) -> SequenceDelta:
         cached_tokens=0,
         finish_reason="error",
         code="invalid_value",
-        message="this engine makes vectors and scores, and generates nothing",
+        message=NO_GENERATION,
     )
 
 

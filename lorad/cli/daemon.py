@@ -39,7 +39,7 @@ def status(context: typer.Context) -> None:
     kv = f"{p.kv_active} active, {p.kv_cached} cached"
     kv += f" (blocks of {p.block_size} tokens)" if p.block_size else ""
     hits = human_prefix(c.query_tokens, c.hit_tokens, c.lost_tokens, c.saved_seconds)
-    pools = st.pooling if len(st.models) < 2 and "generate" not in st.tasks else None
+    pools = st.pooling if len(st.models) < 2 and not p.block_size else None  # keeps no KV
     weights = f"{p.adapter_active} active, {p.adapter_idle} idle"
     engines = [each for one in st.models for each in one.replicas or (one,)]
     pids = [each.engine_pid for each in engines] or [st.engine_pid]

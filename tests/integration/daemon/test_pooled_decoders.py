@@ -50,7 +50,8 @@ def embedder(make_daemon, root):
 def reranker(make_daemon, root):
     base = write_qwen3(root / "reranker")
     adapters = {"one": (1, 0), "head": (3, 1), "classes": (4, 3)}
-    daemon = begin(make_daemon, base, 'tasks = ["rerank", "classify"]', adapters)
+    models = 'tasks = ["rerank", "classify"]\nprefix_cache = "off"'
+    daemon = begin(make_daemon, base, models, adapters)
     yield daemon
     assert daemon.stop() == 0, daemon.tail()
 
@@ -113,7 +114,27 @@ def test_the_status_says_how_it_pools_and_what_memory_it_takes(embedder):
     told = status.pooling
     assert (told.kinds, told.width, told.normalizes) == (("last",), HIDDEN, True)
     assert told.origin == "1_Pooling/config.json"
-    assert "of one layer and one step" in embedder.tail()
+    assert status.pool.block_size == 16 and "tokens or" in embedder.tail()
+
+
+def test_one_whose_inputs_begin_with_nothing_cached_keeps_nothing(reranker):
+    with reranker.client() as client:
+        assert client.status().pool.block_size == 0
+    assert "of one layer and one step" in reranker.tail()
+
+
+def test_an_instruction_that_queries_share_is_computed_once(embedder):
+    def hits():
+        with embedder.client() as client:
+            return client.status().prefix.hit_tokens
+
+    before = hits()
+    texts = [f"{n} or so" for n in range(20)]
+    task = "given what somebody asks, find what answers it, as short as it can be said"
+    vectors(embedder, "two", texts, input_type="query", instruction=task)
+    embedder.is_ready()
+    shared = len(f"Instruct: {task}\nQuery:") // 16 * 16
+    assert hits() - before == 19 * shared
 
 
 def test_to_generate_is_a_400(embedder):
@@ -206,12 +227,13 @@ def test_check_refuses_what_a_start_would(reranker):
     text = reranker.config.read_text()
     try:
         for models, told in (
-            ('prefix_cache = "on"', "it is not built yet"),
             ('prefix_cache = "on"\npooling = "mean"', "pooling by mean reads rows"),
+            ('chunked_prefill = "on"\npooling = "cls"', "pooling by cls reads rows"),
             ('score_words = ["maybe"]', "is 5 tokens of this model"),
             ('pair_template = "/nowhere.jinja"', "cannot be read"),
         ):
-            reranker.config.write_text(text.replace("threads = 1", models))
+            usual = text.replace('prefix_cache = "off"', "")
+            reranker.config.write_text(usual.replace("threads = 1", models))
             status, said = reranker.refused("--check")
             assert status == 2 and told in said, said
     finally:

@@ -10,13 +10,15 @@ import pytest
 
 from engine.admission import StepBuilder
 from engine.config import EngineConfig, PoolsToo
+from engine.core import EngineCore
 from engine.engine import Engine
 from engine.errors import ConfigError, EngineError
 from engine.messages import Abort, SamplingParams, SequenceDelta, Submit
 from engine.pooling.config import PoolingConfig
 from engine.pooling.engine import PoolingEngine
+from engine.pooling.keeping import keeping
 from engine.pooling.requests import AbortPool, PoolRequest
-from engine.pooling_messages import Pooled
+from engine.pooling_messages import NO_GENERATION, Pooled
 from tests.fakes.tiny_qwen3 import HIDDEN, NO, YES, write_qwen3, write_qwen3_adapter
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -302,3 +304,63 @@ def test_rows_beside_those_who_wait_for_a_token_are_few(both: Callable[..., Both
     assert mine.core.stats.prompt_tokens - before == 256, "nobody waits: steps are as large as any"
     mine.run()
     assert len(mine.pooled) == 8
+
+
+class Frames:
+    """What a served core says, as the daemon's side hears it."""
+
+    def __init__(self, config: PoolingConfig) -> None:
+        kept = keeping(config)
+        assert kept is not None
+        self.core = EngineCore(kept)
+        self.pooled: dict[str, Pooled] = {}
+        self.deltas: list[SequenceDelta] = []
+
+    def run(self) -> None:
+        while self.core.scheduler.has_work or not self.core.idle:
+            frame = self.core.step()
+            self.pooled |= {one.request_id: one for one in frame.pooled}
+            self.deltas += frame.deltas
+
+
+def told(model: Path, **more: Any) -> PoolingConfig:
+    small = {"adapter_pool": 2 << 20, "ram_cache": 1 << 20, "device": "cpu", "threads": 1}
+    return PoolingConfig(model=str(model), **(small | more))
+
+
+@pytest.mark.parametrize("embeds", [True, False])
+def test_a_decoder_that_only_pools_shares_beginnings_too(embeds: bool, root: Path) -> None:
+    folder = write_qwen3(root / f"alone-{embeds}", embeds=embeds)
+    words = {} if embeds else {"score_tokens": (YES, NO)}
+    config = told(folder, **words)
+    kept, task = Frames(config), "embed" if embeds else "classify"
+    assert kept.core.info.purpose == "pool" and kept.core.info.pooling is not None
+    inputs = [[9] * 70 + tail for tail in texts(20, seed=8, longest=60)]
+    for n, tokens in enumerate(inputs):
+        kept.core.take(PoolRequest(request_id=f"{n}", tokens=tokens, task=task))
+    kept.core.take(Submit(request_id="g", prompt=[1], sampling=GREEDY))
+    kept.run()
+    with PoolingEngine(config) as whole:
+        wanted = [r.values for r in whole.pool(task, inputs)]
+    got = [np.frombuffer(kept.pooled[f"{n}"].values, "<f4") for n in range(20)]
+    assert worst(got, wanted) < 1e-5
+    assert sum(one.num_cached for one in kept.pooled.values()) == 19 * 64
+    [refused] = kept.deltas
+    assert (refused.code, refused.message) == ("invalid_value", NO_GENERATION)
+    kept.core.close()
+
+
+def test_a_decoder_keeps_nothing_where_that_is_told_or_would_take_too_much(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert keeping(told(model)) is not None
+    assert keeping(told(model, prefix_cache="off")) is None
+    assert keeping(told(model, chunked_prefill="off")) is None
+    assert keeping(told(model, pooling="mean")) is None
+    longest = keeping(told(model, max_length=64, prefix_cache="on"))
+    assert longest is not None and longest.max_model_len == 64
+    monkeypatch.setattr("engine.pooling.keeping.KV_BYTES", longest.kv_floor)
+    assert keeping(told(model, max_length=64)) is not None
+    assert keeping(told(model)) is None
+    with pytest.raises(ConfigError, match="prefix_cache = 'on': keys and values of an input of"):
+        keeping(told(model, prefix_cache="on"))
