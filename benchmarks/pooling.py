@@ -9,6 +9,9 @@ them: most short, few long.  All sides begin with the same texts, each a known n
 end with normalised vectors on the host.  Then one query is scored against --documents of 64 to 256
 tokens, again and again, by a classifier of the same shape.
 
+Ours and the peers compute in bf16 on a card.  `lorad` and `hf` pool and norm in fp32,
+sentence-transformers in bf16: its vectors are coarser, and not quite of length 1.
+
 Peers run on the same weights, in the same process, one after another: `hf` is transformers' model
 with scaled dot product attention on batches of 64 that are sorted by length and padded, `st` is
 sentence-transformers as its `encode` and `CrossEncoder.predict` are called.  Whoever is not
@@ -30,9 +33,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +58,8 @@ PEERS = ("hf", "st")
 CHECKED = 64
 #: What sentence-transformers takes at once unless it is told otherwise, and what is usual with it.
 PEER_BATCH = 64
+#: Texts that our side's tokenizer takes at once, on all its threads: a few steps' rows.
+AT_ONCE = 64
 #: bf16 on a card, PERFORMANCE.md's measured ceiling; of a CPU nobody knows it here.
 PEAK_TFLOP_S = 740.0
 
@@ -155,10 +162,11 @@ def write_tokenizer(folder: Path) -> None:
 
 
 # ----------------------------------------------------------------- sides
-def sides(folder: Path, device: str, peers: Sequence[str], *, scores: bool) -> Iterator[Any]:
+def sides(folder: Path, options: argparse.Namespace, *, scores: bool) -> Iterator[Any]:
     """(name, function) of ours and each peer that is there, one in memory at a time."""
-    makers = {"lorad": ours, "hf": hf, "st": st}
-    for name in ("lorad", *peers):
+    device = options.device
+    makers = {"lorad": partial(ours, rows=options.rows), "hf": hf, "st": st}
+    for name in ("lorad", *options.peers):
         package = {"hf": "transformers", "st": "sentence_transformers"}.get(name)
         if package is not None and importlib.util.find_spec(package) is None:
             print(json.dumps({"side": name, "left_out": f"{package} is not installed"}))
@@ -171,22 +179,30 @@ def sides(folder: Path, device: str, peers: Sequence[str], *, scores: bool) -> I
 
 
 @contextmanager
-def ours(folder: Path, device: Device, scores: bool) -> Iterator[Any]:
+def ours(folder: Path, device: Device, scores: bool, rows: int = 0) -> Iterator[Any]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
 
+    def encoded(inputs: Sequence[Any]) -> Iterator[Any]:
+        """A thread is ahead of the engine, which reads these as it has room for them."""
+        with ThreadPoolExecutor(1) as thread:
+            parts = [inputs[at : at + AT_ONCE] for at in range(0, len(inputs), AT_ONCE)]
+            for part in [thread.submit(tokenizer.encode_batch_fast, part) for part in parts]:
+                yield from part.result()
+
     def embed(texts: list[str]) -> Any:
-        return engine.embed([one.ids for one in tokenizer.encode_batch(texts)])
+        return engine.embed(one.ids for one in encoded(texts))
 
     def score(query: str, texts: list[str]) -> Any:
-        pairs = tokenizer.encode_batch([(query, text) for text in texts])
-        types = [pair.type_ids for pair in pairs]
-        found = engine.classify([pair.ids for pair in pairs], types=types)
+        one, other = tee(encoded([(query, text) for text in texts]))
+        found = engine.classify((p.ids for p in one), types=(p.type_ids for p in other))
         return [result.logits for result in found]
 
-    config = PoolingConfig(model=str(folder), device=device, max_num_seqs=1024)
+    config = PoolingConfig(
+        model=str(folder), device=device, max_num_seqs=1024, max_batch_tokens=rows
+    )
     with PoolingEngine(config) as engine:
         yield score if scores else embed
 
@@ -258,13 +274,22 @@ def best(work: Callable[[], Any], rounds: int) -> float:
     return seconds
 
 
+def alike(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Cosines of rows.  A vector that was normed in bf16 is not of length 1, by up to 0.004: that
+    says nothing of its direction."""
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    lengths = np.linalg.norm(ours, axis=-1) * np.linalg.norm(theirs, axis=-1)
+    cosines: np.ndarray = (ours * theirs).sum(-1) / lengths
+    return cosines
+
+
 def embedding(
     name: str, folder: Path, options: argparse.Namespace, dims: tuple[int, int, int] | None
 ) -> None:
     works = {n: draw(lengths_of(n, options.inputs)) for n in options.lengths}
     found: dict[tuple[str, str], float] = {}
     vectors: dict[tuple[str, str], np.ndarray] = {}
-    for side, embed in sides(folder, options.device, options.peers, scores=False):
+    for side, embed in sides(folder, options, scores=False):
         for length, work in works.items():
             found[side, length] = seconds = best(partial(embed, work.texts), options.rounds)
             vectors[side, length] = np.asarray(embed(work.texts[:CHECKED]))
@@ -288,8 +313,8 @@ def embedding(
         for peer in options.peers:
             if (peer, length) in found:
                 told[f"over_{peer}"] = round(found[peer, length] / found["lorad", length], 2)
-                alike = (vectors["lorad", length] * vectors[peer, length]).sum(-1)
-                told[f"least_cos_{peer}"] = round(float(alike.min()), 6)
+                cosines = alike(vectors["lorad", length], vectors[peer, length])
+                told[f"least_cos_{peer}"] = round(float(cosines.min()), 6)
         if length == "ragged" and "over_st" in told:
             over = told["over_st"]
             told["bars"] = {"ragged_over_st": {"value": over, "limit": 3.0, "met": over >= 3.0}}
@@ -300,7 +325,7 @@ def reranking(name: str, folder: Path, options: argparse.Namespace) -> None:
     query = draw([16]).texts[0]
     spread = np.random.default_rng(6).integers(64, 257, options.documents)
     texts = draw([int(n) for n in spread]).texts
-    for side, score in sides(folder, options.device, options.peers, scores=True):
+    for side, score in sides(folder, options, scores=True):
         score(query, texts)
         spent = []
         for _ in range(options.repeats):
@@ -329,6 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--documents", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--rows", type=int, default=0, help="of a step of ours; 0 = its own choice")
     parser.add_argument("--peers", default=",".join(PEERS), type=_words)
     parser.add_argument("--peak", type=float, default=PEAK_TFLOP_S, help="TFLOP/s of the card")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))

@@ -8,7 +8,7 @@ Knows nothing of text, names or sockets.
     [one, two] = engine.generate([ids, ids], SamplingParams(temperature=0.0), revs=[None, rev])
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,14 +105,15 @@ class Engine(Library[EngineCore], PoolingCalls):
     def pool(
         self,
         task: PoolingTask,
-        inputs: Sequence[Sequence[int]],
-        revs: Sequence[str | None] | None = None,
-        types: Sequence[Sequence[int]] | None = None,
+        inputs: Iterable[Sequence[int]],
+        revs: Iterable[str | None] | None = None,
+        types: Iterable[Sequence[int]] | None = None,
         **options: Any,
     ) -> list[PoolResult]:
         """Run all inputs together.  Raises EngineError for the first that ends in an error."""
-        names = [f"library-{next(self._ids)}" for _ in inputs]
-        for request in requests_of(names, task, inputs, revs, types, **options):
+        names = []
+        for request in requests_of(self._names(), task, inputs, revs, types, **options):
+            names.append(request.request_id)
             self._core.take(request)
         found: dict[str, PoolResult] = {}
         while len(found) < len(names):

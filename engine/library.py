@@ -5,7 +5,7 @@ Knows nothing of what the core computes.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
@@ -129,6 +129,10 @@ class Library(Generic[CoreT]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _names(self) -> Iterator[str]:
+        """Of requests, no two alike."""
+        return (f"library-{number}" for number in self._ids)
 
     def _call(self, command: AdapterCommand) -> Answer:
         self._core.take(command)

@@ -4,7 +4,7 @@ Goes in: token ids, revisions.  Comes out: a result for each input, in order.  K
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from engine.errors import error_of
@@ -13,23 +13,28 @@ from engine.pooling.requests import Floats, PoolingTask, PoolRequest, PoolResult
 
 class PoolingCalls:
     """`revs` None is the base model throughout.  `options` are fields of PoolRequest, the same for
-    all.  Everything here raises EngineError for the first input that ends in an error."""
+    all.  Everything here raises EngineError for the first input that ends in an error.
+
+    An engine that only pools reads `inputs`, and `revs` and `types` beside them, as far as a step
+    ahead: where they are iterators, texts become tokens while the device computes.  What those
+    raise is raised, and all inputs are forgotten.
+    """
 
     @abstractmethod
     def pool(
         self,
         task: PoolingTask,
-        inputs: Sequence[Sequence[int]],
-        revs: Sequence[str | None] | None = None,
-        types: Sequence[Sequence[int]] | None = None,
+        inputs: Iterable[Sequence[int]],
+        revs: Iterable[str | None] | None = None,
+        types: Iterable[Sequence[int]] | None = None,
         **options: Any,
     ) -> list[PoolResult]:
         """Run all inputs together."""
 
     def embed(
         self,
-        inputs: Sequence[Sequence[int]],
-        revs: Sequence[str | None] | None = None,
+        inputs: Iterable[Sequence[int]],
+        revs: Iterable[str | None] | None = None,
         **options: Any,
     ) -> list[Floats]:
         """One vector (width,) for each input of token ids."""
@@ -37,8 +42,8 @@ class PoolingCalls:
 
     def embed_tokens(
         self,
-        inputs: Sequence[Sequence[int]],
-        revs: Sequence[str | None] | None = None,
+        inputs: Iterable[Sequence[int]],
+        revs: Iterable[str | None] | None = None,
         **options: Any,
     ) -> list[Floats]:
         """A vector for each token, (tokens, hidden)."""
@@ -46,9 +51,9 @@ class PoolingCalls:
 
     def classify(
         self,
-        inputs: Sequence[Sequence[int]],
-        revs: Sequence[str | None] | None = None,
-        types: Sequence[Sequence[int]] | None = None,
+        inputs: Iterable[Sequence[int]],
+        revs: Iterable[str | None] | None = None,
+        types: Iterable[Sequence[int]] | None = None,
         **options: Any,
     ) -> list[PoolResult]:
         """Scores (labels,) in `values`, what to sort by in `logits`.
@@ -59,28 +64,27 @@ class PoolingCalls:
 
 
 def requests_of(
-    names: Sequence[str],
+    names: Iterator[str],
     task: PoolingTask,
-    inputs: Sequence[Sequence[int]],
-    revs: Sequence[str | None] | None,
-    types: Sequence[Sequence[int]] | None,
+    inputs: Iterable[Sequence[int]],
+    revs: Iterable[str | None] | None,
+    types: Iterable[Sequence[int]] | None,
     **options: Any,
-) -> list[PoolRequest]:
-    """One for each input, under these names."""
-    nobody: list[None] = [None] * len(inputs)
-    return [
-        PoolRequest(
-            request_id=name,
-            tokens=list(tokens),
+) -> Iterator[PoolRequest]:
+    """One for each input, under the next of the names.  Raises ValueError where there are more of
+    one than of another."""
+    columns = [inputs, *(more for more in (revs, types) if more is not None)]
+    for tokens, *more in zip(*columns, strict=True):
+        rev = None if revs is None else more[0]
+        kinds = None if types is None else more[-1]
+        yield PoolRequest(
+            request_id=next(names),
+            tokens=_listed(tokens),
             task=task,
             rev=rev,
-            types=None if kinds is None else list(kinds),
+            types=None if kinds is None else _listed(kinds),
             **options,
         )
-        for name, tokens, rev, kinds in zip(
-            names, inputs, revs or nobody, types or nobody, strict=True
-        )
-    ]
 
 
 def in_order(names: Sequence[str], found: dict[str, PoolResult]) -> list[PoolResult]:
@@ -94,3 +98,7 @@ def in_order(names: Sequence[str], found: dict[str, PoolResult]) -> list[PoolRes
 def _values(result: PoolResult) -> Floats:
     assert result.values is not None
     return result.values
+
+
+def _listed(values: Any) -> list[int]:
+    return values if isinstance(values, list) else list(values)

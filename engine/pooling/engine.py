@@ -8,14 +8,14 @@ sockets.
     [one, two] = engine.embed([ids, ids], revs=[None, rev])
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from engine.library import Library
 from engine.pooling.calls import PoolingCalls, in_order, requests_of
 from engine.pooling.config import PoolingConfig, PoolingInfo
 from engine.pooling.core import PoolingCore
-from engine.pooling.requests import PoolingTask, PoolResult
+from engine.pooling.requests import PoolingTask, PoolRequest, PoolResult
 
 
 class PoolingEngine(Library[PoolingCore], PoolingCalls):
@@ -45,19 +45,40 @@ class PoolingEngine(Library[PoolingCore], PoolingCalls):
     def pool(
         self,
         task: PoolingTask,
-        inputs: Sequence[Sequence[int]],
-        revs: Sequence[str | None] | None = None,
-        types: Sequence[Sequence[int]] | None = None,
+        inputs: Iterable[Sequence[int]],
+        revs: Iterable[str | None] | None = None,
+        types: Iterable[Sequence[int]] | None = None,
         **options: Any,
     ) -> list[PoolResult]:
         """Run all inputs together.  Raises EngineError for the first that ends in an error."""
-        names = [f"library-{next(self._ids)}" for _ in inputs]
-        for request in requests_of(names, task, inputs, revs, types, **options):
-            self._core.take(request)
+        requests = requests_of(self._names(), task, inputs, revs, types, **options)
+        names: list[str] = []
         found: dict[str, PoolResult] = {}
-        while len(found) < len(names):
-            for result in self._core.step().results:
-                found[result.request_id] = result
-            if len(found) < len(names) and self._core.idle:
-                self._core.wait()
+        coming = True
+        try:
+            while coming or len(found) < len(names):
+                coming = coming and self._give(requests, names)
+                for result in self._core.step().results:
+                    found[result.request_id] = result
+                if len(found) < len(names) and self._core.idle:
+                    self._core.wait()
+        except BaseException:
+            self._core.abandon()
+            self._core.step()  # what runs still is told of to nobody
+            raise
         return in_order(names, found)
+
+    def _give(self, requests: Iterator[PoolRequest], names: list[str]) -> bool:
+        """Requests until a step's are waiting, their names to `names`; False: there are no more."""
+        core, rows, count = self._core, 0, 0
+        enough = core.config.max_batch_tokens + core.config.max_length  # one may not fit
+        while (
+            core.queue.rows + rows < enough and core.num_waiting + count < core.config.max_num_seqs
+        ):
+            request = next(requests, None)
+            if request is None:
+                return False
+            core.take(request)
+            names.append(request.request_id)
+            rows, count = rows + len(request.tokens), count + 1
+        return True

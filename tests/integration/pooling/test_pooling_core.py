@@ -1,7 +1,7 @@
 """The pooling core: adapters come and go beside requests, and every request has one result."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from engine.messages import AddRevision, Load, PackedManifest, RemoveRevision
+from engine.pooling.config import PoolingConfig
+from engine.pooling.engine import PoolingEngine
 from engine.pooling.requests import AbortPool
 
 HIDDEN = 32
@@ -245,3 +247,35 @@ def test_what_flies_is_told_of_after_everybody_who_waits_is_forgotten(
     assert driver.core.abandon() == ["waits"]
     driver.step()
     assert set(driver.results) == {"flies"} and not driver.results["flies"].code
+
+
+def test_inputs_are_read_while_earlier_ones_are_computed(model: Path) -> None:
+    config = PoolingConfig(model=str(model), device="cpu", max_batch_tokens=32, max_num_seqs=2)
+    with PoolingEngine(config) as engine:
+        texts = [[5 + n, 6] for n in range(9)]
+        steps = []
+
+        def read() -> Iterator[list[int]]:
+            for tokens in texts:
+                steps.append(engine.core.num_steps)
+                yield tokens
+
+        got = engine.embed(read())
+        assert steps == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+        assert np.allclose(got, engine.embed(texts), atol=1e-6)
+        names = iter([None] * 8)
+        with pytest.raises(ValueError, match="shorter"):
+            engine.embed(texts, revs=names)
+
+
+def test_an_iterator_that_breaks_leaves_nothing_behind(model: Path) -> None:
+    def broken() -> Iterator[list[int]]:
+        yield from ([5, 6], [7], [8])
+        raise OSError("the file ends here")
+
+    config = PoolingConfig(model=str(model), device="cpu", max_batch_tokens=32, max_num_seqs=2)
+    with PoolingEngine(config) as engine:
+        with pytest.raises(OSError, match="ends here"):
+            engine.embed(broken())
+        assert engine.core.num_waiting == 0 and engine.core.running == []
+        assert len(engine.embed([[5, 6]])) == 1
