@@ -93,6 +93,11 @@ class Slot(Struct, frozen=True, kw_only=True):
     life_lost_tokens: int = 0
     saved_seconds: float = 0.0
     hits_history: tuple[int | None, ...] = ()  # percent, each of 5 s, oldest first; None: not asked
+    draft_tokens: int = 0  # over the window: guessed ahead, with models.speculation
+    accepted_tokens: int = 0  # of those, right ones
+    tokens_per_draw: float | None = None  # over the window; 1.0 without right guesses
+    life_draft_tokens: int = 0
+    life_accepted_tokens: int = 0
     loads: int = 0
     evictions: int = 0
     thrashes: int = 0

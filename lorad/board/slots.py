@@ -22,9 +22,9 @@ BUCKETS, BUCKET_SECONDS = 12, 5.0
 #: Counters of revisions that the engine has forgotten are swept up every so many snapshots.
 _SWEEP = 60
 
-#: Tokens: looked up in the prefix cache, found there, generated.
-Counts = tuple[int, int, int]
-_NOTHING: Counts = (0, 0, 0)
+#: Tokens: looked up in the prefix cache, found there, generated, guessed ahead, guessed right.
+Counts = tuple[int, int, int, int, int]
+_NOTHING: Counts = (0, 0, 0, 0, 0)
 
 
 class SlotWindows:
@@ -79,9 +79,13 @@ class SlotWindows:
                 if key[0] != engine or key[1] in known
             }
 
-    def sum_of(self, rev: str) -> Counts:
-        """Over the window."""
-        return self._sums.get(rev, _NOTHING)
+    def sum_of(self, rev: str) -> tuple[int, int, int]:
+        """Tokens over the window: looked up, found, generated."""
+        return self._sums.get(rev, _NOTHING)[:3]
+
+    def drafts_of(self, rev: str) -> tuple[int, int]:
+        """Tokens over the window that were guessed ahead, and those that were right."""
+        return self._sums.get(rev, _NOTHING)[3:]
 
     def tokens_per_second(self, rev: str) -> float:
         span = min(self._now - (self._began or 0.0), WINDOW_SECONDS)
@@ -105,6 +109,8 @@ class SlotWindows:
                 status.prefix_query_tokens,
                 status.prefix_hit_tokens,
                 status.generated_tokens,
+                status.draft_tokens,
+                status.accepted_tokens,
             )
             before = last.get(key, _NOTHING)
             if any(map(operator.lt, counts, before)):  # one engine of several has begun anew
@@ -188,6 +194,7 @@ def _row(
 ) -> Slot:
     rev = status.rev
     query_tokens, hit_tokens, generated = windows.sum_of(rev)
+    drafted, accepted = windows.drafts_of(rev)
     loading = status.state == State.LOADING
     arrived, seconds = status.arrived_bytes, status.load_seconds
     size = status.num_blocks * block_bytes
@@ -213,6 +220,11 @@ def _row(
         life_lost_tokens=status.prefix_lost_tokens,
         saved_seconds=round(status.prefix_saved_seconds, 3),
         hits_history=windows.hits_history(rev),
+        draft_tokens=drafted,
+        accepted_tokens=accepted,
+        tokens_per_draw=tokens_per_draw(generated, accepted),
+        life_draft_tokens=status.draft_tokens,
+        life_accepted_tokens=status.accepted_tokens,
         loads=status.loads,
         evictions=status.evictions,
         thrashes=status.thrashes,
@@ -228,9 +240,16 @@ def _fraction(arrived: int | None, size: int) -> float | None:
     return min(arrived / size, 1.0) if arrived is not None and size else None
 
 
+def tokens_per_draw(generated: int, accepted: int) -> float | None:
+    """Tokens that a step tells of one sequence: the one that it draws, and the guesses that were
+    right.  None where nothing was drawn."""
+    draws = generated - accepted
+    return round(generated / draws, 2) if draws > 0 else None
+
+
 def _plus(a: Counts, b: Counts) -> Counts:
-    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4]
 
 
 def _minus(a: Counts, b: Counts) -> Counts:
-    return a[0] - b[0], a[1] - b[1], a[2] - b[2]
+    return a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3], a[4] - b[4]

@@ -103,6 +103,7 @@ PS: Sequence[Column[wire.Adapter]] = (
     Column(
         "ACCEPT%", lambda a: human_ratio(a.accepted_tokens, a.draft_tokens), wide=True, right=True
     ),
+    Column("TOK/DRAW", lambda a: _per_draw(a), wide=True, right=True),
 )
 
 
@@ -258,12 +259,22 @@ def show(
         print_line("  " + "  ".join(filter(None, _told(event))))
 
 
+def _per_draw(a: wire.Adapter) -> str:
+    """Tokens that a step tells of one sequence: the one that it draws, and the guesses that were
+    right; `--` where none were made."""
+    draws = a.generated_tokens - a.accepted_tokens
+    return f"{a.generated_tokens / draws:.2f}" if a.draft_tokens and draws > 0 else "--"
+
+
 def _live(a: wire.Adapter) -> tuple[tuple[str, str], ...]:
     """What its serving revision does; one that was refused at once has none, and nothing to say."""
     prefix = human_prefix(
         a.prefix_query_tokens, a.prefix_hit_tokens, a.prefix_lost_tokens, a.prefix_saved_seconds
     )
-    drafts = f"{human_ratio(a.accepted_tokens, a.draft_tokens)} of {a.draft_tokens} tokens right"
+    share = human_ratio(a.accepted_tokens, a.draft_tokens)
+    drafts = f"{share} of {a.draft_tokens} tokens right"
+    if (each := _per_draw(a)) != "--":
+        drafts += f", {each} tokens a draw"
     return (
         ("slot", _number(a.slot)),
         *([("replica", ", ".join(a.replicas))] if a.replicas else []),

@@ -11,7 +11,7 @@ import msgspec
 from lorad import wire
 from lorad.spelling import split_digest
 from lorad.tui.acts import Subject
-from lorad.tui.draw import Glyphs, age, clock, duration, here, percent, ratio, size
+from lorad.tui.draw import Glyphs, age, clock, duration, here, percent, rate, ratio, size
 from lorad.tui.keys import KEYS
 from lorad.tui.office import Answer, Client, Office
 from lorad.tui.panel import Line
@@ -186,11 +186,22 @@ def _slot(row: Slot, width: int, glyphs: Glyphs) -> list[Line]:
             ("slot", place, ""),
             ("runs", f"{row.running} running, {row.waiting} waiting", ""),
             ("cached", hits, ""),
+            ("guessed", _guessed(row), ""),
             _moves(row),
             ("idle", "" if row.running else age(row.idle_seconds), ""),
         ],
         width,
     )
+
+
+def _guessed(row: Slot) -> str:
+    """How tokens ahead are guessed; nothing where none ever were."""
+    if not row.life_draft_tokens:
+        return ""
+    recent = percent(ratio(row.accepted_tokens, row.draft_tokens))
+    life = percent(ratio(row.life_accepted_tokens, row.life_draft_tokens))
+    draw = f", {rate(row.tokens_per_draw)} tokens a draw" if row.draft_tokens else ""
+    return f"{recent} of {row.draft_tokens} tokens right in 60 s{draw}, {life} in its life"
 
 
 def _problems(shown: wire.AdapterDetail, width: int) -> list[Line]:

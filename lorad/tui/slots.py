@@ -73,6 +73,8 @@ SORTS: Mapping[str, Callable[[str, Slot], object]] = {
     "hit": lambda key, row: _best_first(row.hit_tokens, row.query_tokens),
     "life": lambda key, row: _best_first(row.life_hit_tokens, row.life_query_tokens),
     "saved": lambda key, row: -row.saved_seconds,
+    "right": lambda key, row: _best_first(row.accepted_tokens, row.draft_tokens),
+    "tok/draw": lambda key, row: -(row.tokens_per_draw or 0.0),
     "tok/s": lambda key, row: -row.tokens_per_second,
     "loads": lambda key, row: -row.loads,
     "evict": lambda key, row: -row.evictions,
@@ -172,6 +174,17 @@ def _number(value: Callable[[Slot], float], text: Callable[[float], str] = str) 
     return cell
 
 
+def right_cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
+    """Of the tokens that were guessed ahead within the minute, how many were right."""
+    share = ratio(row.accepted_tokens, row.draft_tokens)
+    return ((percent(share), "faint" if share is None else ""),)
+
+
+def draw_cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
+    """Tokens that a step tells of a sequence."""
+    return ((rate(row.tokens_per_draw), "" if row.accepted_tokens else "faint"),)
+
+
 def hits_cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
     """The hit rate as it went, each cell of some seconds; a gap where nothing was asked."""
     return ((sparkline(row.hits_history, _HISTORY, glyphs, top=100), "kv_cached"),)
@@ -179,10 +192,11 @@ def hits_cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
 
 @cache
 def slot_columns(
-    room: int, *, several: bool = False, replicas: bool = False
+    room: int, *, several: bool = False, replicas: bool = False, drafts: bool = False
 ) -> tuple[Column[Slot], ...]:
     """All of them: of `room` 3 with what only a wide screen has place for, of 1 and 0 shortened.
-    `several`: there is more than one model; `replicas`: one of them has several engines."""
+    `several`: there is more than one model; `replicas`: one of them has several engines; `drafts`:
+    tokens are guessed ahead."""
     pin, hit, name = ((1, 5, 20), (1, 9, 28), (3, 13, 22), (3, 19, 30))[room]
     life = _plain(lambda r: percent(ratio(r.life_hit_tokens, r.life_query_tokens)), "faint")
     columns: tuple[Column[Slot], ...] = (
@@ -205,6 +219,13 @@ def slot_columns(
         Column("evict", "EVICT", 5, _number(lambda r: r.evictions, count), True, drop=11),
         Column("idle", "IDLE", 5, _plain(lambda r: age(_idle(r)), "faint"), True, drop=1),
     )
+    if drafts:
+        guessed = (
+            Column("right", "RIGHT", 5, right_cell, right=True, drop=7),
+            Column("tok/draw", "TOK/DRAW", 8, draw_cell, right=True, drop=8),
+        )
+        at = next(n for n, column in enumerate(columns) if column.key == "tok/s")
+        columns = (*columns[:at], *guessed, *columns[at:])
     if replicas:
         on = Column("replica", "REPL", 4, _plain(lambda r: ",".join(r.replicas), "faint"))
         columns = (*columns[:2], on, *columns[2:])
@@ -242,6 +263,7 @@ class SlotsPanel(Grid[Slot]):
             3 if self.wide else room,
             several=any(row.model for row in rows),
             replicas=any(row.replicas for row in rows),
+            drafts=any(row.life_draft_tokens for row in rows),
         )
 
     def title(self) -> Line:

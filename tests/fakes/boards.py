@@ -397,6 +397,18 @@ def replicas() -> Board:
     return replace(board, status=state, slots=slots, requests=requests)
 
 
+def guessing() -> Board:
+    """Tokens are guessed ahead: for the first name well, for the next one not any more."""
+    board = small()
+    first, second, *_ = board.slots
+    lived = {"life_draft_tokens": 1000, "life_accepted_tokens": 600}
+    recent = {"draft_tokens": 200, "accepted_tokens": 150, "tokens_per_draw": 2.5}
+    slots = dict(board.slots)
+    slots[first] = replace(slots[first], **lived, **recent)
+    slots[second] = replace(slots[second], **lived)
+    return replace(board, slots=slots)
+
+
 def many(number: int = 256) -> Board:
     """So many slots, every third of them busy."""
     rows = tuple(

@@ -2,6 +2,8 @@
 
 import pytest
 
+from lorad.tui import draw
+from lorad.tui.details import AdapterDetail
 from lorad.tui.messages import Changed, Happened, Lost, Whole
 from lorad.tui.overview import plan
 from lorad.tui.shell import Settings
@@ -241,3 +243,30 @@ def test_of_several_models_the_header_names_all_and_rows_say_whose_they_are(play
         assert "MODEL" in stage.text()
 
     play(act, boards.two_models(), daemon=fakes.FakeDaemon(fakes.adapter(1)))
+
+
+def test_where_tokens_are_guessed_ahead_each_row_says_how_well(play, boards, fakes):
+    board = boards.guessing()
+    first, *_ = board.slots
+
+    async def act(stage):
+        await stage.resize(160, 36)
+        text = stage.text()
+        assert "RIGHT TOK/DRAW" in text
+        [row] = [line for line in text.splitlines() if f" {first} " in line and "75%" in line]
+        assert row.index("75%") < row.index(" 2.5 ")
+        await stage.resize(79, 24)
+        assert "TOK/DRAW" not in stage.text(), "what matters more keeps its place"
+
+    play(act, board, daemon=fakes.FakeDaemon(fakes.adapter(1)))
+    lines = AdapterDetail(first, asks=False).told(board, 100, draw.UNICODE)
+    said = " ".join("".join(text for text, _ in line) for line in lines)
+    assert "75% of 200 tokens right in 60 s, 2.5 tokens a draw, 60% in its life" in said
+
+
+def test_where_none_are_there_is_no_column_of_it(play, boards):
+    async def act(stage):
+        await stage.resize(160, 36)
+        assert "TOK/DRAW" not in stage.text()
+
+    play(act, boards.small())

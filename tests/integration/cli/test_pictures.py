@@ -99,10 +99,12 @@ def test_ps_shows_what_is_resident_by_name_whatever_its_slot(server, loractl, ma
     assert rows[0][-2:] == ["75%", "-"]
     assert rows[1][-4:] == ["2", "1", "--", "1m"]
     assert done.err == "2 of 8 slots used\n"
-    server.rows["bible"] = make_row("bible", slot=3, draft_tokens=80, accepted_tokens=50)
+    server.rows["bible"] = make_row(
+        "bible", slot=3, generated_tokens=150, draft_tokens=80, accepted_tokens=50
+    )
     head, *rows = (line.split() for line in loractl("ps", "--wide").out.splitlines())
-    assert head[-2:] == ["EVICTIONS", "ACCEPT%"]
-    assert [row[-1] for row in rows] == ["--", "62%"]
+    assert head[-3:] == ["EVICTIONS", "ACCEPT%", "TOK/DRAW"]
+    assert [row[-2:] for row in rows] == [["--", "--"], ["62%", "1.50"]]
     assert loractl("ps", "--wide", "--json").json["slots_used"] == 2
 
 
@@ -342,6 +344,10 @@ def test_show_and_status_say_what_the_prefix_cache_did(server, loractl, make_row
     assert "drafts" not in loractl("show", "bible").out
     server.rows["bible"] = make_row("bible", draft_tokens=400, accepted_tokens=300)
     assert "drafts    75% of 400 tokens right\n" in loractl("show", "bible").out
+    guessed = {"draft_tokens": 400, "accepted_tokens": 300, "generated_tokens": 500}
+    server.rows["bible"] = make_row("bible", **guessed)
+    told = "drafts    75% of 400 tokens right, 2.50 tokens a draw\n"
+    assert told in loractl("show", "bible").out
     said = loractl("status").out
     assert "prefix      --\n" in said, "nothing was asked: that is no share of nothing"
     assert "  reuse     no block was asked for twice\n" in said

@@ -157,3 +157,24 @@ def test_what_is_not_known_of_a_load_is_none(told):
     copying = told.status("r", slot=2, state="loading", num_blocks=8, load_source="ram")
     row = shown(told, copying, names=[("sql", "r", {})])["sql"]
     assert (row.load_fraction, row.load_bytes_per_second) == (None, None)
+
+
+def test_a_row_says_how_tokens_were_guessed_within_the_minute_and_before(told):
+    windows, catalog = SlotWindows(), Catalog([Entry("a", "r1")])
+    seen = {"slot": 1, "state": "active"}
+    for second, (made, drafted, right) in enumerate([(10, 8, 4), (40, 20, 10), (90, 60, 40)]):
+        taken = told.snapshot(
+            told.status(
+                "r1", generated_tokens=made, draft_tokens=drafted, accepted_tokens=right, **seen
+            )
+        )
+        tick(windows, 100 * (second > 0) + second, taken)
+    (row,) = rows(held_of(taken), lambda rev: 1024, catalog, windows).values()
+    assert (row.draft_tokens, row.accepted_tokens) == (52, 36), "of the last two"
+    assert row.tokens_per_draw == round(80 / 44, 2)
+    assert (row.life_draft_tokens, row.life_accepted_tokens) == (60, 40)
+
+
+def test_a_row_that_drew_nothing_has_no_tokens_a_draw(told):
+    (row,) = shown(told, told.status("r1", slot=1), names=[("a", "r1", {})]).values()
+    assert row.tokens_per_draw is None and row.draft_tokens == 0
