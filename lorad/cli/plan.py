@@ -177,13 +177,14 @@ def _base(
     from engine.layout import ITEMSIZE
     from lorad import capacity
 
-    length, held, slots = 0, blocks, 1024
+    length, held, slots, held_bytes = 0, blocks, 1024, 0
     if model is None:
         status = _generating(s.client.status())
         pool, slots = _one_engine(status)
         model, length = Path(status.base), status.max_model_len
         if not (dtype or block_size or blocks or memory != AUTO):
             held = pool.total  # measured at its start, for its dtype and block size
+            held_bytes = pool.block_bytes
         dtype, block_size = dtype or status.dtype, block_size or pool.block_size
         if not block_size:
             raise Usage("the daemon's engine is not ready", hint="name the model's folder")
@@ -194,6 +195,9 @@ def _base(
     if block_size not in (8, 16, 32, 64):
         raise Usage("--block-size is 8, 16, 32 or 64")
     layout = spec.block_layout(block_size=block_size, dtype=dtype)
+    if held_bytes > layout.block_bytes:  # a model that drafts has a share of each
+        beside = held_bytes - layout.block_bytes
+        layout = spec.block_layout(block_size=block_size, dtype=dtype, draft_bytes=beside)
     if held:
         source: Source = "blocks" if blocks else "daemon"
         arena = capacity.known_arena(spec, layout, block_size, held, source, max_model_len=length)

@@ -70,8 +70,9 @@ def test_json_has_its_schema_and_bytes(loractl, folder):
     assert document["constants"][0]["name"] == "bandwidth"
 
 
+@pytest.mark.parametrize("block_bytes", [8192, pytest.param(10240, id="a model drafts")])
 def test_without_a_folder_it_is_the_daemons_base_and_its_measured_arena(
-    server, loractl, folder, monkeypatch
+    server, loractl, folder, monkeypatch, block_bytes
 ):
     listing = server.api.listing
     said = msgspec.structs.replace(
@@ -80,12 +81,12 @@ def test_without_a_folder_it_is_the_daemons_base_and_its_measured_arena(
         dtype="float32",
         max_model_len=256,
         slots_total=7,
-        pool=wire.PoolPicture(total=321, block_bytes=8192, block_size=16),
+        pool=wire.PoolPicture(total=321, block_bytes=block_bytes, block_size=16),
     )
     monkeypatch.setattr(listing, "status", lambda: said)
     document = loractl("plan", "--json").json
     assert document["arena"]["source"] == "daemon" and document["arena"]["num_blocks"] == 321
-    assert document["arena"]["block_bytes"] == 8192
+    assert document["arena"]["block_bytes"] == block_bytes
     assert document["arena"]["kv_floor_blocks"] == 16, "a sequence of 256 tokens"
     assert document["fit"]["slots"] == 7
 

@@ -289,6 +289,32 @@ def test_a_folder_that_the_library_adds_serves_as_its_packed_file_does(
             engine.add_folder(peft_folder, tmp_path / "packed")
 
 
+@pytest.mark.late
+def test_adapters_are_packed_for_blocks_that_a_draft_model_shares(
+    peft_folder, model_dir, adapters_beside, prompt, tmp_path
+) -> None:
+    more = {"speculation": "draft", "draft_model": str(model_dir)}
+    config = EngineConfig(model=str(model_dir), device="cpu", num_blocks=64, slots=4, **more)
+    sampling = SamplingParams(temperature=0.0, max_tokens=6)
+    with Engine(config) as engine:
+        info = engine.info
+        ours = adapters_beside(info.draft_block_bytes)[0].manifest
+        rev = engine.add_folder(peft_folder, tmp_path / "packed")
+        engine.add_adapter(ours)
+        answers = engine.generate([prompt(9)] * 3, sampling, [None, rev, ours.rev])
+        assert answers[1].tokens == answers[2].tokens != answers[0].tokens
+    share = {"draft_bytes": info.draft_block_bytes}
+    layout = packed_layout(read_spec(model_dir), block_size=16, dtype="float32", **share)
+    assert (layout.id, layout.block_bytes) == (info.layout, info.block_bytes)
+    packed = asyncio.run(
+        pack(
+            peft_folder, model=model_dir, block_size=16, dtype="float32", out_dir=tmp_path, **share
+        )
+    )
+    assert packed.layout == info.layout
+    assert Path(packed.path).read_bytes() == Path(ours.path).read_bytes()
+
+
 def test_a_refused_folder_is_adapter_invalid_with_its_reason(
     peft_folder, model_dir, tmp_path
 ) -> None:
