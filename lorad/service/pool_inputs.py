@@ -4,14 +4,19 @@ Goes in: a `PoolAsk`.  Comes out: one `Prepared` for each input, or the LoradErr
 one that cannot be served.  Runs in a worker thread.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.pooling.config import PoolingInfo
 from lorad.errors import LoradError
 from lorad.service.pool_ask import Input, PoolAsk
-from lorad.text.pooling import Encoded, Fit, PoolingText, TooLong
+from lorad.text.pooling import Encoded, Fit, Pieces, PoolingText, TooLong
 from lorad.text.tokenizer import TextError
+
+#: Inputs that are tokenised together.  A long request's tokens, with all that the library keeps of
+#: each, are then not in memory at once.
+AT_ONCE = 128
 
 
 class Model(Protocol):
@@ -49,7 +54,11 @@ def prepare(ask: PoolAsk, model: Model, limits: Limits) -> list[Prepared]:
         hint = "send them in several requests"
         raise LoradError("invalid_value", message, param=_whole(ask.inputs[-1].param), hint=hint)
     fit = _fit(ask, model)
-    prepared = [Prepared(_encode(ask, one, model, fit), one.param) for one in ask.inputs]
+    prepared: list[Prepared] = []
+    for start in range(0, len(ask.inputs), AT_ONCE):
+        part = ask.inputs[start : start + AT_ONCE]
+        ahead = model.text.ahead(_texts(ask, part, model.text))
+        prepared += [Prepared(_encode(ask, one, model, fit, ahead), one.param) for one in part]
     if ask.task == "tokens":
         _check_vectors(ask, prepared, model, limits)
     return prepared
@@ -61,15 +70,26 @@ def _fit(ask: PoolAsk, model: Model) -> Fit:
     return Fit(min(most, cut.length or most), truncate, cut.pair, cut.second)
 
 
-def _encode(ask: PoolAsk, one: Input, model: Model, fit: Fit) -> Encoded:
+def _texts(ask: PoolAsk, inputs: Sequence[Input], text: PoolingText) -> Iterator[str]:
+    """All that is to become tokens, but for what is put into a form of the model's own."""
+    for one in inputs:
+        if not isinstance(one.text, str):
+            continue
+        if one.second is None:
+            yield _prompt(ask, one, text) + one.text
+        elif text.asks is None:
+            yield from (one.text, one.second)
+
+
+def _encode(ask: PoolAsk, one: Input, model: Model, fit: Fit, ahead: Pieces) -> Encoded:
     text = model.text
     try:
         if not isinstance(one.text, str):
             _check_ids(one, text.vocab_size)
             return text.ids(one.text, fit)
         if one.second is not None:
-            return text.pair(one.text, one.second, fit, ask.instruction)
-        return text.one(one.text, fit, _prompt(ask, one, text))
+            return text.pair(one.text, one.second, fit, ask.instruction, ahead)
+        return text.one(one.text, fit, _prompt(ask, one, text), ahead)
     except TooLong as error:
         message = f"{one.param} has {error}"
         hint = "shorten it, or send truncate = true"

@@ -6,9 +6,11 @@ tokens are the tokenizer's own post-processor's.  Knows no request, no name and 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import tokenizers
 
 from engine.errors import RequestInvalid
 from engine.pooling.spec import PoolingSpec
@@ -23,6 +25,9 @@ ROLES: dict[Role, tuple[str, ...]] = {
     "query": ("query", "search_query"),
     "document": ("document", "passage", "search_document"),
 }
+#: Texts that were tokenised together; nobody changes what is in it.
+Pieces = Mapping[str, tokenizers.Encoding]
+NONE: Pieces = {}
 #: A prompt that holds a task in words, such as Qwen3-Embedding's.
 _INSTRUCTED = re.compile(r"Instruct: .*\nQuery:( ?)", re.DOTALL)
 
@@ -108,14 +113,27 @@ class PoolingText:
         return f"Instruct: {task}\nQuery:{match[1]}"
 
     # ----------------------------------------------------------------- inputs
-    def one(self, text: str, fit: Fit, prompt: str = "") -> Encoded:
+    def ahead(self, texts: Iterable[str]) -> Pieces:
+        """Texts that `one` and `pair` will ask for, behind their prompts, tokenised together: on
+        several threads, and each once.  Of what cannot be tokenised nothing is there: it fails
+        where it is asked for."""
+        distinct = list(dict.fromkeys(texts))
+        if len(distinct) < 2:
+            return {}
+        try:
+            pieces = self._tokenizer.many([self._as_read(text) for text in distinct])
+        except TextError:
+            return {}
+        return dict(zip(distinct, pieces, strict=True))
+
+    def one(self, text: str, fit: Fit, prompt: str = "", ahead: Pieces = NONE) -> Encoded:
         """One text behind its prompt.  Raises TooLong, TextError."""
-        encoding = self._tokenizer.joined(self._tokenizer.pieces(self._as_read(prompt + text)))
+        encoding = self._tokenizer.joined(self._pieces(prompt + text, ahead))
         ids, keeps = [*encoding.ids, *self._added], len(self._ending)
         left_out = 0
         if prompt and not self.spec.include_prompt:
-            ahead = self._tokenizer.joined(self._tokenizer.pieces(self._as_read(prompt)))
-            left_out = len(ahead.ids) + len(self._added) - keeps
+            before = self._tokenizer.joined(self._pieces(prompt, NONE))
+            left_out = len(before.ids) + len(self._added) - keeps
             if left_out + keeps > fit.length:
                 why = f"a prompt of {left_out} tokens alone"
                 raise TooLong(f"{why}: the model takes {fit.length}")
@@ -126,18 +144,18 @@ class PoolingText:
         ends = bool(self._ending) and list(ids[-len(self._ending) :]) == self._ending
         return self._fitted(list(ids), fit, len(self._ending) if ends else 0, 0)
 
-    def pair(self, first: str, second: str, fit: Fit, instruction: str = "") -> Encoded:
+    def pair(
+        self, first: str, second: str, fit: Fit, instruction: str = "", ahead: Pieces = NONE
+    ) -> Encoded:
         """Two texts in the model's form of a pair, or in the tokenizer's own, which has no place
         for an instruction.  Raises TooLong, TextError."""
         if self.asks is not None:
             return self._asked(self.asks, first, second, fit, instruction)
         tokenizer = self._tokenizer
-        one, two = (tokenizer.pieces(self._as_read(text)) for text in (first, second))
-        before = len(one.ids) + len(two.ids)
-        if fit.second is not None:
-            two.truncate(fit.second)
+        one, two = (self._pieces(text, ahead) for text in (first, second))
+        before = len(one) + len(two)
         added = tokenizer.num_added(pair=True) + len(self._added)
-        kept = len(one.ids), len(two.ids)
+        kept = len(one), len(two) if fit.second is None else min(fit.second, len(two))
         if added > fit.length:
             raise TooLong(f"{added} tokens of a pair's own: {fit.length} are taken")
         if fit.cuts:
@@ -147,8 +165,12 @@ class PoolingText:
                 raise TooLong(error.message) from None
         elif sum(kept) + added > fit.length:
             raise _too_long(sum(kept) + added, fit.length)
-        one.truncate(kept[0])
-        two.truncate(kept[1])
+        if kept[0] < len(one):  # one of its own: what is cut belongs to others too
+            one = self._pieces(first, NONE)
+            one.truncate(kept[0])
+        if kept[1] < len(two):
+            two = self._pieces(second, NONE)
+            two.truncate(kept[1])
         encoding = tokenizer.joined(one, two)
         ids = [*encoding.ids, *self._added]
         types = [*encoding.type_ids, *(1 for _ in self._added)] if self._num_types > 1 else None
@@ -181,6 +203,10 @@ class PoolingText:
             raise _too_long(len(ids), fit.length)
         kept = Truncation(fit.length, fit.cuts, keeps).fit(ids)
         return Encoded(kept, None, keeps, left_out, len(ids) - len(kept))
+
+    def _pieces(self, text: str, ahead: Pieces) -> tokenizers.Encoding:
+        found = ahead.get(text)
+        return self._tokenizer.pieces(self._as_read(text)) if found is None else found
 
     def _as_read(self, text: str) -> str:
         return text.lower() if self.spec.lower_case else text

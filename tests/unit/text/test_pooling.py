@@ -146,3 +146,23 @@ def test_a_lone_surrogate_is_no_text():
         text().one("\ud800", WIDE)
     with pytest.raises(TextError, match="surrogate"):
         text().pair("a", "\ud800", WIDE)
+
+
+@pytest.mark.parametrize("fit", [WIDE, Fit(7, cuts=True), Fit(8, cuts=True, second=2)])
+def test_texts_that_were_tokenised_together_are_as_each_by_itself(fit):
+    made = text()
+    texts = ["a b", "c d e f g h", "", "nothing known", "a b"]
+    ahead = made.ahead(texts)
+    assert set(ahead) == set(texts)
+    for one in texts:
+        assert made.one(one, fit, ahead=ahead) == made.one(one, fit)
+        assert made.pair("c d e f g h", one, fit, ahead=ahead) == made.pair("c d e f g h", one, fit)
+    assert len(ahead["c d e f g h"]) == 6, "what is cut for one pair is whole for the next"
+
+
+def test_texts_are_lowered_and_one_that_is_no_text_fails_alone():
+    made = text(lower_case=True)
+    assert spelled(made.one("q: A", WIDE, ahead=made.ahead(["q: A", "B"]))) == "[CLS] q: a [SEP]"
+    assert made.ahead(["a", "\ud800"]) == {} and made.ahead(["a", "a"]) == {}
+    with pytest.raises(TextError, match="lone surrogate"):
+        made.one("\ud800", WIDE, ahead={})
