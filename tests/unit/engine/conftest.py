@@ -32,7 +32,9 @@ from engine.messages import (
     SetRevision,
     Submit,
 )
+from engine.pooling_messages import PoolRequest
 from engine.scheduler import Sampled, Scheduler, SchedulerLimits, StepWork
+from engine.sequence import PooledInput
 from engine.speculation import verified
 
 BLOCK_BYTES = 100
@@ -201,6 +203,7 @@ class Harness:
         thrash_window: float = 60.0,
         eos: frozenset[int] = frozenset(),
         step_seconds: float = 0.01,
+        pooled_tokens: int = 1 << 30,
         lookahead: bool = False,
         speculation_tokens: int = 0,
     ) -> None:
@@ -243,10 +246,13 @@ class Harness:
                 eos_token_ids=eos,
                 starve_after=starve_after,
                 speculation_tokens=speculation_tokens,
+                pooled_tokens=pooled_tokens,
             ),
             clock=self.clock,
         )
         self.scheduler.speculation._guess = self._guess
+        self.pooled: dict[str, int] = {}  # what the last row of each was
+        self._rows_read: dict[str, list[int]] = {}  # of those of which all are
         self.num_right: Counter[int] = Counter()  # drafts by how many of their tokens were right
         self.work: StepWork | None = None
         self.lookahead = lookahead
@@ -290,6 +296,26 @@ class Harness:
                 weight=weight,
             )
         )
+
+    def pool_input(
+        self,
+        request_id: str,
+        tokens: list[int],
+        rev: str | None = None,
+        *,
+        reuses: bool = True,
+        **more: object,
+    ) -> None:
+        """An input that is pooled: of its rows the last is read, or without `reuses` all are."""
+        asked = Submit(
+            request_id=request_id,
+            prompt=tokens,
+            sampling=SamplingParams(max_tokens=0),
+            rev=rev,
+            **more,  # type: ignore[arg-type]
+        )
+        request = PoolRequest(request_id=request_id, tokens=tokens)
+        self.scheduler.add(asked, PooledInput(request, len(tokens), reuses=reuses))
 
     def add(
         self,
@@ -436,6 +462,8 @@ class Harness:
                 history = _after(history, value)
                 if i >= chunk.start + chunk.length - chunk.draws:
                     draws.append(Sampled(_draw(history, weights)))
+            if seq.pooled is not None:
+                self._read(chunk, _draw(history, weights))
             if chunk.samples:
                 drawing[seq] = draws[0].token
                 drawn[seq.request_id] = told = verified(chunk.drafts, draws)
@@ -443,6 +471,17 @@ class Harness:
                     self.num_right[len(told.more)] += 1
         self._drawing = drawing
         return drawn
+
+    def _read(self, chunk, last: int) -> None:
+        """As a pooler does; what was kept of rows before is void when the first one comes."""
+        seq, rows = chunk.seq, range(chunk.start, chunk.start + chunk.length)
+        ends = rows.stop == len(seq.tokens)
+        if not seq.pooled.reuses:
+            kept = self._rows_read.setdefault(seq.request_id, [])
+            kept[:] = rows if not chunk.start else [*kept, *rows]
+            assert not ends or kept == list(range(len(seq.tokens))), "a row was left out"
+        if ends:
+            self.pooled[seq.request_id] = last
 
     def _guess(self, seq, most: int) -> tuple[int, ...]:
         """What the fake model will draw, wrong from some place on or nowhere; now and then none."""

@@ -15,7 +15,7 @@ from itertools import count
 import pytest
 
 from engine.admission import StepBuilder
-from engine.sequence import Chunk, StepWork
+from engine.sequence import POOLED, Chunk, StepWork
 
 DEVICES = ("now", "ahead", "late")
 NAMES = {"a": 2, "b": 3, "c": 5, "d": 2, "e": 2, "f": 3, "huge": 60}  # blocks
@@ -52,13 +52,14 @@ class Asked:
     rev: str | None
     max_tokens: int
     deadline: float | None
+    pooled: bool = False
 
 
 class Life:
     """Plays acts on a harness.  `census` counts what happened: nothing is tested in vain."""
 
-    def __init__(self, harness) -> None:
-        self.h = harness
+    def __init__(self, harness, pools: bool = False) -> None:
+        self.h, self.pools = harness, pools
         self.h.copier.copies_take = 2
         self.asked: dict[str, Asked] = {}
         self.commands: list[int] = []
@@ -94,6 +95,18 @@ class Life:
     def act_submit(self, name, prompt, max_tokens, priority, salt="", deadline=None) -> None:
         request_id = f"r{len(self.asked)}"
         rev = name and self.serving[name]
+        if self.pools and len(self.asked) % 2:
+            self.asked[request_id] = Asked(PROMPTS[prompt], rev, 0, deadline, pooled=True)
+            self.h.pool_input(
+                request_id,
+                PROMPTS[prompt],
+                rev,
+                reuses=len(self.asked) % 4 > 0,
+                priority=priority,
+                cache_salt=salt,
+                deadline_seconds=deadline,
+            )
+            return
         self.asked[request_id] = Asked(PROMPTS[prompt], rev, max_tokens, deadline)
         self.h.submit(
             request_id,
@@ -180,7 +193,7 @@ class Life:
         assert h.prefix.identities() in ([], ["base"])
         h.prefix.drop("base")
         assert h.pool.num_free == h.pool.num_blocks
-        assert h.scheduler._counters.accounts() <= {("", None)}
+        assert h.scheduler._counters.accounts() <= {("", None), ("", POOLED)}
 
     def compare(self, request_id: str, asked: Asked) -> None:
         end = self.h.end(request_id)
@@ -192,6 +205,11 @@ class Life:
             assert not tokens and not any(
                 tuple(asked.prompt[i:][: len(called)]) == called for i in range(len(asked.prompt))
             )
+            return
+        if asked.pooled and end.finish_reason == "stop":
+            [wanted] = self.h.alone(asked.prompt, asked.rev, 1)
+            assert self.h.pooled[request_id] == wanted and not tokens
+            self.census["pooled"] += 1
             return
         right = self.h.alone(asked.prompt, asked.rev, len(tokens))
         assert tokens == right, f"{request_id}: {asked} answered {tokens}, alone {right}"
@@ -291,7 +309,7 @@ class Known:
     def __init__(self, seq, rows) -> None:
         self.seq, self.request_id = seq, seq.request_id
         self.tokens, self.blocks = tuple(seq.tokens), tuple(seq.blocks)
-        self.activation = seq.activation
+        self.activation, self.pooled = seq.activation, seq.pooled
         self.slot = rows.get(seq.slot)  # the row itself: the slot may be another's by then
 
     def __eq__(self, other) -> bool:
@@ -299,6 +317,12 @@ class Known:
 
     def __hash__(self) -> int:
         return id(self.seq)
+
+
+def _is_waited_for(chunk) -> bool:
+    return chunk.samples or (
+        chunk.seq.pooled and chunk.start + chunk.length == chunk.seq.num_prompt
+    )
 
 
 @pytest.fixture(scope="session")
@@ -317,7 +341,7 @@ def make_late(make):
         def settle(self) -> None:
             if len(self.flights) > (self.work is not None):
                 work, drawn = self.flights[0]
-                if any(chunk.samples for chunk in work.chunks):  # else nothing is waited for
+                if any(map(_is_waited_for, work.chunks)):
                     while any(entry[2] is drawn for entry in self.queue):
                         self.compute()
             super().settle()
@@ -356,16 +380,17 @@ def make_late(make):
 
 @pytest.fixture(scope="session")
 def live(make, make_late) -> Callable[..., Counter[str]]:
-    """live(device, schedule, drafts=0) plays it to its end; what happened in it."""
+    """live(device, schedule, drafts=0) plays it to its end; what happened in it.  With `pools`
+    every other request is an input that is pooled."""
 
-    def play(device: str, schedule: Schedule, drafts: int = 0) -> Counter[str]:
+    def play(device: str, schedule: Schedule, drafts: int = 0, pools: bool = False) -> Counter[str]:
         sizes, acts = schedule
-        sizes = sizes | {"speculation_tokens": drafts}
+        sizes = sizes | {"speculation_tokens": drafts, "pooled_tokens": 3 if pools else 1 << 30}
         if device == "late":
             harness = make_late(**sizes)
         else:
             harness = make(**sizes, lookahead=device == "ahead")
-        life = Life(harness)
+        life = Life(harness, pools)
         for act in acts:
             life.play(act)
         life.end()
@@ -384,11 +409,13 @@ def live_through(live) -> Callable[..., Counter[str]]:
     With `drafts` a sequence has 1 to 8, by the seed.
     """
 
-    def play(device: str, seeds: Iterable[int], drafts: bool = False) -> Counter[str]:
+    def play(
+        device: str, seeds: Iterable[int], drafts: bool = False, pools: bool = False
+    ) -> Counter[str]:
         census: Counter[str] = Counter()
         for seed in seeds:
             try:
-                census += live(device, seeded(seed), drafts * (1 + seed % 8))
+                census += live(device, seeded(seed), drafts * (1 + seed % 8), pools)
             except (AssertionError, LookupError, TypeError) as error:
                 raise AssertionError(f"device {device}, seed {seed}") from error
         return census

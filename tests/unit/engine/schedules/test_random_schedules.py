@@ -56,3 +56,17 @@ def test_nor_do_five_hundred_where_some_rows_are_drafts(live_through, device):
     census = live_through(device, range(500), drafts=True)
     assert_nothing_was_left_out(census, device)
     assert census["wrong drafts"] > 2000 and census["right drafts"] > 5000
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nor_do_they_where_every_other_request_is_pooled(live_through, device):
+    census = live_through(device, range(200, 205), pools=True)
+    assert census["pooled"] > 40 and census["length"] > 15 and census["preemptions"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_nor_do_five_hundred_where_every_other_request_is_pooled(live_through, device):
+    census = live_through(device, range(500), drafts=True, pools=True)
+    assert_nothing_was_left_out(census, device)
+    assert census["pooled"] > 5000
