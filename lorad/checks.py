@@ -58,10 +58,11 @@ def _check_fit(settings: Settings) -> None:
 
 def _check_pools(settings: Settings) -> None:
     """Arenas in host memory are taken whole at a start: together they have to fit."""
-    pools = [m.cpu_pool for m in settings.models if m.device == "cpu" and not m.pools]
+    arenas = (m for m in settings.models if m.device == "cpu" and not m.pools)
+    pools = [m.cpu_pool for m in arenas for _ in range(m.replicas)]
     total = psutil.virtual_memory().total
     if len(pools) > 1 and sum(pools) > total:
-        message = f"{sum(pools)} bytes for {len(pools)} models, and the machine has {total}"
+        message = f"{sum(pools)} bytes for {len(pools)} engines, and the machine has {total}"
         raise BadConfig(f"models.cpu_pool: {message}", hint="a smaller cpu_pool for each of them")
 
 

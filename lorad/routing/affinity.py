@@ -55,7 +55,7 @@ class Terms:
 
     excess: float = 1.25  # a replica is full at so much of what all have on the average,
     spare: int = 8  # and at no less than this: a few more cost less than a load
-    hot_queue: int = 16  # so many wait at each of its homes, and an adapter gets one more,
+    hot_queue: int = 8  # so many wait at each of its homes, and an adapter gets one more,
     settle_seconds: float = 1.0  # but not sooner than this after the last
     cool_queue: int = 2  # no more wait at each of them
     cool_seconds: float = 30.0  # for so long, and it has one home less

@@ -239,11 +239,14 @@ class Replicas:
         """As EngineLink's.  If its engine dies before its client has seen anything, another one
         begins it anew: once, as it may be what the engine died of."""
         due = self._clock() + (submit.deadline_seconds or float("inf"))
-        flight = _Flight(submit, on_delta, due)
-        if not self._send(flight):
-            self.check()
-            raise LoradError("engine_restarting", "no engine is ready")
-        self._flights[submit.request_id] = flight
+        flight = self._flights[submit.request_id] = _Flight(submit, on_delta, due)
+        try:
+            if not self._send(flight):
+                self.check()
+                raise LoradError("engine_restarting", "no engine is ready")
+        except BaseException:
+            self._flights.pop(submit.request_id, None)
+            raise
 
     def abort(self, request_id: str) -> None:
         """End a sequence; its last delta follows.  Unknown ids are ignored."""

@@ -230,6 +230,16 @@ drain_timeout = "20s"
     def wait_ready(self):
         until(self.is_ready, lambda: f"the daemon to be ready:\n{self.tail()}", every=0.05)
 
+    def wait_engines(self):
+        """Of a model with replicas one is enough to be ready: until all of them are."""
+
+        def ready():
+            with self.client() as client:
+                models = client.status().models
+            return all(one.state == "ready" for each in models for one in each.replicas)
+
+        until(ready, lambda: f"every engine to be ready:\n{self.tail()}")
+
     def is_ready(self):
         assert self.process.poll() is None, self.tail()
         try:

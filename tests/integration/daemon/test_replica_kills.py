@@ -26,6 +26,7 @@ def daemon(make_daemon):
     more = "deterministic = true\nreplicas = 2\nmax_num_seqs = 4"
     daemon.config.write_text(config.replace("deterministic = true", more))
     daemon.start()
+    daemon.wait_engines()
     daemon.texts = {}
     for n, name in enumerate(NAMES):
         daemon.upload(name, n + 1)

@@ -29,6 +29,7 @@ def daemon(make_daemon, tmp_path_factory):
     )
     daemon.config.write_text(daemon.config.read_text().replace("[lora]\n", second))
     daemon.start()
+    daemon.wait_engines()
     daemon.upload("writes", 1, load=True)
     with daemon.client() as client:
         folder = write_bert_adapter(daemon.root / ".up-bert", 1)

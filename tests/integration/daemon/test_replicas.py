@@ -32,6 +32,7 @@ def daemon(make_daemon):
     allowed = f'[lora]\nallowed_roots = ["{daemon.root}/shared"]'
     daemon.config.write_text(config.replace("[lora]", allowed))
     daemon.start()
+    daemon.wait_engines()
     for name, seed in SEEDS.items():
         daemon.upload(name, seed)
     daemon.said = {name: daemon.text(name) for name in (*NAMES, "tiny")}

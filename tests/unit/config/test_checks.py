@@ -84,6 +84,14 @@ def test_what_cannot_be_is_refused_as_a_start_refuses_it(fine, tmp_path, section
     assert type(refused.value) is error
 
 
+def test_arenas_of_replicas_on_the_cpu_have_to_fit_together(fine):
+    most = checks.psutil.virtual_memory().total
+    model = Model(base="/models/tiny", name="tiny", device="cpu", cpu_pool=most // 2 + 1)
+    checks.check_start(fine(models=(model,)))
+    with pytest.raises(BadConfig, match="for 2 engines, and the machine has"):
+        checks.check_start(fine(models=(msgspec.structs.replace(model, replicas=2),)))
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from engine.errors import EngineDied
 from engine.messages import AddRevision, RemoveRevision, SamplingParams, SequenceDelta, Submit
 from lorad import wire
 from lorad.errors import LoradError
@@ -268,6 +269,24 @@ def test_nobody_is_asked_while_no_engine_is_ready_and_one_is_enough(fleet, event
         with pytest.raises(LoradError):
             f.replicas.check()
         assert f.loads()[0] == (0, 0, {})
+
+    fleet(scenario)
+
+
+def test_an_engine_that_is_gone_and_nobody_knows_it_yet_is_passed_over(fleet, eventually):
+    def gone(submit):
+        raise EngineDied("it has closed its socket")
+
+    async def scenario(f):
+        f.silence()
+        for name in NAMES[:2]:
+            f.engine(name).submit = gone
+        deltas = [f.submit(f"r{n}") for n in range(3)]
+        assert [f.at(f"r{n}") for n in range(3)].count(["2"]) + sum(map(len, deltas)) == 3
+        for n in range(3):
+            f.replicas.abort(f"r{n}")
+        await eventually(lambda: all(deltas))
+        assert f.loads() == [(0, 0, {})] * 3 and f.replicas._flights == {}
 
     fleet(scenario)
 
