@@ -4,7 +4,7 @@
 
 Left: the share of requests that met their adapter, in every tenth of the time, one replica away for
 a while.  Right: the fullest replica's load by the mean one's, and loads a minute.  Means of the
-seeds at the first Zipf exponent in the data.
+seeds of the first case in the data.
 """
 
 import json
@@ -33,7 +33,7 @@ def means(lines: Sequence[dict[str, object]]) -> Means:
     """By policy, over the seeds."""
     by_policy = defaultdict(list)
     for line in lines:
-        if line["zipf"] == lines[0]["zipf"]:
+        if all(line[key] == lines[0][key] for key in ("zipf", "use")):
             by_policy[line["policy"]].append(line)
     found = {}
     for policy, runs in by_policy.items():
