@@ -119,6 +119,6 @@ def _ids_below(size: int, values: Sequence[int], what: str) -> Ids:
         ids = np.array(values, np.int64)
     except OverflowError:
         ids = np.array([-1])
-    if not 0 <= ids.min() <= ids.max() < size:
+    if ids.view(np.uint64).max() >= size:  # as such a negative one is larger than any
         raise RequestInvalid(f"the input holds a {what} outside 0..{size - 1}")
     return ids

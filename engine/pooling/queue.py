@@ -35,11 +35,10 @@ class Item:
     num_cut: int = 0
     deadline: float | None = None
     passed: int = 0  # how often others went past it
+    length: int = field(init=False)  # rows; it is asked for a dozen times
 
-    @property
-    def length(self) -> int:
-        """Rows."""
-        return len(self.tokens)
+    def __post_init__(self) -> None:
+        self.length = len(self.tokens)
 
 
 @dataclass(slots=True)

@@ -279,3 +279,14 @@ def test_an_iterator_that_breaks_leaves_nothing_behind(model: Path) -> None:
             engine.embed(broken())
         assert engine.core.num_waiting == 0 and engine.core.running == []
         assert len(engine.embed([[5, 6]])) == 1
+
+
+@pytest.mark.parametrize("token", [-1, 50, 1 << 63, 1 << 80])
+def test_a_token_that_the_model_lacks_is_refused(drive: Callable[..., Any], token: int) -> None:
+    driver = drive()
+    driver.ask("token", tokens=[5, token])
+    driver.ask("type", tokens=[5, 6], types=[0, token])
+    driver.step()
+    for name, told in (("token", "token id outside 0..49"), ("type", "token type outside 0..1")):
+        result = driver.results[name]
+        assert result.code == "invalid_value" and told in result.message
