@@ -146,7 +146,7 @@ def drafted(sampler: Sampler, seqs: list[Sequence], coupled: bool) -> list[int]:
     return drafts.tolist()
 
 
-@pytest.mark.parametrize("coupled", [True, False])
+@pytest.mark.parametrize("coupled", [True, pytest.param(False, marks=pytest.mark.late)])
 @pytest.mark.parametrize(
     "wish",
     [pytest.param(w, marks=() if n in QUICK else pytest.mark.slow) for n, w in enumerate(WISHES)],

@@ -5,13 +5,16 @@ A model that drafts for itself is right on every token, greedy or drawn, as long
 drafts that are wrong show a hole in it, whatever was cached, preempted, aborted or thrown away.
 """
 
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from engine import speculation
+from engine import grammar, speculation
 from engine.messages import Abort, Evict, GetSnapshot, Load
 
 WISHES = [
@@ -28,6 +31,7 @@ WISHES = [
     {"temperature": 1.0, "seed": 3, "draft_tokens": 0, "max_tokens": 30},
     {"temperature": 1.0, "seed": 4, "draft_tokens": 1, "max_tokens": 30},
 ]
+DRAWN = {"temperature": 1.0, "top_p": 0.9}
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +170,16 @@ def submit_all(driver, prompt, number, **wish):
         driver.submit(f"r{n}", prompt(10 + 7 * n, n), ignore_eos=True, **wish)
 
 
-@pytest.mark.parametrize("wish", [{}, {"temperature": 1.0, "top_p": 0.9}], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("sizes", [{}, {"num_blocks": 17}], ids=["", "tight"])
+@pytest.mark.parametrize(
+    "wish, sizes",
+    [
+        ({}, {}),
+        pytest.param(DRAWN, {}, marks=pytest.mark.late),
+        pytest.param({}, {"num_blocks": 17}, marks=pytest.mark.late),
+        (DRAWN, {"num_blocks": 17}),
+    ],
+    ids=["greedy", "drawn", "greedy, tight", "drawn, tight"],
+)
 def test_a_model_that_drafts_for_itself_is_always_right(
     drafting, model_dir, prompt, wish, sizes
 ) -> None:
@@ -239,6 +251,52 @@ def test_an_adapter_is_drafted_for_by_the_base(drafting, model_dir, adapters, pr
     assert 0 < stats.accepted_by_rev[rev] < stats.drafted_by_rev[rev]
 
 
+@pytest.mark.late
+def test_an_activated_lora_is_drafted_for_in_blocks_that_it_shares_with_the_base(
+    start_core, drafting, adapters, adapters_beside, model_dir, prompt
+) -> None:
+    """What the base's sequence has filled before the invocation is not computed again."""
+    ids = prompt(60)
+
+    def called(adapter):
+        manifest = msgspec.structs.replace(
+            adapter.manifest, rev="ca11" * 16, alora_tokens=tuple(ids[40:42])
+        )
+        return replace(adapter, manifest=manifest)
+
+    right: dict[str, list[int]] = {}
+    for driver in (start_core(), drafting(model_dir, 5)):
+        own = called(adapters_beside(driver.core.info.draft_block_bytes)[0])
+        driver.add(own)
+        for name, rev in (("base", None), ("called", own.rev), ("again", own.rev)):
+            driver.submit(name, ids, rev, max_tokens=40, ignore_eos=True)
+            driver.finish()
+        right = right or {name: story.tokens for name, story in driver.stories.items()}
+    assert {name: story.tokens for name, story in driver.stories.items()} == right
+    assert driver.stories["called"].cached == 32, "the base's blocks"
+    stats = driver.core.stats
+    assert stats.drafted_by_rev[None] == stats.accepted_by_rev[None] > 20
+    assert stats.drafted_by_rev[own.rev] > 0
+
+
+@pytest.mark.late
+def test_guided_answers_beside_drafts_stay_what_they_are_and_have_none(
+    start_core, drafting, worded_dir, prompt
+) -> None:
+    schema = {"enum": ["a word", "another one", "and a third, which is longer"]}
+    text = grammar.json_schema(json.dumps(schema))
+    answers = []
+    for driver in (start_core(worded_dir), drafting(worded_dir, 4, model=worded_dir)):
+        for n in range(2):
+            driver.submit(f"guided {n}", prompt(9, n), grammar=text, temperature=1.0, seed=n)
+            driver.submit(f"free {n}", prompt(12, n), max_tokens=30, ignore_eos=True)
+        driver.finish()
+        answers.append({name: story.tokens for name, story in driver.stories.items()})
+    assert answers[0] == answers[1]
+    stats, free = driver.core.stats, sum(len(answers[0][f"free {n}"]) for n in range(2))
+    assert 0 < stats.drafted_by_rev[None] == stats.accepted_by_rev[None] < free
+
+
 class Chaos:
     """Requests, aborts, loads and evictions at random in a pool that is too small."""
 
@@ -297,6 +355,7 @@ def chaos(start_core, drafting, adapters, prompt, folder, seed, tokens, lookahea
     return ends | {"base": (stats.drafted_by_rev[None], stats.accepted_by_rev[None])}
 
 
+@pytest.mark.late
 def test_aborts_evictions_and_preemptions_leave_no_hole(
     start_core, drafting, adapters, prompt, model_dir
 ) -> None:
