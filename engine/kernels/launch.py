@@ -54,7 +54,11 @@ class Launcher:
             self.kernel.warmup(*args, grid=grid, **self.options)
             return
         what = (*map(_told_apart, args),)
-        form = self._forms.get(what)
+        try:
+            form = self._forms.get(what)
+        except TypeError:  # something that cannot be looked up: Triton's own way
+            self.kernel[grid](*args, **self.options)
+            return
         if form is not None:
             compiled, constants = form
             compiled[(*grid, 1, 1)[:3]](*args, *constants)
