@@ -40,7 +40,7 @@ def usual_classes(step: Rung, max_rank: int, coarse: int = 1) -> list[LoraClass]
     for usual in GRAPHED if step.single else GRAPHED_MIXED:
         if usual.tiles.expand.all_ranks and max_rank <= NARROW:
             continue  # no step is ever wide
-        if not step.single:
+        if usual.tiles in GRAPHED_SHORT and usual.least <= step.rows and not step.single:
             kinds += _split(usual, step, max_rank, coarse)
         kinds += _of_grids(usual, max_rank, _grids(usual, step, coarse))
     return kinds
@@ -85,8 +85,6 @@ def _of_grids(usual: Graphed, max_rank: int, grids: Iterable[int]) -> list[LoraC
 
 def _split(usual: Graphed, step: Rung, max_rank: int, coarse: int) -> list[LoraClass]:
     """Of mixed steps whose decode rows have launches of their own, beside a few chunks or alone."""
-    if step.rows < MANY_SHORT:
-        return []
     short = GRAPHED_SHORT[usual.tiles]
     most, grids = min(step.seqs, step.rows), []
     size = 2 * MANY_SHORT
@@ -109,8 +107,11 @@ def _grids(usual: Graphed, step: Rung, coarse: int) -> list[int]:
     if not usual.least <= rows <= usual.tiles.most_rows:
         return []
     most, size = -(-rows // usual.share), LEAST_GRID
-    if not step.single:  # with more short ones than that, they have launches of their own
-        most, size = min(rows, _items_of_chunks(step) + min(seqs, MANY_SHORT)), 2 * LEAST_GRID
+    if not step.single:
+        short = seqs
+        if usual.tiles in GRAPHED_SHORT:  # with more of them, they have launches of their own
+            short = min(seqs, MANY_SHORT)
+        most, size = min(rows, _items_of_chunks(step) + short), 2 * LEAST_GRID
     grids = []
     while size < most:
         grids.append(size)

@@ -128,12 +128,14 @@ def _gated(
             c = c0 + run * COLUMNS + tl.arange(0, COLUMNS)
             ok = live & (c < WIDTH)[None, :]
             at = y + row * (2 * WIDTH) + c[None, :]
+            gate = tl.load(at, mask=ok, other=0.0)  # both on their way before the products
+            up = tl.load(at + WIDTH, mask=ok, other=0.0)
             gate = _corrected(
-                at, ok, h_gate, hp, arena, slot_row, e, c, live, WIDTH, STRIDE, BLOCK, UNIT,
+                gate, h_gate, hp, arena, slot_row, e, c, live, WIDTH, STRIDE, BLOCK, UNIT,
                 BLOCKS_AT, H_SPLIT, SPLITS, RANKS, ROWS, COLUMNS, PRECISION, MORE,
             )  # fmt: skip
             up = _corrected(
-                at + WIDTH, ok, h_up, hp_up, arena, slot_row, e + 8, c, live, WIDTH, STRIDE, BLOCK,
+                up, h_up, hp_up, arena, slot_row, e + 8, c, live, WIDTH, STRIDE, BLOCK,
                 UNIT, BLOCKS_AT, H_SPLIT, SPLITS, RANKS, ROWS, COLUMNS, PRECISION, MORE,
             )  # fmt: skip
             value = opened(gate, up, out.dtype.element_ty, GELU)
@@ -159,8 +161,7 @@ def _sums(hp, e, q, live, H_SPLIT: tl.constexpr, SPLITS: tl.constexpr, RANKS: tl
 
 @triton.jit
 def _corrected(
-    at,
-    ok,
+    base,
     h_first,
     hp,
     arena,
@@ -181,8 +182,8 @@ def _corrected(
     PRECISION: tl.constexpr,
     MORE: tl.constexpr,
 ):
-    """A tile (ROWS, COLUMNS) of one half, with its module's share added, rounded as expand would
-    store it, in fp32.  Without the module (rank 0) the base's bits."""
+    """`base`, a tile (ROWS, COLUMNS) of one half, with its module's share added, rounded as expand
+    would store it, in fp32.  Without the module (rank 0) the base's bits."""
     rank, begin, block = load_word(e), load_word(e + 2), load_word(e + 5)
     r = tl.arange(0, RANKS)
     inside = (c < WIDTH)[None, :]
@@ -195,7 +196,6 @@ def _corrected(
         place = row_places(slot_row, begin, block, rq, okq, STRIDE, BLOCK, UNIT, BLOCKS_AT)
         b = tl.load(arena + place[:, None] + c[None, :], mask=okq[:, None] & inside, other=0.0)
         acc = add_product(_sums(hp, e, q, live, H_SPLIT, SPLITS, RANKS), b, acc, PRECISION)
-    base = tl.load(at, mask=ok, other=0.0)
     wide = base.to(tl.float32)
     total = tl.where(rank > 0, wide + acc, wide)  # a sum with 0 would lose the sign of -0
     return total.to(base.dtype).to(tl.float32)

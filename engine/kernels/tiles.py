@@ -67,6 +67,8 @@ JOINED = True
 
 #: Steps of more rows are tiled as prefill, whatever their segments.
 PREFILL_ROWS = 1024
+#: Mixed steps of up to so many rows have one launch beside each product (`JOINED`).
+SMALL_ROWS = 64
 #: A step that one adapter owns is tiled for itself up to this many rows.
 SOLO_ROWS = 128
 
@@ -98,6 +100,8 @@ def pick(shape: Shape) -> Tiles:
     wide = shape.max_rank > NARROW
     if shape.rows > PREFILL_ROWS:
         return PREFILL_WIDE if wide else PREFILL
+    if shape.mixed and shape.rows <= SMALL_ROWS:
+        return MIXED_SMALL_WIDE if wide else MIXED_SMALL
     if shape.mixed:
         return MIXED_WIDE if wide else MIXED
     if shape.longest == 1:
@@ -123,8 +127,10 @@ def _vec(name: str, rows: int, chunk: int, *, all_ranks: bool) -> Tiles:
 #: Every segment is one row.  Beside the products, 64 adapters of rank 16 add 1.52 ms a step; on 2
 #: warps, with 1,024 inputs and 512 columns, 1.55.
 ALONE = _vec("alone", 1, 2048, all_ranks=False)
-#: 64 adapters of ranks 8 to 64 add 3.10 ms; 3.47 with 1,024 inputs, 3.19 with 16 ranks as well.
-ALONE_WIDE = _vec("alone wide", 1, 2048, all_ranks=True)
+#: 64 adapters of ranks 8 to 64 add 3.02 ms; 3.12 with 2,048 inputs, 3.47 with 1,024.  Tiles of B
+#: that are flatter or shorter, so that there are more of them, are far worse: 4.1 with 512 columns,
+#: 4.2 with 32 ranks as well, 6.2 to 7.2 with 256.  Two tiles on their way (`deep`): 3.5 to 3.7.
+ALONE_WIDE = _vec("alone wide", 1, 4096, all_ranks=True)
 #: No segment is longer than FEW_ROWS.
 FEW = _vec("few", FEW_ROWS, 1024, all_ranks=False)
 FEW_WIDE = _vec("few wide", FEW_ROWS, 1024, all_ranks=True)
@@ -133,6 +139,18 @@ _MIXED_SHRINK = ShrinkTile("both", DOT_ROWS, 16, chunk=512, wide_chunk=512, step
 #: Long segments beside short ones: decode rows of hot adapters, small prefill chunks.
 MIXED = Tiles("mixed", _MIXED_SHRINK, ExpandTile("both", DOT_ROWS, 16, 256, all_ranks=False))
 MIXED_WIDE = Tiles("mixed wide", _MIXED_SHRINK, ExpandTile("both", DOT_ROWS, 32, 256))
+
+#: The same beside the products of a small mixed step.  There the form for few rows costs 16
+#: sequences on 4 adapters and a chunk of 16 rows 2.05 ms, and this one 0.42.
+MIXED_SMALL = Tiles(
+    "small mixed",
+    _MIXED_SHRINK._replace(form="dot"),
+    ExpandTile("dot", DOT_ROWS, 16, 256, all_ranks=False),
+    SMALL_ROWS,
+)
+MIXED_SMALL_WIDE = Tiles(
+    "small mixed wide", MIXED_SMALL.shrink, ExpandTile("dot", DOT_ROWS, 32, 256), SMALL_ROWS
+)
 
 _SOLO_SHRINK = ShrinkTile("dot", DOT_ROWS, 16, chunk=256, wide_chunk=512, step=512)
 #: One adapter owns a decode batch.
@@ -163,7 +181,9 @@ class GateTile(NamedTuple):
     warps: int
 
 
-GATE, GATE_WIDE = GateTile(128, 4, 4), GateTile(128, 2, 4)
+#: Beside the products of 2,048 rows one adapter of rank 16 adds 4.39 ms so, one of rank 64 9.6;
+#: with 2 to 4 runs 4.71 and 10.3, with 256 columns 4.77 to 5.5.  Without the gate 4.61 and 10.5.
+GATE = GATE_WIDE = GateTile(128, 1, 4)
 
 
 def for_prompts(tiles: Tiles) -> bool:
@@ -218,7 +238,12 @@ def pick_short(max_rank: int) -> Tiles:
 
 
 #: Of mixed steps.  Their items are those of full tiles of rows, and one more for every sequence.
-GRAPHED_MIXED = (Graphed(MIXED, 16, DOT_ROWS, 2, 2), Graphed(MIXED_WIDE, 64, DOT_ROWS, 2, 4))
+GRAPHED_MIXED = (
+    Graphed(MIXED_SMALL, 16, DOT_ROWS, 2, 2),
+    Graphed(MIXED_SMALL_WIDE, 64, DOT_ROWS, 2, 4),
+    Graphed(MIXED, 16, DOT_ROWS, SMALL_ROWS + 1, 2),
+    Graphed(MIXED_WIDE, 64, DOT_ROWS, SMALL_ROWS + 1, 4),
+)
 #: Of the short segments of mixed steps that have launches of their own.
 GRAPHED_SHORT = {MIXED: Graphed(FEW, 16, 1, 2, 4), MIXED_WIDE: Graphed(FEW_WIDE, 64, 1, 2, 8)}
 
@@ -230,6 +255,8 @@ ALL = (
     FEW_WIDE,
     MIXED,
     MIXED_WIDE,
+    MIXED_SMALL,
+    MIXED_SMALL_WIDE,
     SOLO,
     SOLO_WIDE,
     PREFILL,

@@ -232,7 +232,7 @@ def test_a_mixed_steps_short_segments_have_launches_of_their_own(
         pool.add(slot, whole(ranks[slot % 3]), bias=slot == 7)
     decode = [(-1, 2), *((slot, 1 + (slot == 4)) for slot in range(10))]
     segments, total = rows_of([*decode, (10 if chunk else -1, chunk or 21)])
-    rung = Rung(64, 20)
+    rung = Rung(128, 20)
     plan = pool.plan(segments, total, rung=rung).device
     assert plan.kind.tiles.name.startswith("mixed" if chunk else "few")
     assert (plan.short is not None) == bool(chunk)
