@@ -59,7 +59,10 @@ Weight = Annotated[
     typer.Option(metavar="W", help="Its share where tenants wait: 2 gets twice what 1 gets."),
 ]
 Base = Annotated[
-    bool | None, typer.Option("--base/--no-base", help="May it use the base model itself?")
+    bool | None,
+    typer.Option(
+        "--base/--no-base", help="May it use base models? No: those alone that --adapters names."
+    ),
 ]
 
 

@@ -112,7 +112,7 @@ class RequestService:
         if trace is not None:
             trace.name, trace.rev, trace.tenant = resolved.name, resolved.rev, account.tenant.name
             trace.model = resolved.model
-        _check_fallback(ask, account.tenant)
+        _check_fallback(ask, account.tenant, resolved.model)
         guest = self.reception.admit(
             resolved,
             account,
@@ -362,9 +362,9 @@ def _check_generates(model: str, info: EngineInfo) -> None:
         )
 
 
-def _check_fallback(ask: Ask, tenant: Tenant) -> None:
+def _check_fallback(ask: Ask, tenant: Tenant, model: str) -> None:
     """Who may not ask the base model does not get its answers for a prompt that invokes nothing."""
-    if ask.alora_fallback == "base" and not tenant.base:
+    if ask.alora_fallback == "base" and not tenant.may_base(model):
         message = "alora_fallback: the base model is not served here"
         raise LoradError("invalid_value", message, param="alora_fallback")
 

@@ -21,7 +21,8 @@ class Tenant:
     """`weight`: of two that always wait, 2.0 is served twice the tokens of 1.0.
 
     `adapters` are globs of names and references, `models` are the bases' names, which are asked
-    for only if `base`.  0 is no limit, and for `queue` limits.queue_per_tenant.
+    for only if `base`, or if `adapters` has the very name: no base is met by a pattern.  0 is no
+    limit, and for `queue` limits.queue_per_tenant.
     """
 
     name: str = ""
@@ -43,11 +44,15 @@ class Tenant:
         """Use what a request calls `model`?  Asks nobody whether there is such a thing, so that
         the answer takes as long for what there is as for what there is not."""
         if model in self.models:
-            return self.base
+            return self.may_base(model)
         name, _ = split_digest(model)
         if is_reference(name):  # without the commit or the etags that it may be pinned to
             name = name.partition("@" if name.startswith("hf:") else "#")[0]
         return any(fnmatchcase(name, glob) for glob in self.adapters)
+
+    def may_base(self, model: str) -> bool:
+        """Use that base itself?"""
+        return self.base or model in self.adapters
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,3 +153,14 @@ def test_no_two_tenants_can_come_to_the_same_salt(callers):
     salts = {c.salt(s) for c in (acme, rival, operator) for s in ("", "acme/", "/", "rival")}
     assert len(salts) == 12
     assert ANYBODY.salt("mine") == "mine"
+
+
+def test_a_base_is_met_by_its_very_name_alone():
+    bases = ("llama", "minilm")
+    open_to_all = Tenant(adapters=("acme/*",), models=bases)
+    assert open_to_all.may("llama") and open_to_all.may("minilm")
+    one = Tenant(adapters=("acme/*", "minilm"), base=False, models=bases)
+    assert [one.may(name) for name in ("llama", "minilm", "acme/a")] == [False, True, True]
+    assert (one.may_base("llama"), one.may_base("minilm")) == (False, True)
+    none = Tenant(adapters=("*", "mini*"), base=False, models=bases)
+    assert not none.may("llama") and not none.may("minilm") and none.may("other")
