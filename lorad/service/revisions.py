@@ -245,7 +245,10 @@ class Revisions:
             await self.load(rev)
 
     async def _load(self, rev: str, tier: Literal["gpu", "ram"]) -> None:
+        restarts = self._link.restarts
         await self.prepare(rev)
+        if self._link.restarts != restarts:  # the next process may not know it
+            raise LoradError("engine_restarting", "the engine was replaced meanwhile")
         try:
             await self._link.call(Load(command_id=self._link.next_id(), rev=rev, tier=tier))
         except LoradError as error:

@@ -1,15 +1,18 @@
 """Several engines of one model: which gets a request, and what becomes of it when one dies."""
 
 import asyncio
+import contextlib
+import random
 from functools import partial
 
 import pytest
 
+from engine.adapters.states import RESIDENT
 from engine.errors import EngineDied
 from engine.messages import AddRevision, RemoveRevision, SamplingParams, SequenceDelta, Submit
 from lorad import wire
 from lorad.errors import LoradError
-from lorad.routing.affinity import ranking
+from lorad.routing.affinity import Router, Terms, ranking
 from lorad.service.engine_link import EngineLink
 from lorad.service.lineup import Lineup, ModelAdapters
 from lorad.service.picture import Picture
@@ -17,7 +20,7 @@ from lorad.service.pictures import Pictures
 from lorad.service.pins import PinRoom
 from lorad.service.registration import Registration
 from lorad.service.replica_revisions import ReplicaRevisions
-from lorad.service.replicas import Replica, Replicas
+from lorad.service.replicas import LOST, Replica, Replicas
 from lorad.service.revisions import Revisions
 
 NAMES = ("0", "1", "2")
@@ -474,3 +477,100 @@ def test_a_name_that_is_removed_is_forgotten_by_all(fleet, eventually):
         assert w.types().count("adapter.retired") == 1
 
     fleet(scenario)
+
+
+def test_a_hot_adapter_gets_a_second_engine_and_gives_it_back(fleet, eventually):
+    async def scenario(f):
+        now = [0.0]
+        terms = Terms(spare=100, hot_queue=3, cool_seconds=10.0)
+        f.replicas._router, f.replicas._clock = Router(terms), lambda: now[0]
+        await f.world.add("a", 1, load=True)
+        f.silence()
+        rev = f.world.rev(1)
+        home, second = ranking(rev, NAMES)[:2]
+        for n in range(5):
+            f.submit(f"a{n}", rev)
+        await eventually(lambda: f.at("a4"))
+        assert [f.at(f"a{n}")[0] for n in range(5)] == [home] * 4 + [second]
+        assert f.replicas[second].routed == {"spread": 1}
+        for n in range(5):
+            f.engine(f.at(f"a{n}")[0]).finish(f"a{n}")
+        await eventually(lambda: f.loads() == [(0, 0, {})] * 3)
+        now[0] = 20.0
+        f.submit("b")
+        assert f.replicas._router.homes(rev) == 1
+        assert f.replicas.choose(rev).name == home
+
+    fleet(scenario)
+
+
+# ----------------------------------------------------------------- all at once
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_happens_the_engines_end_up_with_what_the_names_mean(fleet, eventually, seed):
+    """Four operators change a name each, requests come for all of them, and engines die."""
+
+    async def scenario(f):
+        w, told, ended = f.world, {}, []
+        over = asyncio.Event()
+
+        async def operate(name):
+            rng = random.Random(f"{seed}{name}")
+            for _ in range(20):
+                what = rng.choice(("add", "add", "pin", "unpin", "load", "evict", "remove"))
+                try:
+                    if what == "add":
+                        added = await w.add(name, rng.randrange(1, 9), replace=True)
+                        told[name] = added.rev
+                    elif what == "remove":
+                        await w.adapters.remove(name)
+                        told.pop(name, None)
+                    else:
+                        await getattr(w.adapters, what)(wire.Names(names=(name,), force=True))
+                except LoradError as error:
+                    assert error.code in ("model_not_found", "no_room", *LOST), error
+
+        async def ask():
+            rng = random.Random(seed)
+            while not over.is_set():
+                entry = w.catalog.get(rng.choice("abcd"))
+                rev = entry.rev if entry is not None else None
+                with contextlib.suppress(LoradError):
+                    ended.append(f.submit(f"r{len(ended)}", rev))
+                await asyncio.sleep(0.005)
+
+        async def kill():
+            rng = random.Random(seed)
+            for _ in range(4):
+                link = f.links[victim := rng.choice(NAMES)]
+                before = link.restarts
+                f.engine(victim).die()
+                await eventually(partial(lambda link, n: link.restarts > n, link, before))
+                await link.ready.wait()
+
+        asking = asyncio.create_task(ask())
+        await asyncio.gather(*map(operate, "abcd"), kill())
+        over.set()
+        await asking
+        await eventually(lambda: all(deltas and deltas[-1].finish_reason for deltas in ended))
+        assert f.loads() == [(0, 0, {})] * 3 and f.replicas._flights == {}
+        assert len(ended) > 10
+        meant = {entry.name: entry.rev for entry in w.catalog if entry.rev is not None}
+        assert meant == told
+        await eventually(lambda: at_rest(f, set(meant.values())))
+
+    fleet(scenario)
+
+
+def at_rest(f, meant):
+    """No engine knows what no name means; what is pinned is so on its keeper and nowhere else."""
+    w = f.world
+    pinned = {e.rev for e in w.catalog if e.pinned and e.rev is not None}
+    for name in NAMES:
+        engine = f.engine(name)
+        here = {rev for rev in pinned if f.replicas.keeper(rev) == name}
+        known = set(engine.revisions)
+        tiers = {rev for rev, tier in f.revisions[name].tiers.items() if tier in RESIDENT}
+        gpu = {rev for rev, tier in engine.revisions.items() if tier == "gpu"}
+        if not (known <= meant and engine.pinned == here & known and tiers == gpu):
+            return False
+    return True
