@@ -78,7 +78,7 @@ class EngineCore:
         progress: Callable[[str, float], None] = lambda *_: None,
         bell: threading.Event | None = None,
         lookahead: bool | None = None,
-        on_death: Callable[[str], None] | None = None,
+        on_death: Callable[[EngineError], None] | None = None,
     ) -> None:
         self.bell = bell or threading.Event()
         #: The other ranks of the model; None = this process has all of it.
@@ -251,7 +251,7 @@ class EngineCore:
         config: EngineConfig,
         progress: Callable[[str, float], None],
         lookahead: bool | None,
-        on_death: Callable[[str], None] | None,
+        on_death: Callable[[EngineError], None] | None,
     ) -> Machine:
         """With other ranks, which are told what there is to copy, if they share the model."""
         wake = self.bell.set

@@ -260,9 +260,9 @@ def _build(
     with collecting_nothing():
         from engine.core import EngineCore
 
-    def die(message: str) -> None:
+    def die(error: EngineError) -> None:
         """The step loop waits for a rank that is gone: nothing but this ends the process."""
-        outbox.put(Fatal("internal_error", message))
+        outbox.put(Fatal(error.code, error.message, error.hint))
         outbox.close()
         os._exit(1)
 

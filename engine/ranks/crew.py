@@ -25,7 +25,7 @@ from torch import Tensor
 from engine.adapters.slots import SlotRow
 from engine.batch import Packed
 from engine.config import EngineConfig
-from engine.errors import EngineDied, NoDevice
+from engine.errors import EngineDied, EngineError, NoDevice
 from engine.kernels.lora_meta import LoraClass, LoraMeta
 from engine.messages import PackedManifest
 from engine.models.ranks import ENVIRONMENT, Ranks
@@ -36,6 +36,7 @@ from engine.ranks.told import (
     Cancel,
     Copied,
     Copy,
+    Failed,
     Kind,
     Reader,
     Serve,
@@ -49,6 +50,9 @@ from engine.startup import device_of
 
 #: How long the others may take to end after they were told to.
 FAREWELL_SECONDS = 10.0
+#: What one rank finds wrong at the start, all of them do, but for what is wrong with its card: the
+#: first one has so long to say it by itself.
+GRACE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class Crew:
         *,
         lookahead: bool | None,
         wake: Callable[[], None],
-        on_death: Callable[[str], None] | None = None,
+        on_death: Callable[[EngineError], None] | None = None,
     ) -> None:
         """Start the processes and wait until all have met.  Raises ConfigError, NoDevice or
         ModelUnsupported before that, EngineDied if one does not get so far."""
@@ -81,7 +85,8 @@ class Crew:
         self.size = config.tensor_parallel
         self._wake = wake
         self._on_death = on_death or _die
-        self._closing = False
+        self._over = threading.Event()
+        self._serving = False
         self._reports: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._kinds: dict[LoraClass, int] = {}
         self._memory = os.memfd_create("lorad-adapters", os.MFD_CLOEXEC)
@@ -132,6 +137,7 @@ class Crew:
     # ------------------------------------------------------------- telling
     def serve(self) -> None:
         """All ranks have started alike; from now on the others do what they are told."""
+        self._serving = True
         self._tell(frame(Serve()))
 
     def slot(self, row: SlotRow, manifest: PackedManifest) -> None:
@@ -177,7 +183,7 @@ class Crew:
 
     def close(self) -> None:
         """End the others.  Nothing may be under way."""
-        self._closing = True
+        self._over.set()
         with contextlib.suppress(OSError):
             self._tell(frame(Stop()))
         self.ranks.close()
@@ -205,20 +211,25 @@ class Crew:
     def _listen(self, other: _Other) -> None:
         """On a thread of each rank's own."""
         reader = Reader(other.sock)
-        try:
+        error: EngineError | None = None
+        with contextlib.suppress(OSError):  # reset instead of closed
             while (said := reader.next()) is not None:
                 told: Told = said[0]
-                assert isinstance(told, Copied)
-                self._reports.put(told.rev)
-                self._wake()
-        except OSError:
-            pass  # reset instead of closed
-        if not self._closing:
-            other.process.wait()
-            self._on_death(f"rank {other.rank} has died: {_how(other.process.returncode)}")
+                if isinstance(told, Failed):
+                    error = EngineError(f"rank {other.rank}: {told.message}", hint=told.hint)
+                    error.code = told.code
+                else:
+                    assert isinstance(told, Copied)
+                    self._reports.put(told.rev)
+                    self._wake()
+        if self._over.wait(0.0 if self._serving else GRACE_SECONDS):
+            return
+        other.process.wait()
+        how = _how(other.process.returncode)
+        self._on_death(error or EngineError(f"rank {other.rank} has died: {how}"))
 
     def _end(self, seconds: float) -> None:
-        self._closing = True
+        self._over.set()
         limit = time.monotonic() + seconds
         for other in self._others:
             try:
@@ -266,7 +277,7 @@ def _how(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
-def _die(message: str) -> None:
+def _die(error: EngineError) -> None:
     """The step loop may wait for the dead for ever: nothing else ends it."""
-    print(f"lorad engine: {message}", file=sys.stderr, flush=True)
+    print(f"lorad engine: {error.message}", file=sys.stderr, flush=True)
     os._exit(1)

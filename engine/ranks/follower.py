@@ -7,6 +7,7 @@ files but the weights.  It ends with the first rank, whatever becomes of that on
 LIFELINE closes then.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -36,6 +37,7 @@ from engine.ranks.told import (
     Cancel,
     Copied,
     Copy,
+    Failed,
     Kind,
     Reader,
     Serve,
@@ -205,14 +207,16 @@ def main(arguments: Sequence[str]) -> int:
     threading.Thread(target=_end_with, args=(lifeline,), name="lorad-lifeline", daemon=True).start()
     config = msgspec.json.decode(encoded, type=EngineConfig)
     ahead = {"auto": None, "on": True, "off": False}[lookahead]
+    sock = socket.socket(fileno=int(sock_fd))
     try:
         device = torch.device(device_of(config))
         ranks = Ranks(int(rank), config.tensor_parallel, store_fd=int(store_fd), device=device)
         follower = Follower(config, ranks, int(memory_fd), ahead)
-        follow(follower, socket.socket(fileno=int(sock_fd)))
+        follow(follower, sock)
         ranks.close()
     except EngineError as error:
-        print(f"lorad engine: rank {rank}: {error.message}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            sock.sendall(frame(Failed(error.code, error.message, error.hint)))
         return 1
     except Exception:
         traceback.print_exc()

@@ -83,7 +83,15 @@ class Copied(msgspec.Struct, frozen=True, array_like=True, tag=True):
     rev: str
 
 
-Told = Kind | Slot | Step | Copy | Cancel | Serve | Stop | Copied
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The other way, as last words: an EngineError that ends this rank."""
+
+    code: str
+    message: str
+    hint: str
+
+
+Told = Kind | Slot | Step | Copy | Cancel | Serve | Stop | Copied | Failed
 _decoder = msgspec.msgpack.Decoder(Told)
 _encoder = msgspec.msgpack.Encoder()
 

@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.engine import Engine, Generation
+from engine.errors import ModelUnsupported
 from engine.messages import Evict, Fatal, SamplingParams, VerifyRevision
-
-pytestmark = pytest.mark.late
 
 WAIT = 120.0
 SETTINGS: dict[str, Any] = {
@@ -101,6 +100,7 @@ def equal(sides: tuple[Side, Side], ask: Callable[[Side], list[Generation]]) -> 
     return two
 
 
+@pytest.mark.late
 def test_mixed_batches_of_more_adapters_than_slots_say_the_same(
     sides: tuple[Side, Side], prompt: Callable[..., list[int]]
 ) -> None:
@@ -111,6 +111,7 @@ def test_mixed_batches_of_more_adapters_than_slots_say_the_same(
     assert len({tuple(one.tokens) for one in drawn}) > 1
 
 
+@pytest.mark.late
 def test_what_is_cached_is_found_and_says_the_same(
     sides: tuple[Side, Side], prompt: Callable[..., list[int]]
 ) -> None:
@@ -121,6 +122,7 @@ def test_what_is_cached_is_found_and_says_the_same(
         assert again.cached_tokens == 64
 
 
+@pytest.mark.late
 def test_sequences_that_give_way_go_on_with_the_same_tokens(
     sides: tuple[Side, Side], prompt: Callable[..., list[int]]
 ) -> None:
@@ -130,6 +132,7 @@ def test_sequences_that_give_way_go_on_with_the_same_tokens(
     assert sides[1].core.scheduler.num_preemptions > before
 
 
+@pytest.mark.late
 def test_prompts_have_the_same_log_probabilities(
     sides: tuple[Side, Side], prompt: Callable[..., list[int]]
 ) -> None:
@@ -141,6 +144,7 @@ def test_prompts_have_the_same_log_probabilities(
         torch.testing.assert_close(torch.tensor(b), torch.tensor(a), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.late
 def test_an_adapter_that_comes_back_from_disk_says_the_same(
     sides: tuple[Side, Side], prompt: Callable[..., list[int]]
 ) -> None:
@@ -152,6 +156,7 @@ def test_an_adapter_that_comes_back_from_disk_says_the_same(
     assert after.tokens == before.tokens
 
 
+@pytest.mark.late
 def test_a_step_with_adapters_has_the_collectives_of_one_without(
     sides: tuple[Side, Side], prompt: Callable[..., list[int]]
 ) -> None:
@@ -166,6 +171,7 @@ def test_a_step_with_adapters_has_the_collectives_of_one_without(
         assert count == passes * (1 + 2 * 2 + 1 + 1)
 
 
+@pytest.mark.late
 def test_each_rank_holds_its_part_of_an_adapter(sides: tuple[Side, Side]) -> None:
     one, two = (side.core.residency.manifest(side.revs[0]) for side in sides)
     assert one.rev == two.rev and one.layout != two.layout
@@ -173,6 +179,7 @@ def test_each_rank_holds_its_part_of_an_adapter(sides: tuple[Side, Side]) -> Non
     assert sides[1].packed(0) == 2 * two.num_blocks * sides[1].core.info.block_bytes
 
 
+@pytest.mark.late
 def test_verification_is_refused_by_name(sides: tuple[Side, Side]) -> None:
     core = sides[1].core
     core.take(VerifyRevision(command_id=77, rev=sides[1].revs[0], probe="/nowhere"))
@@ -197,6 +204,7 @@ async def started(model: Path) -> tuple[EngineClient, int]:
     return client, other
 
 
+@pytest.mark.late
 def test_a_rank_that_dies_ends_the_engine_with_a_word(model_dir: Path) -> None:
     async def scene() -> None:
         client, other = await started(model_dir)
@@ -211,6 +219,7 @@ def test_a_rank_that_dies_ends_the_engine_with_a_word(model_dir: Path) -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.late
 def test_no_rank_outlives_the_first_one(model_dir: Path) -> None:
     async def scene() -> None:
         client, other = await started(model_dir)
@@ -225,3 +234,14 @@ def test_no_rank_outlives_the_first_one(model_dir: Path) -> None:
         await client.stop()
 
     asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_what_all_ranks_find_wrong_the_first_one_says(model_dir: Path, tmp_path: Path) -> None:
+    for file in model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ModelUnsupported, match=r"lacks the tensor norm\.weight"):
+        Engine(EngineConfig(model=str(tmp_path), tensor_parallel=2, **SETTINGS))

@@ -1,6 +1,8 @@
 """What one rank is told of a step: the other's batch, laid out again, is the same batch."""
 
+import queue
 import socket
+import threading
 from dataclasses import fields, replace
 
 import numpy as np
@@ -8,11 +10,13 @@ import pytest
 import torch
 
 from engine.batch import Batch, Batcher, Packed
+from engine.errors import EngineError
 from engine.kernels import tiles
 from engine.kernels.lora_meta import LoraClass
 from engine.ladder import Ladder
 from engine.messages import SamplingParams
-from engine.ranks.told import Kind, Reader, Step, Stop, frame, words_of
+from engine.ranks.crew import Crew, _Other
+from engine.ranks.told import Copied, Failed, Kind, Reader, Step, Stop, frame, words_of
 from engine.sequence import Chunk, Sequence, StepWork
 
 PLAN_WORDS = 24
@@ -141,3 +145,37 @@ def test_a_class_of_plans_is_the_same_on_the_other_side() -> None:
         told, _ = Reader(there).next()
     assert told == Kind(3, kind) and {told.kind: 1}[kind] == 1
     assert told.kind.tiles in tiles.GRAPHED_SHORT
+
+
+class Ended:
+    """A process that has ended."""
+
+    returncode = -9
+
+    def wait(self) -> int:
+        return self.returncode
+
+
+@pytest.mark.parametrize(
+    ("last_words", "code", "message"),
+    [
+        (Failed("invalid_config", "no room", "more memory"), "invalid_config", "rank 1: no room"),
+        (None, "internal_error", "rank 1 has died: signal 9"),
+    ],
+)
+def test_a_rank_that_ends_is_told_of_with_its_last_words(
+    last_words: Failed | None, code: str, message: str
+) -> None:
+    told: list[EngineError] = []
+    crew = object.__new__(Crew)
+    crew._over, crew._serving, crew._on_death = threading.Event(), True, told.append
+    crew._reports, crew._wake = queue.SimpleQueue(), lambda: None
+    ours, theirs = socket.socketpair()
+    held, lifeline = socket.socketpair()
+    with ours, theirs, held, lifeline:
+        theirs.sendall(frame(Copied("rev")) + (frame(last_words) if last_words else b""))
+        theirs.shutdown(socket.SHUT_WR)
+        crew._listen(_Other(1, Ended(), ours, held))  # type: ignore[arg-type]
+    [error] = told
+    assert (error.code, error.message) == (code, message)
+    assert crew.reports() == ["rev"]
