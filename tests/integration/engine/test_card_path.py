@@ -18,9 +18,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
 from engine import assembly
+from engine.config import PoolsToo
 from engine.graphs import StepGraphs
 from engine.kernels import backend
 from engine.messages import Abort, Evict, Load
+from engine.pooling.requests import PoolRequest, unpacked
 
 ROWS = (20, 16, 8, 4, 2, 1)  # of decode steps of up to 20 sequences
 
@@ -445,3 +447,35 @@ def test_guided_rows_follow_their_grammar_beside_free_ones(
     texts = [tokenizer.decode(story.tokens) for story in stories[:2]]
     assert set(json.loads(texts[0])) <= {"red", "green"}
     assert re.fullmatch("[a-f]{3}", texts[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["last", "mean"])
+def test_inputs_that_are_pooled_in_padded_steps_give_what_plain_torch_gives(
+    start_core, adapters, prompt, model_dir, request, kind
+) -> None:
+    """Their hidden states lie where the next step writes its own, beside rows of nobody."""
+    pools = PoolsToo(root=str(model_dir), pooling=kind)
+    shared = prompt(20, 3)
+    asked = [(shared + prompt(n, n), adapters[0].rev if n % 2 else None) for n in (1, 9, 14, 30)]
+
+    def pool(driver):
+        driver.add(*adapters[:1])
+        story = driver.submit("g", prompt(5, 1), adapters[0].rev, max_tokens=6)
+        for n, (tokens, rev) in enumerate(asked):
+            driver.core.take(PoolRequest(request_id=f"p{n}", tokens=tokens, rev=rev))
+        told = {}
+        while len(told) < len(asked) or not story.finish:
+            told |= {one.request_id: unpacked(one) for one in driver.step().pooled}
+        return story.tokens, [told[f"p{n}"] for n in range(len(asked))]
+
+    tokens, plain = pool(start_core(pools=pools))
+    request.getfixturevalue("on_card_path")
+    driver = start(start_core, pools=pools, pooled_tokens=16, mixed_tokens=24)
+    assert driver.core.lookahead
+    same, padded = pool(driver)
+    assert same == tokens
+    for one, other in zip(plain, padded, strict=True):
+        assert np.abs(one.values - other.values).max() < 2e-3 * np.abs(one.values).max()
+    assert driver.core.runner.graphs.num_replays > 5
+    assert (sum(one.num_cached for one in padded) > 0) == (kind == "last")
