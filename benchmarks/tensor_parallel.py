@@ -19,6 +19,10 @@ JSON lines on stdout, each with `tensor_parallel`:
                          base and of one PEFT adapter that are the same up to the first that differs
                          (`same_tokens` of `of`), the largest and the mean difference of a prompt's
                          log-probabilities, and what `step_ms` and `tokens_per_s` became (`speedup`)
+  messages               microseconds of what ranks tell each other, alone, in rows of the model's
+                         width: `sum` of a layer's output, and `gather` of rows of RANK numbers,
+                         which an adapter whose A is cut by its rank would need twice a layer at
+                         the least: `fully_sharded_adds_ms` a step, where A is on every rank now
 Mixed steps replay no graph here (--graph-tokens 0), which shortens the start.  With --keep, answers
 and packed files stay in DIR: a size that is run later can be held --against one of before.
 """
@@ -33,7 +37,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,13 +47,14 @@ import numpy as np
 import torch
 from decode import Bench, step_seconds
 from random_model import ensure_model
-from rig import RANK, Rig, random_prompt
+from rig import RANK, DeviceClock, Rig, random_prompt
 from safetensors.torch import save_file
 
 from engine.adapters.pack import pack_into
 from engine.config import EngineConfig
 from engine.layout import MODULES
 from engine.messages import AddRevision, SamplingParams, Submit
+from engine.models.ranks import Ranks
 from engine.models.spec import read_spec
 
 CASES = "1:0,1:1,64:0,64:1,64:8,64:64"
@@ -241,6 +246,75 @@ def run_size(options: argparse.Namespace) -> None:
             )
 
 
+# ----------------------------------------------------------------- messages alone
+def run_rank(options: argparse.Namespace) -> None:
+    """One rank of those that only talk; the first one tells what it took."""
+    cards = torch.cuda.is_available() and options.device != "cpu"
+    device = torch.device("cuda" if cards else "cpu")
+    ranks = Ranks(options.rank, options.size, store_fd=options.store, device=device)
+    spec = read_spec(options.model)
+    dtype = torch.bfloat16 if cards else torch.float32
+    told: dict[str, float] = {}
+    for rows in (1, 64):
+        x = torch.zeros(rows, spec.hidden_size, dtype=dtype, device=device)
+        h = torch.zeros(rows, RANK // options.size or 1, device=device)
+        whole = torch.zeros(rows, h.shape[1] * options.size, device=device)
+        told[f"sum_{rows}"] = timed(partial(ranks.add_up, x), device)
+        told[f"gather_{rows}"] = timed(partial(ranks.side_by_side, h, whole), device)
+    if not options.rank:
+        adds = 2 * spec.num_layers * told["gather_64"] / 1e3
+        line = {"benchmark": "tensor_parallel", "tensor_parallel": options.size, "messages": told}
+        print(json.dumps(line | {"fully_sharded_adds_ms": round(adds, 3)}), flush=True)
+
+
+def timed(call: Callable[[], None], device: torch.device) -> float:
+    """Microseconds of one of many in a row; on a card in a graph, as a step has them."""
+    for _ in range(3):
+        call()
+    run, count = call, 20
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(count):
+                call()
+        run = graph.replay
+    best = float("inf")
+    for _ in range(10):
+        clock = DeviceClock(device)
+        for _ in range(1 if run is not call else count):
+            run()
+        best = min(best, clock.seconds() / count)
+    return round(1e6 * best, 2)
+
+
+def talk(options: argparse.Namespace, size: int, argv: Sequence[str]) -> None:
+    """Processes that do nothing but talk, one a rank."""
+    store = os.memfd_create("ranks")
+    asked = [*argv, "--size", str(size), "--store", str(store)]
+    named = [n for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n]
+    cards = [*named, *map(str, range(len(named), size))]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, *asked, "--rank", str(rank)],
+            pass_fds=(store,),
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(cards[rank:] + cards[:rank])},
+        )
+        for rank in range(size)
+    ]
+    try:
+        failed = [rank.wait(120) for rank in ranks]
+    except subprocess.TimeoutExpired:
+        failed = [1]
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+    os.close(store)
+    if any(failed):
+        line = {"benchmark": "tensor_parallel", "tensor_parallel": size}
+        print(json.dumps({**line, "messages": {}, "error": "a rank failed, or hung"}), flush=True)
+
+
 def _keep(answers: dict[str, Any], path: Path) -> dict[str, Any]:
     path.write_text(json.dumps(answers))
     return {"of": ANSWER, "prompts": CHECKED}
@@ -362,9 +436,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR")
     parser.add_argument("--size", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--store", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.size:
-        run_size(options)
+        if options.rank is None:
+            run_size(options)
+        else:
+            run_rank(options)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # the other ranks end with this process
@@ -376,6 +455,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             told[size] = start(options, size, scratch, argv)
             line = {"benchmark": "tensor_parallel", "tensor_parallel": size}
             print(json.dumps({**line, "adapters_add": added(told[size])}), flush=True)
+        for size in (size for size in sizes if size > 1):
+            talk(options, size, argv)
         first = options.against or sizes[0]
         for other in (size for size in sizes if size != first):
             print(json.dumps(compare(first, other, scratch, told)), flush=True)

@@ -27,6 +27,7 @@ from engine.adapters.host import pin
 from engine.adapters.slots import SlotRow
 from engine.assembly import make_planner, make_runner, warm_up_steps
 from engine.batch import Packed
+from engine.collector import spare_what_is_there
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.kernels.lora_meta import LoraClass, LoraMeta, Segment
@@ -212,6 +213,7 @@ def main(arguments: Sequence[str]) -> int:
         device = torch.device(device_of(config))
         ranks = Ranks(int(rank), config.tensor_parallel, store_fd=int(store_fd), device=device)
         follower = Follower(config, ranks, int(memory_fd), ahead)
+        spare_what_is_there()  # all ranks wait for the one that collects
         follow(follower, sock)
         ranks.close()
     except EngineError as error:
