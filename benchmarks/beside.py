@@ -1,0 +1,171 @@
+"""Pauses of a generator's streams while an embedder on the same card is kept busy.
+
+    python benchmarks/beside.py --model DIR [--shape bge-large] [--rows 16384,4096,1024]
+                                [--streams 64] [--seconds 3]
+
+DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
+written there first.  The embedder has random weights of a shape of `pooling.py`, a process of its
+own, as each model of a daemon has, and inputs of 256 tokens without an end.  First the streams
+decode alone, then beside it, once with each number of --rows, which is what one of its steps may
+hold.  One JSON line each: the streams' pauses in milliseconds, the embedder's tokens a second
+beside them (and, `alone`, without them), and `p99_over_alone` against its bar.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import checkout  # noqa: F401
+import numpy as np
+import torch
+from offline import OfflineDriver
+from pooling import SHAPES, VOCAB, write_model
+from random_model import ensure_model
+from report import table
+from streams import Line, bars_of
+from workloads import Sizes, Workloads
+
+from engine.config import EngineConfig
+
+LENGTH, AT_ONCE = 256, 256
+P99_BAR = 1.3
+
+
+def embed_on(folder: Path, rows: int, device: str) -> None:
+    """In a process of its own: say `ready`, then each half second how many tokens there were."""
+    from engine.pooling.config import PoolingConfig
+    from engine.pooling.engine import PoolingEngine
+
+    config = PoolingConfig(
+        model=str(folder),
+        device="cuda" if device == "cuda" else "cpu",
+        max_num_seqs=1024,
+        max_batch_tokens=rows,
+    )
+    random = np.random.default_rng(1)
+    inputs = [random.integers(5, VOCAB, LENGTH).tolist() for _ in range(AT_ONCE)]
+    with PoolingEngine(config) as engine:
+        engine.embed(inputs)
+        print("ready", flush=True)
+        while True:
+            before, tokens = time.monotonic(), 0
+            while time.monotonic() - before < 0.5:
+                engine.embed(inputs)
+                tokens += LENGTH * AT_ONCE
+            print(tokens / (time.monotonic() - before), flush=True)
+
+
+class Embedder:
+    """The other process; `rates` are its tokens a second, as it tells them."""
+
+    def __init__(self, folder: Path, rows: int, device: str) -> None:
+        words = ["--embed-on", str(folder), "--rows", str(rows), "--device", device]
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__)), "--model", "-", *words],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if self._line() != "ready":
+            raise RuntimeError("the embedder did not start: see above")
+
+    def rate(self, count: int) -> float:
+        """Mean of the next `count` rates."""
+        return sum(float(self._line()) for _ in range(count)) / count
+
+    def close(self) -> float:
+        """The last rate that it told."""
+        self._process.terminate()
+        assert self._process.stdout is not None
+        told = [line for line in self._process.stdout.read().split() if line]
+        self._process.wait()
+        return float(told[-1]) if told else 0.0
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
+    folder = write_model(scratch / "embedder", SHAPES[options.shape], scores=False)
+    config = EngineConfig(
+        model=str(options.model),
+        device=options.device,
+        gpu_memory_utilization=0.6,
+        max_num_seqs=options.streams,
+        max_model_len=4096,
+        slots=1,
+        max_rank=16,
+        ram_cache=1 << 30,
+    )
+    (scratch / "adapters").mkdir()
+    driver = OfflineDriver(config, scratch / "adapters")
+    try:
+        sizes = Sizes(
+            prompt=512,
+            tokens=128,
+            room=config.max_model_len,
+            slots=1,
+            seconds=options.seconds,
+            every=0.05,
+            streams=options.streams,
+            rate=1.0,
+        )
+        workloads = Workloads(driver, sizes)
+        device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
+        [alone] = workloads.steady(options.streams, 0)
+        yield {**alone, "case": "alone"}
+        quiet = alone["itl_p99_ms"]
+        assert isinstance(quiet, float)
+        for rows in map(int, options.rows.split(",")):
+            embedder = Embedder(folder, rows, device)
+            undisturbed = embedder.rate(2)
+            [told] = workloads.steady(options.streams, 0)
+            beside = embedder.close()
+            p99 = told["itl_p99_ms"]
+            assert isinstance(p99, float)
+            yield {
+                **told,
+                "case": "beside",
+                "rows": rows,
+                "embedder_alone_tokens_per_s": round(undisturbed),
+                "embedder_tokens_per_s": round(beside),
+                "p99_over_alone": round(p99 / quiet, 3),
+                "bars": bars_of(p99_over_alone=(p99 / quiet, P99_BAR)),
+            }
+    finally:
+        driver.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="bge-large")
+    parser.add_argument("--rows", default="16384,4096,1024", help="of a step of the embedder")
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--embed-on", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.embed_on is not None:
+        embed_on(options.embed_on, int(options.rows), options.device)
+        return 0
+    ensure_model(options.model)
+    shown = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for line in lines(options, Path(scratch)):
+            line = {"benchmark": "beside", "mode": "offline", "shape": options.shape, **line}
+            print(json.dumps(line), flush=True)
+            shown.append(line)
+    print(table(shown), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
