@@ -6,6 +6,7 @@ of it knows another model.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -144,6 +145,8 @@ class Served:
         for one, revisions in zip(self.engines.each, each, strict=True):
             team.join(revisions)
             one.link.on_ready = team.settle_pins
+            if replicas is not None:
+                one.link.on_stalled = partial(replicas.leave, one.replica)
         return team
 
     def _keeps(self, rev: str) -> str:

@@ -133,6 +133,7 @@ class EngineLink:
         self.on_adapter: Callable[[AdapterEvent], None] = lambda event: None
         self.on_death: Callable[[], None] = lambda: None  # before the next process hears anything
         self.on_ready: Callable[[], None] = lambda: None  # a new process takes requests
+        self.on_stalled: Callable[[], None] = lambda: None  # it hangs, and may go on yet
         self.on_progress: Callable[[str, float], None] = lambda phase, fraction: None
         self.on_state: Callable[[], None] = lambda: None  # `state` or `progress` has changed
         self.flights = Flights(self._live, self.known, lambda rev: self.prepare(rev), self._spawn)
@@ -403,6 +404,7 @@ class EngineLink:
                 since = self._clock()
                 self._set("engine_stalled", "the step loop has not moved")
                 self._tell("engine.stalled", level="error", message=self.progress)
+                self.on_stalled()
             elif stalled and since is not None and self._clock() - since > self._replace_after:
                 since = None
                 self._kill()

@@ -255,6 +255,17 @@ class Replicas:
             flight.aborted = True
             flight.at.link.abort(request_id)
 
+    def leave(self, name: str) -> None:
+        """That engine hangs: what it has not answered goes elsewhere, as when it dies.  If it goes
+        on after all, it finds that taken back; what it has begun to answer waits for it."""
+        replica = self._by_name[name]
+        for id, flight in list(self._flights.items()):
+            if flight.at is replica and not flight.answered:
+                began = flight.began
+                if self._go_on(flight):
+                    replica.leave(flight.submit.rev, began=began)
+                    replica.link.abort(id)
+
     async def pool(self, request: PoolRequest) -> PoolResult:
         """As EngineLink's; nobody sees half a result, so that one loss is made good."""
         left: list[str] = []
@@ -304,16 +315,16 @@ class Replicas:
         flight.at, flight.began = chosen, False
         chosen.enter(submit.rev)
         try:
-            chosen.link.submit(submit, lambda delta: self._take(flight, delta))
+            chosen.link.submit(submit, lambda delta: self._take(flight, chosen, delta))
         except BaseException:
             chosen.leave(submit.rev, began=False)
             raise
         return True
 
-    def _take(self, flight: _Flight, delta: SequenceDelta) -> None:
-        """A delta of one sequence, from where it is now."""
-        replica = flight.at
-        assert replica is not None
+    def _take(self, flight: _Flight, replica: Replica, delta: SequenceDelta) -> None:
+        """A delta of one sequence; from where it is no more, nobody wants any."""
+        if flight.at is not replica:
+            return
         ended = delta.finish_reason is not None
         if ended:
             replica.leave(flight.submit.rev, began=flight.began)

@@ -9,9 +9,12 @@ import os
 import random
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+
+from lorad.routing.affinity import ranking
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +27,7 @@ def daemon(make_daemon):
     daemon = make_daemon()
     config = daemon.config.read_text()
     more = "deterministic = true\nreplicas = 2\nmax_num_seqs = 4"
+    more += '\nstall_after = "1500ms"\nreplace_after = "5s"'
     daemon.config.write_text(config.replace("deterministic = true", more))
     daemon.start()
     daemon.wait_engines()
@@ -118,6 +122,22 @@ def test_kills_in_turn_lose_nobody_whose_stream_had_not_begun(daemon, poll):
     poll(lambda: all(len(daemon.adapter(name).replicas) >= 1 for name in NAMES), "all to be up")
     with daemon.client() as client:
         assert not [row.name for row in client.slots().items if "@" in row.name]
+
+
+def test_what_a_hanging_engine_has_not_begun_is_answered_by_the_other(daemon, poll):
+    home = ranking(daemon.adapter("a").rev, ("0", "1"))[0]
+    daemon.wait_engines()
+    poll(lambda: home in daemon.adapter("a").replicas, "it to be at home")
+    engine = next(one for one in replicas(daemon) if one.name == home)
+    os.kill(engine.engine_pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(6) as pool:  # nobody knows yet that it hangs
+        answers = list(pool.map(lambda _: daemon.ask("a"), range(6)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["choices"][0]["text"] for answer in answers} == {daemon.texts["a"][0]}
+    most = engine.engine_restarts
+    poll(lambda: replicas(daemon)[int(home)].engine_restarts > most, "a new one")
+    daemon.wait_engines()
+    poll(lambda: home in daemon.adapter("a").replicas, "it to be where it was")
 
 
 #: The two contents that `d` is replaced by in turn.

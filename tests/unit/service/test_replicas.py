@@ -276,6 +276,51 @@ def test_nobody_is_asked_while_no_engine_is_ready_and_one_is_enough(fleet, event
     fleet(scenario)
 
 
+def test_what_a_hanging_engine_has_not_answered_goes_elsewhere(fleet, eventually):
+    async def scenario(f):
+        await f.world.add("a", 1)
+        f.silence()
+        rev, home = f.world.rev(1), f.keeper(1)
+        streams, waits = f.submit("streams", rev), f.submit("waits", rev)
+        await eventually(lambda: f.at("waits") == [home])
+        f.engine(home).frame(deltas=(SequenceDelta(request_id="streams", tokens=(5,)),))
+        await eventually(lambda: streams)
+        heard = f.engine(home).abort
+        f.engine(home).abort = lambda id: None  # it hears of nothing for now
+        f.links[home].state = "engine_stalled"
+        f.replicas.leave(home)
+        await eventually(lambda: len(f.at("waits")) == 2)
+        (other,) = set(f.at("waits")) - {home}
+        assert f.at("streams") == [home] and f.replicas.where("waits") == other
+        f.engine(other).finish("waits")
+        await eventually(lambda: waits)
+        f.links[home].state = "ready"  # it goes on, with what was taken back
+        heard("waits")
+        f.engine(home).finish("streams")
+        await eventually(lambda: streams[-1].finish_reason == "stop")
+        assert [delta.finish_reason for delta in waits] == ["stop"]
+        assert f.loads() == [(0, 0, {})] * 3 and f.replicas._flights == {}
+
+    fleet(scenario)
+
+
+def test_a_hanging_engine_keeps_what_it_has_where_there_is_no_other(fleet, eventually):
+    async def scenario(f):
+        f.silence()
+        deltas = f.submit("a")
+        (home,) = f.at("a")
+        for link in f.links.values():
+            link.state = "engine_stalled"
+        f.replicas.leave(home)
+        assert f.at("a") == [home]
+        f.links[home].state = "ready"
+        f.engine(home).finish("a")
+        await eventually(lambda: deltas)
+        assert deltas[-1].finish_reason == "stop" and f.loads() == [(0, 0, {})] * 3
+
+    fleet(scenario)
+
+
 def test_an_engine_that_is_gone_and_nobody_knows_it_yet_is_passed_over(fleet, eventually):
     def gone(submit):
         raise EngineDied("it has closed its socket")
