@@ -335,16 +335,20 @@ def start(options: argparse.Namespace, size: int, scratch: Path, argv: Iterable[
     )
     assert child.stdout is not None
     silence = _Silence(child)
-    for text in child.stdout:
-        silence.heard()
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        lines.append(json.loads(text))
+    with child.stdout as told:
+        for text in told:
+            silence.heard()
+            if not text.startswith("{"):  # a library's word
+                sys.stderr.write(text)
+                continue
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            lines.append(json.loads(text))
     status = child.wait()
     silence.over()
     if status:
-        told = {"benchmark": "tensor_parallel", "tensor_parallel": size}
-        print(json.dumps({**told, "error": f"exit status {status}"}), flush=True)
+        line = {"benchmark": "tensor_parallel", "tensor_parallel": size}
+        print(json.dumps({**line, "error": f"exit status {status}"}), flush=True)
     return lines
 
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from engine.batch import Batch, Batcher, Packed
-from engine.errors import EngineError
+from engine.errors import EngineError, NoDevice
 from engine.kernels import tiles
 from engine.kernels.lora_meta import LoraClass
 from engine.ladder import Ladder
 from engine.messages import SamplingParams
+from engine.ranks import crew as crews
 from engine.ranks.crew import Crew, _Other
 from engine.ranks.told import Copied, Failed, Kind, Reader, Step, Stop, frame, words_of
 from engine.sequence import Chunk, Sequence, StepWork
@@ -179,3 +180,32 @@ def test_a_rank_that_ends_is_told_of_with_its_last_words(
     [error] = told
     assert (error.code, error.message) == (code, message)
     assert crew.reports() == ["rev"]
+
+
+def test_more_ranks_than_gpus_are_refused_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(NoDevice, match=r"tensor_parallel = 2: this process sees 1 GPU$"):
+        crews._check_cards(2)
+    crews._check_cards(1)
+
+
+@pytest.mark.parametrize(
+    ("told", "own"),
+    [
+        (None, "1,0,2"),
+        ("", "1,0,2"),
+        ("4,7,9,5", "7,4,9"),
+        ("GPU-a, GPU-b,GPU-c", "GPU-b,GPU-a,GPU-c"),
+    ],
+)
+def test_a_rank_sees_its_own_gpu_first(
+    told: str | None, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth1")
+    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
+    if told is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+    env = crews._environment(1, 3)
+    assert env["CUDA_VISIBLE_DEVICES"] == own
+    assert (env["NCCL_NVLS_ENABLE"], env["NCCL_SOCKET_IFNAME"]) == ("0", "eth1")
