@@ -351,7 +351,6 @@ def chaos(start_core, drafting, adapters, prompt, folder, seed, tokens, lookahea
         assert story.tokens == (right[name] if whole else right[name][: len(story.tokens)])
     assert driver.core.snapshot().pool.kv_active == 0
     stats = driver.core.stats
-    assert stats.accepted_by_rev[None] > 20
     return ends | {"base": (stats.drafted_by_rev[None], stats.accepted_by_rev[None])}
 
 
@@ -364,6 +363,7 @@ def test_aborts_evictions_and_preemptions_leave_no_hole(
     assert ends["preemptions"] and ends["abort"] and ends["length"]
     drafted, accepted = ends["base"]
     lost = drafted - accepted
+    assert accepted > 20
     assert lost <= 5 * ends["abort"] + 5 * ends.get("stop", 0), "only what ended in between"
 
 
@@ -371,9 +371,11 @@ def test_aborts_evictions_and_preemptions_leave_no_hole(
 @pytest.mark.parametrize("lookahead", [False, True])
 @pytest.mark.parametrize("tokens", range(1, 9))
 def test_nor_do_they_in_many_lives(
-    start_core, drafting, adapters, prompt, model_dir, small_dir, tokens, lookahead
+    start_core, drafting, adapters, prompt, model_dir, tokens, lookahead
 ) -> None:
+    accepted = 0
     for seed in range(10, 14):
         for wish in ({"temperature": 0.0}, {"temperature": 1.0}):
-            world = start_core, drafting, adapters, prompt
-            chaos(*world, model_dir, seed, tokens, lookahead, wish)
+            world = start_core, drafting, adapters, prompt, model_dir
+            accepted += chaos(*world, seed, tokens, lookahead, wish)["base"][1]
+    assert accepted > 50
