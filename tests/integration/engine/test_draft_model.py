@@ -15,7 +15,10 @@ import pytest
 import torch
 
 from engine import grammar, speculation
+from engine.drafting import pass_rows
+from engine.errors import ConfigError
 from engine.messages import Abort, Evict, GetSnapshot, Load
+from engine.rehearsal import rehearse_drafts
 
 WISHES = [
     {"max_tokens": 30},
@@ -379,3 +382,41 @@ def test_nor_do_they_in_many_lives(
             world = start_core, drafting, adapters, prompt, model_dir
             accepted += chaos(*world, seed, tokens, lookahead, wish)["base"][1]
     assert accepted > 50
+
+
+# ------------------------------------------------------------------- before it is ready
+@pytest.mark.parametrize("sizes", [{}, {"max_num_seqs": 1, "mixed_tokens": 100}], ids=str)
+def test_a_rehearsal_runs_the_largest_passes_that_can_come(drafting, model_dir, sizes) -> None:
+    driver = drafting(model_dir, 4, **sizes)
+    model, config = driver.core.draft_model, driver.core.config
+    packed, pack = [], model._batcher.pack
+
+    def note(work, drawing):
+        packed.append([(chunk.length, chunk.start) for chunk in work.chunks])
+        return pack(work, drawing)
+
+    model._batcher.pack = note
+    rehearse_drafts(model, config, max_len=config.max_model_len, num_blocks=config.num_blocks)
+    rows = pass_rows(config.mixed_tokens)
+    assert max(sum(length for length, _ in chunks) for chunks in packed) == rows
+    assert {len(chunks) for chunks in packed} == {1, config.max_num_seqs}
+    assert any(all(length == 2 for length, _ in chunks) for chunks in packed)
+    assert any(start and length > 2 for chunks in packed for length, start in chunks)
+    assert model.forward_passes == 0, "they were a rehearsal"
+
+
+@pytest.mark.parametrize(
+    "told, why",
+    [
+        ({"max_position_embeddings": 128}, "it reaches 128 tokens, and sequences may have 256"),
+        ({"vocab_size": 200}, "another vocabulary: 200 tokens, and not 256"),
+        ({"num_hidden_layers": 3}, "weights and the model that it drafts for"),
+    ],
+)
+def test_a_model_that_cannot_draft_ends_a_start_before_its_weights_are_read(
+    start_core, model_dir, tmp_path, told, why
+) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | told))
+    with pytest.raises(ConfigError, match=why):
+        start_core(speculation="draft", draft_model=str(tmp_path), max_model_len=256)
