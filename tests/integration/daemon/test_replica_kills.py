@@ -27,7 +27,7 @@ def daemon(make_daemon):
     daemon = make_daemon()
     config = daemon.config.read_text()
     more = "deterministic = true\nreplicas = 2\nmax_num_seqs = 4"
-    more += '\nstall_after = "1500ms"\nreplace_after = "5s"'
+    more += '\nstall_after = "5s"\nreplace_after = "5s"'
     daemon.config.write_text(config.replace("deterministic = true", more))
     daemon.start()
     daemon.wait_engines()
