@@ -195,6 +195,11 @@ def _base(
     if block_size not in (8, 16, 32, 64):
         raise Usage("--block-size is 8, 16, 32 or 64")
     layout = spec.block_layout(block_size=block_size, dtype=dtype)
+    if 0 < held_bytes < layout.block_bytes:
+        raise Usage(
+            "the daemon's model is shared by several GPUs, and a plan is of one",
+            hint=f"for what one GPU would hold: loractl plan {model} --memory 80GiB",
+        )
     if held_bytes > layout.block_bytes:  # a model that drafts has a share of each
         beside = held_bytes - layout.block_bytes
         layout = spec.block_layout(block_size=block_size, dtype=dtype, draft_bytes=beside)

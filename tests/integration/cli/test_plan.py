@@ -91,6 +91,17 @@ def test_without_a_folder_it_is_the_daemons_base_and_its_measured_arena(
     assert document["fit"]["slots"] == 7
 
 
+def test_a_model_on_several_gpus_is_not_planned_for_as_if_it_were_on_one(
+    server, loractl, folder, monkeypatch
+):
+    listing = server.api.listing
+    pool = wire.PoolPicture(total=321, block_bytes=4096, block_size=16)
+    said = msgspec.structs.replace(listing.status(), base=folder, dtype="float32", pool=pool)
+    monkeypatch.setattr(listing, "status", lambda: said)
+    done = loractl("plan")
+    assert done.exit == 2 and "shared by several GPUs" in done.err and "--memory" in done.err
+
+
 def test_auto_asks_the_card_without_what_the_driver_keeps(loractl, folder, smi):
     smi("NVIDIA H200, 570.1, 9000, 100, 4")
     document = loractl("plan", folder, "--json").json
