@@ -22,7 +22,8 @@ from lorad.service.engine_link import EngineLink, Refusal, Turn
 from lorad.service.events import EventRing
 from lorad.service.picture import Picture
 from lorad.service.pictures import Pictures
-from lorad.service.replicas import Replica, Replicas
+from lorad.service.replica import Replica
+from lorad.service.replicas import Replicas
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

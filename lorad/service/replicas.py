@@ -7,46 +7,25 @@ be late.  Starts no engine, and knows no names.
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from msgspec import structs
 
-from engine.adapters.states import State
-from engine.messages import EngineInfo, EngineSnapshot, SequenceDelta, Submit
+from engine.messages import EngineInfo, SequenceDelta, Submit
 from engine.pooling.requests import PoolRequest, PoolResult
 from lorad.errors import LoradError
 from lorad.routing import affinity
-from lorad.routing.affinity import Reason, Router
+from lorad.routing.affinity import Router
 from lorad.service.engine_link import LinkState
 from lorad.service.flights import OnDelta
+from lorad.service.replica import Replica
 
 #: The engine went away, or is about to: another can do what it had not begun.
 LOST = ("engine_restarting", "engine_stalled", "loading_base")
 #: A request that an engine had at hand when it died may be why: it goes on this many times.
 MOST_MOVES = 1
-#: States in which a replica is chosen; who drains it has been told that it goes.
-_HELD = (State.ACTIVE, State.IDLE)
-
-
-class Link(Protocol):
-    """Of EngineLink."""
-
-    state: LinkState
-    progress: str
-    info: EngineInfo | None
-    restarts: int
-    last_step_at: float
-    starts_per_second: float
-
-    @property
-    def pid(self) -> int | None: ...
-    def check(self) -> None: ...
-    def submit(self, submit: Submit, on_delta: OnDelta) -> None: ...
-    def abort(self, request_id: str) -> None: ...
-    async def pool(self, request: PoolRequest) -> PoolResult: ...
 
 
 @runtime_checkable
@@ -54,76 +33,6 @@ class Anew(Protocol):
     """Who may be told that a sequence begins at its first token again; False: it may not."""
 
     def begin_anew(self) -> bool: ...
-
-
-class Looked(Protocol):
-    """Of Picture."""
-
-    @property
-    def snapshot(self) -> EngineSnapshot | None: ...
-
-
-class _In:
-    """Revisions that are in one of some states; looked at, never copied."""
-
-    def __init__(self, tiers: Mapping[str, State], states: Collection[State]) -> None:
-        self._tiers, self._states = tiers, states
-
-    def __contains__(self, rev: object) -> bool:
-        return self._tiers.get(rev) in self._states  # type: ignore[call-overload]
-
-
-class Replica:
-    """One engine: `name` is its number."""
-
-    def __init__(self, name: str, link: Link, picture: Looked) -> None:
-        self.name, self.link, self.picture = name, link, picture
-        self.waiting: Counter[str] = Counter()  # by revision
-        self.num_waiting = self.num_running = 0
-        self.routed: Counter[Reason] = Counter()
-        self.watch({})
-
-    def watch(self, tiers: Mapping[str, State]) -> None:
-        """`tiers`: where its revisions are, kept by its Revisions."""
-        self._resident, self._loading = _In(tiers, _HELD), _In(tiers, (State.LOADING,))
-
-    def seen(self, without: Collection[str] = ()) -> affinity.Replica:
-        """As the router looks at it; one of `without` is as good as lost."""
-        return affinity.Replica(
-            name=self.name,
-            alive=self.link.state == "ready" and self.name not in without,
-            resident=self._resident,
-            loading=self._loading,
-            waiting=self.waiting,
-            num_waiting=self.num_waiting,
-            num_running=self.num_running,
-            free_bytes=_room(self.picture.snapshot),
-        )
-
-    def enter(self, rev: str | None) -> None:
-        """One more waits."""
-        self.num_waiting += 1
-        if rev is not None:
-            self.waiting[rev] += 1
-
-    def leave(self, rev: str | None, *, began: bool) -> None:
-        """It has ended here."""
-        if began:
-            self.num_running -= 1
-        else:
-            self._begun(rev)
-
-    def begin(self, rev: str | None) -> None:
-        """It waits no longer."""
-        self._begun(rev)
-        self.num_running += 1
-
-    def _begun(self, rev: str | None) -> None:
-        self.num_waiting -= 1
-        if rev is not None:
-            self.waiting[rev] -= 1
-            if not self.waiting[rev]:
-                del self.waiting[rev]
 
 
 @dataclass(slots=True, eq=False)
@@ -349,11 +258,3 @@ class Replicas:
             flight.answered = False
         flight.left.append(flight.at.name)
         return self._send(flight)
-
-
-def _room(snapshot: EngineSnapshot | None) -> int:
-    """Bytes without a user; before the first picture of an engine there is room."""
-    if snapshot is None:
-        return 1
-    pool = snapshot.pool
-    return (pool.free + pool.kv_cached + pool.adapter_idle) * pool.block_bytes

@@ -77,6 +77,8 @@ def test_every_metric_and_label_that_is_named_exists(where, expression):
 def test_an_engine_that_idles_is_not_taken_for_stalled_while_another_runs():
     stalled = rules()["LoradEngineStalled"]
     assert "and on (instance, model) sum by (instance, model) (lorad_requests_running)" in stalled
+    # Nor a replica that idles while another one runs.
+    assert "max by (instance, model) (lorad_engine_last_step_timestamp_seconds) > 30" in stalled
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))

@@ -19,8 +19,9 @@ from lorad.service.picture import Picture
 from lorad.service.pictures import Pictures
 from lorad.service.pins import PinRoom
 from lorad.service.registration import Registration
+from lorad.service.replica import Replica
 from lorad.service.replica_revisions import ReplicaRevisions
-from lorad.service.replicas import LOST, Replica, Replicas
+from lorad.service.replicas import LOST, Replicas
 from lorad.service.revisions import Revisions
 
 NAMES = ("0", "1", "2")
