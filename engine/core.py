@@ -365,6 +365,8 @@ class EngineCore:
 
     def _launch(self, work: StepWork) -> Flight:
         launched = time.monotonic()
+        if self.draft_model is not None:
+            launched -= self.draft_model.take_seconds()
         flight = self.runner.launch(work)
         flight.launched = launched
         self.pool.stamp = self.runner.fence

@@ -10,6 +10,7 @@ the sequence would, with the very noise that the draw to come will have: where t
 the draft is right, at any temperature.  Penalties do not count the tokens of the draft itself.
 """
 
+import time
 from collections.abc import Sequence as Seq
 
 import torch
@@ -57,6 +58,7 @@ class DraftModel:
         #: False: drafts are the likeliest tokens, whatever will be drawn; for comparison.
         self.coupled = True
         self.forward_passes = 0
+        self._seconds = 0.0
 
     @property
     def ladder(self) -> Ladder | None:
@@ -66,6 +68,7 @@ class DraftModel:
     @torch.inference_mode()
     def propose(self, asks: Seq[Ask], fences: Seq[object] = ()) -> list[tuple[int, ...]]:
         """A draft for each of `asks`; see `drafting.DraftModel`."""
+        began = time.monotonic()
         for fence in fences:
             assert isinstance(fence, torch.cuda.Event)
             torch.cuda.current_stream(self._device).wait_event(fence)
@@ -85,7 +88,13 @@ class DraftModel:
             self._told[ahead, : len(seqs)].copy_(ids[: len(seqs)])
         columns = self._wait(most, len(order))
         found = {ask.seq: tuple(columns[at][: ask.count]) for at, ask in enumerate(order)}
+        self._seconds += time.monotonic() - began
         return [found[ask.seq] for ask in asks]
+
+    def take_seconds(self) -> float:
+        """That drafts have taken since the last call: a part of the step that they are for."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -96,7 +105,7 @@ class DraftModel:
 
     def start_over(self) -> None:
         """Forget every pass so far: they were a rehearsal."""
-        self.forward_passes = 0
+        self.forward_passes, self._seconds = 0, 0.0
         if self.graphs is not None:
             self.graphs.start_over()
         self._batcher.forget()

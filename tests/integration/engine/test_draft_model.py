@@ -384,6 +384,21 @@ def test_nor_do_they_in_many_lives(
     assert accepted > 50
 
 
+def test_what_drafts_take_counts_as_a_part_of_their_step(drafting, model_dir, prompt) -> None:
+    driver, taken = drafting(model_dir, 4), []
+    model, take = driver.core.draft_model, driver.core.draft_model.take_seconds
+
+    def note() -> float:
+        taken.append(take())
+        return taken[-1]
+
+    model.take_seconds = note
+    driver.submit("r", prompt(20), max_tokens=20, ignore_eos=True)
+    driver.finish()
+    assert sum(map(bool, taken)) >= 4 and take() == 0.0
+    assert driver.core.stats.base_steps.seconds.total > sum(taken)
+
+
 # ------------------------------------------------------------------- before it is ready
 @pytest.mark.parametrize("sizes", [{}, {"max_num_seqs": 1, "mixed_tokens": 100}], ids=str)
 def test_a_rehearsal_runs_the_largest_passes_that_can_come(drafting, model_dir, sizes) -> None:

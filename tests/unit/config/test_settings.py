@@ -86,6 +86,13 @@ def test_the_environment_changes_the_first_model(write, env):
     assert (model.name, model.deterministic) == ("other", True)
 
 
+def test_a_draft_model_is_a_folder_like_the_base(write, env):
+    write("speculation = 'draft'\ndraft_model = '~/small'\n")
+    settings, _ = load(None, env)
+    assert settings.models[0].draft_model == str(Path("~/small").expanduser())
+    assert settings.engine_config().draft_model == settings.models[0].draft_model
+
+
 def test_lists_in_the_environment_are_split_at_commas(write, env):
     write("")
     settings, _ = load(None, env | {"LORAD_ADMIN__ALLOW_UIDS": "0, 1000"})

@@ -104,6 +104,7 @@ def test_inputs_of_a_step_are_the_engines_to_choose_unless_told(configure, tmp_p
         ('tasks = ["generate"]', "", "models.tasks: the base is an encoder, which generates"),
         ("num_blocks = 9", "", "models.num_blocks: only a model that generates has it"),
         ('speculation = "ngram"', "", "models.speculation: only a model that generates has it"),
+        ('draft_model = "/m"', "", "models.draft_model: only a model that generates has it"),
         ('cpu_pool = "1GiB"', "", "models.cpu_pool: only a model that generates has it"),
         ("", '[lora]\nkv_floor = "1MiB"', "lora.kv_floor: only a model that generates has it"),
         ("", '[lora]\nadapter_pool = "1KiB"', "lora.adapter_pool = 1024: must be 1 MiB or more"),
