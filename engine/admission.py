@@ -35,7 +35,8 @@ class SchedulerLimits:
     eos_token_ids: frozenset[int] = frozenset()
     starve_after: float = 2.0  # seconds
     speculation_tokens: int = 0  # drafts a sequence; 0 = none
-    pooled_tokens: int = 1 << 30  # rows of inputs to be pooled, of a step in which somebody decodes
+    #: Rows of inputs to be pooled, of a step in which somebody decodes; 0 = half as many as decode.
+    pooled_tokens: int = 1 << 30
     draft_cost: float = 0.0  # of a draft's token by a model, as a share of a step
 
     def blocks(self, num_tokens: int) -> int:
@@ -196,7 +197,8 @@ class StepBuilder:
         """
         decoding = sum(self._rows.values())
         self.left = self._limits.rows(decoding, backlog) - decoding
-        self._pooled = min(self._limits.pooled_tokens, self.left) if decoding else self.left
+        pooled = self._limits.pooled_tokens or -(-decoding // 2)
+        self._pooled = min(pooled, self.left) if decoding else self.left
         self._first = first
         self._kept = min(self._due(first), -(-self.left // 2)) if first else 0
         half = self.left - self._kept

@@ -54,7 +54,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_num_seqs: int = 64
     max_batch_tokens: int = 0  # rows a step; 0 = 512 on CPU, 2048 on CUDA
     mixed_tokens: int = 0  # of these, while somebody decodes; 0 = 64 on CPU, 192 on CUDA
-    pooled_tokens: int = 0  # of these, inputs to be pooled; 0 = 8 on CPU, 128 on CUDA
+    pooled_tokens: int = 0  # of these, to be pooled; 0 = half as many as decode, 128 on CUDA
     graph_tokens: int = 512  # rows of the largest mixed step that replays a graph; 0 = none does
     gpu_memory_utilization: float = 0.9
     cpu_pool: int = 2 * GIB  # arena bytes on CPU

@@ -311,6 +311,21 @@ def test_one_that_gives_way_begins_anew_and_ends_the_same(both: Callable[..., Bo
         assert mine.core.scheduler.num_preemptions == 1
 
 
+@pytest.mark.parametrize("streams", [1, 2, 5])
+def test_unless_told_they_are_half_as_many_as_those_who_wait(
+    streams: int, both: Callable[..., Both]
+) -> None:
+    mine = both()
+    for n in range(streams):
+        mine.core.take(Submit(request_id=f"g{n}", prompt=[5] * 8, sampling=GREEDY))
+    while len({d.request_id for d in mine.deltas}) < streams:
+        mine.step()
+    mine.ask("p", [1] * 90)
+    before = mine.core.stats.prompt_tokens
+    mine.step()
+    assert mine.core.stats.prompt_tokens - before == (streams + 1) // 2
+
+
 def test_rows_beside_those_who_wait_for_a_token_are_few(both: Callable[..., Both]) -> None:
     mine = both(max_batch_tokens=256, mixed_tokens=64, pooled_tokens=12)
     mine.core.take(Submit(request_id="g", prompt=[5] * 8, sampling=GREEDY))
