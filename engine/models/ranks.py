@@ -53,6 +53,11 @@ class Ranks:
         )
         self._gather = _gather_op()
 
+    @staticmethod
+    def taken() -> bool:
+        """Whether this process is a rank already, of ours or of somebody else's group."""
+        return dist.is_initialized()
+
     def add_up(self, x: Tensor) -> None:
         """x of every rank becomes the sum of all of them, in place."""
         self.count += 1

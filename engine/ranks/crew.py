@@ -25,7 +25,7 @@ from torch import Tensor
 from engine.adapters.slots import SlotRow
 from engine.batch import Packed
 from engine.config import EngineConfig
-from engine.errors import EngineDied, EngineError, NoDevice
+from engine.errors import ConfigError, EngineDied, EngineError, NoDevice
 from engine.kernels.lora_meta import LoraClass, LoraMeta
 from engine.messages import PackedManifest
 from engine.models.ranks import ENVIRONMENT, Ranks
@@ -79,6 +79,11 @@ class Crew:
         """Start the processes and wait until all have met.  Raises ConfigError, NoDevice or
         ModelUnsupported before that, EngineDied if one does not get so far."""
         split(read_spec(Path(config.model)), config.tensor_parallel)
+        if Ranks.taken():
+            raise ConfigError(
+                f"tensor_parallel = {config.tensor_parallel}: this process has one already",
+                hint="close the other engine first, or give each a process of its own",
+            )
         device = torch.device(device_of(config))
         if device.type == "cuda":
             _check_cards(config.tensor_parallel)

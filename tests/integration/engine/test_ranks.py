@@ -18,11 +18,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine import speculation
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.engine import Engine, Generation
-from engine.errors import ModelUnsupported
+from engine.errors import ConfigError, EngineError
 from engine.messages import Evict, Fatal, SamplingParams, VerifyRevision
+from engine.sequence import Sequence
 
 WAIT = 120.0
 SETTINGS: dict[str, Any] = {
@@ -32,6 +34,7 @@ SETTINGS: dict[str, Any] = {
     "max_num_seqs": 8,
     "slots": 3,
     "ram_cache": 1 << 20,
+    "speculation": "ngram",
     "threads": 1,
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -187,6 +190,28 @@ def test_verification_is_refused_by_name(sides: tuple[Side, Side]) -> None:
     assert answer.code and "tensor_parallel" in answer.message
 
 
+@pytest.mark.late
+def test_drafts_are_judged_as_one_process_would_go_on(
+    sides: tuple[Side, Side], prompt: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are what one process has answered, but for every fifth token."""
+    monkeypatch.setattr(speculation, "WORTH", 0.0)
+    prompts, which = [prompt(9 + n, seed=90 + n) for n in range(3)], [None, 0, None]
+    one, two = sides
+    known = [told.tokens for told in one.ask(prompts, which, max_tokens=40, ignore_eos=True)]
+
+    def guess(seq: Sequence, most: int) -> tuple[int, ...]:
+        right = known[seq.num_prompt - 9]
+        place = range(seq.num_generated, len(right))[:most]
+        return tuple((right[n] + (n % 5 == 0)) % 256 for n in place)
+
+    monkeypatch.setattr(two.core.scheduler.speculation, "_guess", guess)
+    before = two.core.stats.accepted_by_rev.total()
+    told = two.ask(prompts, which, max_tokens=40, ignore_eos=True)
+    assert [one.tokens for one in told] == known
+    assert two.core.stats.accepted_by_rev.total() > before + 20
+
+
 # ----------------------------------------------------------------- death
 def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -236,6 +261,15 @@ def test_no_rank_outlives_the_first_one(model_dir: Path) -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.late
+def test_a_process_has_one_engine_of_several_ranks(
+    sides: tuple[Side, Side], model_dir: Path
+) -> None:
+    assert sides[1].core.crew is not None
+    with pytest.raises(ConfigError, match="tensor_parallel = 2: this process has one already"):
+        Engine(EngineConfig(model=str(model_dir), tensor_parallel=2, **SETTINGS))
+
+
 @pytest.mark.slow
 def test_what_all_ranks_find_wrong_the_first_one_says(model_dir: Path, tmp_path: Path) -> None:
     for file in model_dir.iterdir():
@@ -243,5 +277,14 @@ def test_what_all_ranks_find_wrong_the_first_one_says(model_dir: Path, tmp_path:
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(ModelUnsupported, match=r"lacks the tensor norm\.weight"):
-        Engine(EngineConfig(model=str(tmp_path), tensor_parallel=2, **SETTINGS))
+
+    async def scene() -> None:
+        client = EngineClient()
+        await client.start(EngineConfig(model=str(tmp_path), tensor_parallel=2, **SETTINGS))
+        async with asyncio.timeout(WAIT):
+            with pytest.raises(EngineError, match=r"lacks the tensor norm\.weight") as refused:
+                await client.wait_ready()
+        assert refused.value.code == "model_unsupported"
+        await client.stop()
+
+    asyncio.run(scene())

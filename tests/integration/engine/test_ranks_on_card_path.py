@@ -168,11 +168,19 @@ def two_threads(monkeypatch):
             finally:
                 meeting.turn.acquire()
 
+    class First(Talking):
+        def __init__(self, *arguments, **named) -> None:
+            super().__init__(meeting, 0)
+
+        @staticmethod
+        def taken():
+            return False
+
     monkeypatch.setattr(follower_module, "select", Waiting)
     monkeypatch.setattr(backend, "use_kernels", lambda x: True)
     monkeypatch.setattr(assembly, "is_card", lambda device: True)
     monkeypatch.setattr(StepGraphs, "_record", lambda *capture: Tape(*capture))
-    monkeypatch.setattr(crew_module, "Ranks", lambda *a, **k: Talking(meeting, 0))
+    monkeypatch.setattr(crew_module, "Ranks", First)
     monkeypatch.setattr(crew_module.Crew, "_start", start)
     monkeypatch.setattr(EngineCore, "wait", wait)
     meeting.turn.acquire()
