@@ -80,7 +80,8 @@ class Follower:
             lookahead=lookahead,
         )
         warm_up_steps(self._runner, None, config, ground.layout, lambda *_: None)
-        print(ground.memory_plan().table(), file=sys.stderr, flush=True)
+        sys.stderr.write(ground.memory_plan().table() + "\n")  # at once: others write theirs
+        sys.stderr.flush()
         self._kinds: dict[int, LoraClass] = {}
         self._memory_fd = memory_fd
         self._host = _Shards(ranks.rank, self._arena.block_bytes)
