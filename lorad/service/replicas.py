@@ -26,6 +26,8 @@ from lorad.service.replica import Replica
 LOST = ("engine_restarting", "engine_stalled", "loading_base")
 #: A request that an engine had at hand when it died may be why: it goes on this many times.
 MOST_MOVES = 1
+#: States of an engine, those first that are nearest to taking requests.
+_NEAREST = ("ready", "engine_stalled", "loading_base", "starting", "engine_restarting", "stopped")
 
 
 @runtime_checkable
@@ -78,8 +80,8 @@ class Replicas:
 
     @property
     def state(self) -> LinkState:
-        """`ready` while one is; else the first one's."""
-        return "ready" if self._alive() else self._replicas[0].link.state
+        """That of the one which is ready, or will be first."""
+        return self._foremost().link.state
 
     @property
     def progress(self) -> str:
@@ -110,9 +112,7 @@ class Replicas:
 
     def check(self) -> None:
         """Raise what a request is told while no engine can take it."""
-        if not self._alive():
-            for replica in self._replicas:
-                replica.link.check()
+        self._foremost().link.check()
 
     def choose(self, rev: str | None, without: Collection[str] = ()) -> Replica | None:
         """Where `rev` belongs now; None: nobody is ready."""
@@ -196,6 +196,9 @@ class Replicas:
     # ------------------------------------------------------------- inside
     def _alive(self) -> list[Replica]:
         return [replica for replica in self._replicas if replica.link.state == "ready"]
+
+    def _foremost(self) -> Replica:
+        return min(self._replicas, key=lambda replica: _NEAREST.index(replica.link.state))
 
     def _alive_but(self, gone: Replica) -> bool:
         return any(replica is not gone for replica in self._alive())

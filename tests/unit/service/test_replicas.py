@@ -273,6 +273,8 @@ def test_nobody_is_asked_while_no_engine_is_ready_and_one_is_enough(fleet, event
         with pytest.raises(LoradError):
             f.replicas.check()
         assert f.loads()[0] == (0, 0, {})
+        f.links["0"].state = f.links["1"].state = "stopped"  # both were given up
+        assert f.replicas.state == "engine_restarting", "the third will be there again"
 
     fleet(scenario)
 
