@@ -83,8 +83,9 @@ def test_an_input_gives_way_before_a_stream_of_its_priority(make):
     h.pool_input("p", list(range(20)))
     h.step()
     h.submit("chat", [1, 2], max_tokens=20)
+    chat, gave_way = h.scheduler._live["chat"], h.scheduler._live["p"]
     h.run()
-    assert h.scheduler.num_preemptions > 0
+    assert (chat.stay, gave_way.stay) == (1, 2), "each leaves once, and one gave way before"
     assert h.tokens("chat") == h.alone([1, 2], None, 20)
     assert h.pooled["p"] == h.alone(list(range(20)), None, 1)[0]
 
@@ -115,7 +116,20 @@ def test_one_that_waits_for_the_first_goes_on_where_that_is_taken_back(make):
 
 def test_inputs_that_begin_are_not_taken_for_the_speed_of_the_queue(make):
     h = make(max_num_seqs=2, max_batch_tokens=8)
-    many(h, 400, length=4)
-    h.clock.now += 1.0
+    names = [f"c{n}" for n in range(400)]
+    for n, name in enumerate(names):
+        h.submit(name, [n, 1], max_tokens=3)
+    inputs = many(h, 400, length=4)
+    began = h.clock()
     h.step(350)
-    assert h.scheduler.backlog.per_second == 0.0
+    ended = [sum(h.end(name) is not None for name in some) for some in (names, inputs)]
+    assert min(ended) > 50
+    assert h.scheduler.backlog.per_second < 1.2 * ended[0] / (h.clock() - began)
+
+
+def test_of_two_that_were_served_alike_the_one_that_generates_is_next(make):
+    h = make(max_num_seqs=1)
+    h.pool_input("p", [1, 2, 3])
+    h.submit("chat", [4, 5], max_tokens=1)
+    assert [chunk.seq.request_id for chunk in h.step().chunks] == ["chat"]
+    assert [chunk.seq.request_id for chunk in h.step().chunks] == ["p"]
