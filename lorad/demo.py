@@ -7,8 +7,6 @@ token of the old.  Exit 1 if a claim fails.  Talks to the daemon as anybody woul
 over the socket, and the admin client.
 """
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,9 +23,17 @@ from openai import NotFoundError, OpenAIError
 
 from engine.errors import EngineError
 from lorad import demo_model
-from lorad.cli.output import one_line
 from lorad.client import ApiError, Unreachable, openai
-from lorad.demo_stage import DemoFailed, Stage, altered, demo_data, random_adapters, stage
+from lorad.demo_stage import (
+    Base,
+    DemoFailed,
+    Stage,
+    altered,
+    demo_data,
+    random_adapters,
+    stage,
+)
+from lorad.demo_words import claim, complain, next_steps, say, show
 
 PROMPT = "What is a hacker?"
 ANSWER_TOKENS = 48
@@ -151,7 +157,7 @@ class Demo:
             if steps < total:
                 break
         for name, answer in mixed.items():
-            show_answer(name, answer)
+            show(name, answer.text)
         serial = sum(a.seconds for a in self.alone.values())
         say(f"\n   {total} tokens in {seconds:.1f} s over {steps} forward passes:", end=" ")
         say(f"{total / seconds:.1f} tokens/s (one by one {total / serial:.1f})")
@@ -214,8 +220,8 @@ class Demo:
             after = ask(self.client, name, max_tokens=ANSWER_TOKENS)
             stream = job.result()
         say(f"   {name}: revision {old.rev[:8]} -> {new_rev[:8]}, now with the voice of {other}\n")
-        show_answer("before", self.alone[name])
-        show_answer("after", after)
+        show("before", self.alone[name].text)
+        show("after", after.text)
         say("")
         claim(
             stream.ended > self.stage.replaced_at(name, new_rev),
@@ -252,26 +258,6 @@ class Demo:
     def _forward_passes(self) -> int:
         with self.stage.client() as client:
             return client.status().forward_passes
-
-
-# ----------------------------------------------------------------- printing
-def say(text: str, end: str = "\n") -> None:
-    print(text, end=end, flush=True)
-
-
-def show_answer(name: str, answer: Answer) -> None:
-    width = max(40, min(100, shutil.get_terminal_size((100, 24)).columns)) - 16
-    lines = textwrap.wrap(one_line(answer.text), width) or ["(nothing)"]
-    for line in lines[:4]:
-        say(f"   {name:<10} | {line}")
-        name = ""
-
-
-def claim(holds: bool, text: str) -> None:
-    """Print a claim that was checked; DemoFailed if it does not hold."""
-    if not holds:
-        raise DemoFailed(f"this should hold and does not: {text}")
-    say(f"   ok  {text}")
 
 
 # ----------------------------------------------------------------- entry
@@ -317,7 +303,7 @@ def main(model: str | None, adapters: Path | None, keep: bool) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C: the daemon ends with us
     try:
         folder, name = find_model(model)
-        with stage(folder, name, keep) as here:
+        with stage([Base(folder, name)], keep) as here:
             scratch = here.root / "scratch"
             scratch.mkdir()
             folders = find_adapters(folder, adapters, model is None, scratch)
@@ -329,7 +315,7 @@ def main(model: str | None, adapters: Path | None, keep: bool) -> int:
                 text = f"{failure}; the end of the daemon's log:\n{here.log_tail()}"
                 raise DemoFailed(text) from failure
             say(f"\nAll of it held, in {time.monotonic() - started:.0f} s.")
-            next_steps(here, [f.name for f in folders], keep)
+            next_steps(here, folders[0].name, PROMPT, keep)
         return 0
     except (DemoFailed, EngineError) as failure:
         complain(failure)
@@ -339,33 +325,3 @@ def main(model: str | None, adapters: Path | None, keep: bool) -> int:
         print("interrupted; the demo's daemon is stopped", file=sys.stderr)
         return 130
     return 1
-
-
-def complain(failure: Exception, hint: str = "") -> None:
-    """The failure on stderr, and what to do."""
-    print(f"error: {failure}" + (f"\n  try: {hint}" if hint else ""), file=sys.stderr)
-
-
-def next_steps(here: Stage, names: Sequence[str], keep: bool) -> None:
-    """What to try now."""
-    lorad, activate = "lorad", ""
-    if shutil.which("loractl") is None:  # run by `make`, or by its path
-        scripts = os.path.relpath(Path(sys.executable).parent)
-        lorad, activate = f"{scripts}/lorad", f"\n   . {scripts}/activate"
-    if not keep:
-        say(f"\nNext: `{lorad} demo --keep` leaves the daemon running, and prints what to try.")
-        return
-    admin, inference = here.admin_socket, here.inference_socket
-    say(
-        f"""
-The daemon goes on (pid {here.pid}).  Try:
-{activate}
-   export LORAD_HOST=unix://{admin}
-   loractl ps
-   loractl run {names[0]} "{PROMPT}"
-   loractl top
-   curl --unix-socket {inference} http://lorad/v1/models
-
-Replace a folder below {here.inbox} and ask again.
-End it with: kill {here.pid}    and remove {here.root}"""
-    )

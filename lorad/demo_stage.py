@@ -1,6 +1,6 @@
 """The demo's stage: a private folder, a real daemon in it, adapters dropped into its inbox.
 
-Goes in: a model folder and adapter folders.  Comes out: a running `lorad` with its two sockets, and
+Goes in: model folders and adapter folders.  Comes out: a running `lorad` with its two sockets, and
 the means to drop, replace and wait.  Knows nothing of prompts.
 """
 
@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -34,19 +35,27 @@ class DemoFailed(Exception):
     """What the demo promised did not come true, or it could not be set up; one line."""
 
 
-class Stage:
-    """A daemon of its own in `root`; `close` ends it and removes the folder unless told to keep."""
+@dataclass(frozen=True, slots=True)
+class Base:
+    """One `[[models]]`: its folder, its name, and further lines of its configuration."""
 
-    def __init__(self, root: Path, model: Path, model_name: str) -> None:
+    folder: Path
+    name: str
+    settings: str = 'cpu_pool = "1GiB"\nmax_model_len = 2048'
+
+
+class Stage:
+    """A daemon of its own in `root`, serving `bases`; `stop` ends it."""
+
+    def __init__(self, root: Path, bases: Sequence[Base]) -> None:
         self.root = root
         self.inbox = root / "inbox"
         self.log = root / "lorad.log"
-        self.model_name = model_name
         self.inference_socket = str(root / "inference.sock")
         self.admin_socket = str(root / "admin.sock")
         self.config = root / "lorad.toml"
         self.inbox.mkdir()
-        self.config.write_text(_config(self, model), encoding="utf-8")
+        self.config.write_text(_config(self, bases), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, report: Callable[[str], None]) -> None:
@@ -168,12 +177,12 @@ class Stage:
 
 
 @contextmanager
-def stage(model: Path, model_name: str, keep: bool) -> Iterator[Stage]:
+def stage(bases: Sequence[Base], keep: bool) -> Iterator[Stage]:
     """A stage in a fresh private folder; ended and removed unless `keep`."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     parent = base if base and os.access(base, os.W_OK) and len(base) < 60 else None
     root = Path(tempfile.mkdtemp(prefix="lorad-demo-", dir=parent))
-    made = Stage(root, model, model_name)
+    made = Stage(root, bases)
     finished = False
     try:
         yield made
@@ -184,20 +193,14 @@ def stage(model: Path, model_name: str, keep: bool) -> Iterator[Stage]:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _refused(adapter: wire.Adapter) -> str:
-    return f"{adapter.name} was refused: {adapter.reason} {adapter.reason_message}"
-
-
-def _config(s: Stage, model: Path) -> str:
+def _config(s: Stage, bases: Sequence[Base]) -> str:
     def text(value: object) -> str:
         return json.dumps(str(value))
 
-    return f"""[[models]]
-base = {text(model)}
-name = {text(s.model_name)}
-cpu_pool = "1GiB"
-max_model_len = 2048
-
+    models = "\n".join(
+        f"[[models]]\nbase = {text(b.folder)}\nname = {text(b.name)}\n{b.settings}\n" for b in bases
+    )
+    return f"""{models}
 [lora]
 slots = 64
 ram_cache = "256MiB"

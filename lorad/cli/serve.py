@@ -94,11 +94,17 @@ def demo(
         Path | None,
         typer.Option("--adapters", metavar="DIR", help="A folder of PEFT folders for that base."),
     ] = None,
+    rag: Annotated[
+        bool, typer.Option("--rag", help="Embed, rerank and answer, with three models.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the daemon running.")] = False,
 ) -> None:
     """Four adapters in one batch, one replaced under a stream."""
-    try:
-        from lorad.demo import main as run_demo  # numpy, openai and more: not needed to serve
+    try:  # numpy, openai and more: not needed to serve
+        if rag:
+            from lorad.demo_rag import main as run_demo
+        else:
+            from lorad.demo import main as run_demo
     except ModuleNotFoundError as error:
         missing = error.name or "a package"
         typer.echo(f"error: the demo needs {missing}\n  try: pip install {missing}", err=True)
