@@ -9,10 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from engine.errors import ModelUnsupported
 from engine.layout import (
@@ -28,6 +25,10 @@ from engine.models.families import Family
 from engine.models.head_spec import HeadSpec, read_labels
 from engine.models.hf_config import Fields, read_json
 from engine.models.rope import RopeReader, RopeSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 from engine.models.spec import MAX_LAYERS, checkpoint_dtype
 
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
@@ -141,12 +142,18 @@ class EncoderSpec:
 
     def position_ids(self, tokens: Sequence[int]) -> list[int]:
         """Which row of the position table, or which angle, each token of a sequence has."""
+        import numpy as np  # which a client does without
+
         places: list[int] = self.packed_positions(np.array(tokens), [len(tokens)]).tolist()
         return places
 
-    def packed_positions(self, ids: NDArray[np.int64], lengths: Sequence[int]) -> NDArray[np.int64]:
+    def packed_positions(
+        self, ids: "NDArray[np.int64]", lengths: Sequence[int]
+    ) -> "NDArray[np.int64]":
         """The same (T,) of sequences of these lengths, which lie one behind the other in ids (T,).
         Each has a token at least."""
+        import numpy as np
+
         starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         if self.padding_id is None:
             plain: NDArray[np.int64] = np.arange(len(ids)) - np.repeat(starts, lengths)
