@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.draft_fit import check_reach, draft_block_bytes, read_draft
 from engine.errors import ConfigError
 from engine.layout import BlockLayout
+from engine.memory.budget import shown_size
 from engine.models.shard import split
 from engine.models.spec import ModelSpec
 
@@ -92,6 +93,13 @@ def plan_blocks(
             config.max_num_seqs * -(-length // config.block_size) + config.slots * adapter_blocks
         )
         blocks = min(config.cpu_pool // (layout.block_bytes * layout.shards), useful)
+    if blocks < 3 and room is not None and not config.num_blocks:
+        lacking = 3 * layout.block_bytes - room
+        raise ConfigError(
+            "what is left of the card's memory for KV and adapters is "
+            f"{shown_size(lacking)} short of three blocks",
+            hint="see with nvidia-smi who else holds its memory, or raise gpu_memory_utilization",
+        )
     if blocks < 3:
         raise ConfigError(
             f"the arena would hold {blocks} blocks of {layout.block_bytes} bytes",

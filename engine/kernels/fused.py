@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.dependent import follow
+from engine.kernels.hyperbolic import tanh
 from engine.kernels.launch import launch
 
 #: Columns of a program of the gate and of the cap.
@@ -190,15 +191,13 @@ def _cap(
     TAKE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """TAKE columns (axis 1) of one row (axis 0); tanh from the exponential, whatever its sign."""
+    """TAKE columns (axis 1) of one row (axis 0)."""
     follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TAKE + tl.arange(0, TAKE)
     live = column < COLUMNS
     value = tl.load(logits + row * stride_row + column, mask=live, other=0.0).to(tl.float32) / cap
-    small = tl.exp(-2.0 * tl.abs(value))
-    size = cap * (1.0 - small) / (1.0 + small)
-    tl.store(out + row * stride_out + column, tl.where(value < 0, -size, size), mask=live)
+    tl.store(out + row * stride_out + column, cap * tanh(value), mask=live)
 
 
 def cap_logits(logits: Tensor, cap: float, out: Tensor | None = None) -> Tensor:

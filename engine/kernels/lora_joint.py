@@ -115,7 +115,8 @@ def arrived(store: LoraStore) -> Tensor:
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     found, entries = _counters.get((device, stream)), store.blocks_at // 8
     if found is None or len(found) < entries:
-        found = torch.zeros(entries, dtype=torch.int32, device=device)
+        with torch.inference_mode(False):  # `begin` writes it outside of that mode too
+            found = torch.zeros(entries, dtype=torch.int32, device=device)
         _counters[device, stream] = found
     return found
 

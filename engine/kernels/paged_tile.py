@@ -14,6 +14,8 @@ asked for only when the one before it had been worked off.
 import triton
 import triton.language as tl
 
+from engine.kernels.hyperbolic import tanh
+
 
 @triton.jit
 def block_ids(
@@ -65,8 +67,8 @@ def load_rows(
 def score(queries, keys, scale, cap, CAPPED: tl.constexpr):  # (rows, keys)
     """Scores that `accumulate` takes times its factor, which is in base 2 (`score_factors`)."""
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-    if CAPPED:  # tanh, from what every backend has
-        scores = cap * (2.0 * tl.sigmoid(2.0 * scale * scores) - 1.0)
+    if CAPPED:
+        scores = cap * tanh(scale * scores)
     return scores
 
 

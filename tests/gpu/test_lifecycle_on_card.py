@@ -74,8 +74,8 @@ def test_a_copy_waits_for_a_step_that_still_reads_its_blocks(start_core, adapter
         assert driver.call(lambda i, rev=other.rev: Load(command_id=i, rev=rev)).code == ""
         after = driver.submit(f"after {n}", ids, other.rev, max_tokens=8, ignore_eos=True)
         driver.finish()
-        assert after.tokens == control(ids, other.rev)[:8]
-        assert story.tokens == control(ids, adapter.rev)[: len(story.tokens)]
+        assert after.tokens == control(ids, other.rev, 8)[:8]
+        assert story.tokens == control(ids, adapter.rev, 8)[: len(story.tokens)]
 
 
 def test_a_copy_without_memory_on_the_card_fails_alone(

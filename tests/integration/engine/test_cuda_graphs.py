@@ -10,6 +10,7 @@ import torch
 
 import engine.kernels
 from engine.graphs import LATE_GRAPHS
+from engine.kernels import launch
 from engine.messages import Evict, Load, SamplingParams
 from engine.sampler import Sampler, SamplerLimits
 from engine.sequence import Chunk, Sequence, StepWork
@@ -235,6 +236,7 @@ def test_nothing_is_compiled_and_nothing_allocated_once_it_is_ready(
 
     for kernel in kernels():
         kernel.device_caches.clear()  # what other tests have compiled
+    launch._launchers.clear()
     compiled: list[str] = []
     monkeypatch.setattr(
         knobs.runtime, "jit_cache_hook", lambda **told: compiled.append(told["repr"])
