@@ -10,7 +10,6 @@ from engine.config import EngineConfig
 from engine.draft_fit import check_reach, draft_block_bytes, read_draft
 from engine.errors import ConfigError
 from engine.layout import BlockLayout
-from engine.memory.budget import shown_size
 from engine.models.shard import split
 from engine.models.spec import ModelSpec
 
@@ -97,7 +96,7 @@ def plan_blocks(
         lacking = 3 * layout.block_bytes - room
         raise ConfigError(
             "what is left of the card's memory for KV and adapters is "
-            f"{shown_size(lacking)} short of three blocks",
+            f"{lacking / 2**20:,.1f} MiB short of three blocks",
             hint="see with nvidia-smi who else holds its memory, or raise gpu_memory_utilization",
         )
     if blocks < 3:

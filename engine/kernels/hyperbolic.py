@@ -19,5 +19,6 @@ def tanh(x):
     series = series * square + 2.0 / 15.0
     series = series * square - 1.0 / 3.0
     near = x + x * square * series
-    far = 2.0 * tl.sigmoid(2.0 * x) - 1.0
-    return tl.where(square < 0.04, near, far)
+    small = tl.exp(-2.0 * tl.abs(x))  # never beyond 1
+    far = (1.0 - small) / (1.0 + small)
+    return tl.where(square < 0.04, near, tl.where(x < 0, -far, far))

@@ -4,11 +4,12 @@ import os
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels below are imported
+
+import triton
+import triton.language as tl
 
 from engine.kernels.hyperbolic import tanh
 
