@@ -19,8 +19,8 @@ One JSON line for each point, temperature, kind of request and draft on stdout:
   likeliest  the same of the draft model's likeliest token, in its place
   best       1 - total variation: what no draft can do better
   a_step     greedy: tokens that a step would tell with drafts of 4, always
---engine asks the engine itself too, on the CPU, at scale 1: a line of what it drafted and kept with
-the model as its own draft model.  It should say what `right` of `base` says.
+--engine asks the engine itself instead, on the CPU, at scale 1: a line of what it drafted and kept
+with the model as its own draft model.  tokens / (tokens - accepted) is what `a_step` of `base` is.
 """
 
 import argparse

@@ -19,6 +19,8 @@ WIDTH, HEIGHT, LEFT, TOP, GAP = 330, 250, 46, 54, 28
 #: Nats a token at the edges of a panel; nearer ones, the base itself too, lie on the left edge.
 LEAST, MOST = 0.01, 16.0
 TICKS = (0.01, 0.1, 1, 10)
+#: A share of fewer guesses says nothing.
+LEAST_TRIED = 10
 MARKS = {"bible": "circle", "bofh": "square", "devil": "up", "jargon": "down", "pages": "diamond"}
 
 Line = dict[str, Any]
@@ -119,7 +121,7 @@ def drawn(panel: Panel, lines: list[Line]) -> Iterator[str]:
             for line in lines
             if (line["temperature"], line["kind"], line["draft"])
             == (panel.temperature, panel.kind, series.draft)
-            and line["tried"]
+            and line["tried"] >= LEAST_TRIED
         ]
         if not own:
             continue
@@ -132,6 +134,8 @@ def drawn(panel: Panel, lines: list[Line]) -> Iterator[str]:
                 for line in sorted(own, key=lambda line: (line["scale"], line["steps"]))
                 if line["adapter"] == adapter
             ]
+            if not points:
+                continue
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             yield f'<polyline points="{path}" fill="none" stroke="{series.colour}" opacity=".35"/>'
             yield from (mark(shape, x, y, series.colour) for x, y in points)

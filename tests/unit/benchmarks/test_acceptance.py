@@ -66,7 +66,7 @@ def test_there_is_enough_of_these_pages_to_train_on() -> None:
 
 
 def test_the_picture_shows_every_point_of_its_panels(drawing) -> None:
-    usual = {"scale": 1.0, "steps": 0, "tokens": 9, "tried": 9, "right": 0.5, "likeliest": 0.25}
+    usual = {"scale": 1.0, "steps": 0, "tokens": 20, "tried": 20, "right": 0.5, "likeliest": 0.25}
     lines = [
         usual | {"adapter": adapter, "temperature": heat, "kind": kind, "draft": draft, "kl": kl}
         for adapter in drawing.MARKS
@@ -81,3 +81,8 @@ def test_the_picture_shows_every_point_of_its_panels(drawing) -> None:
     marks = sum(text.count(f"<{shape} ") for shape in ("circle", "path", "rect"))
     axes = len(drawing.PANELS) * (5 + len(drawing.TICKS)) + 1
     assert marks == points + legends + axes
+
+
+def test_the_picture_in_the_docs_is_that_of_its_data(drawing) -> None:
+    [data] = sorted(drawing.DATA.glob("*-acceptance.jsonl"))[-1:]
+    assert drawing.PICTURE.read_text(encoding="utf-8") == drawing.picture(drawing.read(data))
