@@ -55,12 +55,15 @@ PLAN = (
         *("churn", 240),
         "churn.py --model MODEL --case idle,bystanders,host-time,cliff,zipf,resident --seconds 12",
     ),
-    _of("attention", 120, "kernels_attention.py --only decode,chain,prefill --seconds 110"),
-    _of("guides", 100, "guides.py --model MODEL --cases 64:0,64:1,64:16,64:64,1:0,1:1"),
-    _of("mixed", 90, "mixed.py --model MODEL"),
-    _of("drafts", 150, "draft_steps.py --model MODEL"),
-    _of("lora", 110, "lora_kernels.py --seconds 100"),
+    _of("beside", 150, "beside.py --model MODEL --rows 16384"),
+    _of("pooling", 120, "pooling.py --inputs 1024 --rounds 2"),
     _of("soak", 360, "soak.py --model MODEL --minutes 5 --device cuda"),
+    _of("chain", 150, "lora_chain.py --only prompt --seconds 120 --rivals gated"),
+    _of("mixed", 150, "mixed.py --model MODEL --budgets 0,128"),
+    _of("drafts", 150, "draft_steps.py --model MODEL"),
+    _of("guides", 100, "guides.py --model MODEL --cases 64:0,64:1,64:16,64:64,1:0,1:1"),
+    _of("attention", 120, "kernels_attention.py --only decode,chain,prefill --seconds 110"),
+    _of("lora", 110, "lora_kernels.py --seconds 100"),
 )
 
 
