@@ -49,7 +49,8 @@ def test_other_methods_are_405_in_the_envelope(api, call, socket, path, methods)
     "path", ["/", "/v1", "/v1/embedding", "/livez/", "//livez", "/v2/x", "/%00"]
 )
 def test_unknown_routes_are_404_in_the_envelope(api, call, path):
-    for socket in (api.inference, api.admin):
+    # TEI's clients post to the root of what serves models: there it is a route.
+    for socket in (api.inference, api.admin)[path == "/" :]:
         answer = call(socket, "GET", path)
         assert (answer.status, answer.code) == (404, "not_found")
         assert answer.json["error"]["type"] == "invalid_request_error"
