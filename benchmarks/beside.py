@@ -1,14 +1,16 @@
 """Pauses of a generator's streams while an embedder on the same card is kept busy.
 
     python benchmarks/beside.py --model DIR [--shape bge-large] [--rows 16384,4096,1024]
-                                [--streams 64] [--seconds 3]
+                                [--share 1,0.5,0.2,0.1] [--streams 64] [--seconds 3]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  The embedder has random weights of a shape of `pooling.py`, a process of its
 own, as each model of a daemon has, and inputs of 256 tokens without an end.  First the streams
 decode alone, then beside it, once with each number of --rows, which is what one of its steps may
-hold.  One JSON line each: the streams' pauses in milliseconds, the embedder's tokens a second
-beside them (and, `alone`, without them), and `p99_over_alone` against its bar.
+hold, and each --share, which is its part of the card's time (`models.beside_generators`): below 1
+it gives way all the while, also while it is measured alone.  One JSON line each: the streams'
+pauses in milliseconds, the embedder's tokens a second beside them (and, `alone`, without them), and
+`p99_over_alone` against its bar.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import checkout  # noqa: F401
@@ -33,10 +36,14 @@ from workloads import Sizes, Workloads
 from engine.config import EngineConfig
 
 LENGTH, AT_ONCE = 256, 256
+#: Of a small share: so that it tells how fast it is every half second all the same.
+AT_ONCE_SLOWLY = 32
+#: Times all inputs: kernels are compiled, and it has learned how fast the card is.
+WARM_UP = 3
 P99_BAR = 1.3
 
 
-def embed_on(folder: Path, rows: int, device: str) -> None:
+def embed_on(folder: Path, rows: int, share: float, device: str) -> None:
     """In a process of its own: say `ready`, then each half second how many tokens there were."""
     from engine.pooling.config import PoolingConfig
     from engine.pooling.engine import PoolingEngine
@@ -50,21 +57,26 @@ def embed_on(folder: Path, rows: int, device: str) -> None:
     random = np.random.default_rng(1)
     inputs = [random.integers(5, VOCAB, LENGTH).tolist() for _ in range(AT_ONCE)]
     with PoolingEngine(config) as engine:
-        engine.embed(inputs)
+        for _ in range(WARM_UP):
+            engine.embed(inputs)
+        if share < 1.0:
+            engine.give_way(share)
+            inputs = inputs[:AT_ONCE_SLOWLY]
         print("ready", flush=True)
         while True:
             before, tokens = time.monotonic(), 0
             while time.monotonic() - before < 0.5:
                 engine.embed(inputs)
-                tokens += LENGTH * AT_ONCE
+                tokens += LENGTH * len(inputs)
             print(tokens / (time.monotonic() - before), flush=True)
 
 
 class Embedder:
     """The other process; `rates` are its tokens a second, as it tells them."""
 
-    def __init__(self, folder: Path, rows: int, device: str) -> None:
+    def __init__(self, folder: Path, rows: int, share: float, device: str) -> None:
         words = ["--embed-on", str(folder), "--rows", str(rows), "--device", device]
+        words += ["--share", str(share)]
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__)), "--model", "-", *words],
             stdout=subprocess.PIPE,
@@ -121,8 +133,9 @@ def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
         yield {**alone, "case": "alone"}
         quiet = alone["itl_p99_ms"]
         assert isinstance(quiet, float)
-        for rows in map(int, options.rows.split(",")):
-            embedder = Embedder(folder, rows, device)
+        shares = [float(share) for share in options.share.split(",")]
+        for rows, share in product(map(int, options.rows.split(",")), shares):
+            embedder = Embedder(folder, rows, share, device)
             undisturbed = embedder.rate(2)
             [told] = workloads.steady(options.streams, 0)
             beside = embedder.close()
@@ -132,6 +145,7 @@ def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
                 **told,
                 "case": "beside",
                 "rows": rows,
+                "share": share,
                 "embedder_alone_tokens_per_s": round(undisturbed),
                 "embedder_tokens_per_s": round(beside),
                 "p99_over_alone": round(p99 / quiet, 3),
@@ -148,13 +162,14 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="bge-large")
     parser.add_argument("--rows", default="16384,4096,1024", help="of a step of the embedder")
+    parser.add_argument("--share", default="1", help="of the card's time, for the embedder")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--embed-on", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.embed_on is not None:
-        embed_on(options.embed_on, int(options.rows), options.device)
+        embed_on(options.embed_on, int(options.rows), float(options.share), options.device)
         return 0
     ensure_model(options.model)
     shown = []

@@ -49,7 +49,7 @@ from engine.models.shard import split
 from engine.models.spec import ModelSpec, read_spec
 from engine.pooling.config import PoolingConfig
 from engine.pooling.fit import read_model, scores_by_words, usual_tasks
-from engine.pooling_messages import AbortPool, PoolRequest
+from engine.pooling_messages import AbortPool, GiveWay, PoolRequest
 
 __all__ = [
     "BaseSpec",
@@ -183,9 +183,15 @@ class EngineClient:
         with contextlib.suppress(EngineError):
             self._send(AbortPool(request_id))
 
+    def give_way(self, share: float) -> None:
+        """Of the device's time, to an engine that pools; harmless when it has ended."""
+        with contextlib.suppress(EngineError):
+            self._send(GiveWay(share))
+
     async def call(self, command: Command) -> Answer:
         """Send a command that has a `command_id` and wait for its answer.  Raises EngineDied."""
-        assert not isinstance(command, Submit | Abort | PoolRequest | AbortPool), "has no answer"
+        unanswered = Submit | Abort | PoolRequest | AbortPool | GiveWay
+        assert not isinstance(command, unanswered), "has no answer"
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._owed[command.command_id] = future
         try:

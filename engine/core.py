@@ -43,7 +43,7 @@ from engine.messages import (
     VerifyRevision,
 )
 from engine.pooling.beside import Beside
-from engine.pooling_messages import NO_GENERATION, AbortPool, Pooled, PoolRequest
+from engine.pooling_messages import NO_GENERATION, AbortPool, GiveWay, Pooled, PoolRequest
 from engine.prefill_clock import PrefillClock
 from engine.ranks.crew import Crew
 from engine.ranks.joint_copier import JointCopier
@@ -293,6 +293,8 @@ class EngineCore:
                     self._pool(command)
                 case AbortPool():
                     self.scheduler.abort(POOLED + command.request_id)
+                case GiveWay():
+                    pass  # who computes in parts has small steps, and no pace of its own yet
                 case Shutdown():
                     raise AssertionError("the loop's owner carries out Shutdown")
                 case _:

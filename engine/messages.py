@@ -17,6 +17,7 @@ from msgspec import Struct
 from engine.pooling_messages import (
     FRAME_VALUE_BYTES,
     AbortPool,
+    GiveWay,
     Pooled,
     PoolingInfo,
     PoolRequest,
@@ -217,6 +218,7 @@ Command = (
     | Abort
     | PoolRequest
     | AbortPool
+    | GiveWay
     | AddRevision
     | RemoveRevision
     | Load
@@ -338,6 +340,7 @@ class EngineSnapshot(Struct, frozen=True, kw_only=True):
     pid: int = 0  # whose counters these are
     base_steps: StepsStatus = StepsStatus()
     lora_steps: StepsStatus = StepsStatus()
+    share: float = 1.0  # of the device's time, that an engine which pools keeps to
 
 
 # ----------------------------------------------------------------- explanation

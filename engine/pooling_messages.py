@@ -47,6 +47,13 @@ class AbortPool(Struct, frozen=True, tag="abort_pool"):
     request_id: str
 
 
+class GiveWay(Struct, frozen=True, tag="give_way"):
+    """From now on take no more than `share` of the device's time, above 0; 1: all that there is.
+    It has no answer.  Of an engine that computes inputs whole; others ignore it."""
+
+    share: float
+
+
 class Pooled(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The one result of a PoolRequest; with a `code` there are no values."""
 

@@ -37,6 +37,7 @@ from lorad.service.explain import Explaining
 from lorad.service.fetching import Fetching, Refetch
 from lorad.service.folders import Folders
 from lorad.service.gate import Gate
+from lorad.service.giving_way import GivingWay
 from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
 from lorad.service.lineup import Lineup
@@ -118,12 +119,16 @@ class Services:
 
     def _share_the_card(self) -> None:
         """Of several engines that may be on one; one alone has it all."""
-        for links in on_cards([one.engines for one in self.models]):
+        cards = on_cards([one.engines for one in self.models])
+        for links in cards:
             shares = Shares(links)
             for link in links:
                 link.turn = partial(shares.turn, link)
+        giving_way = GivingWay(self.links, cards)
         for one in self.models:
             one.engines.agree()
+            for link in [each.link for each in one.engines.each] if one.entry.pools else ():
+                link.share = giving_way.join(link, one.entry.beside_generators)
 
     async def _refresh(self) -> None:
         await self.pictures.refresh()

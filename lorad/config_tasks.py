@@ -26,6 +26,8 @@ _POOLS = (
     *("truncate", "pooling", "prefix_cache", "chunked_prefill"),
     *("score_words", "pair_template"),
 )
+#: Of one that does nothing else.
+_ONLY_POOLS = ("beside_generators",)
 #: Of one that generates and pools.
 _DOES_BOTH = ("pooled_tokens",)
 _GENERATES_LORA, _POOLS_LORA = ("kv_floor", "adapter_floor"), ("adapter_pool",)
@@ -49,8 +51,11 @@ def check_tasks(
         key_of("score_words"),
         "a word that an answer may begin with, or two: for a text and against it",
     )
+    share = key_of("beside_generators")
+    need(0.0 < model.beside_generators <= 1.0, share, "above 0, and at most 1: it never gives way")
     lacking = {name: "generates" for name in _GENERATES if model.pools}
     lacking |= {name: "pools" for name in _POOLS if not (model.pools or model.pools_too)}
+    lacking |= {name: "only pools" for name in _ONLY_POOLS if not model.pools}
     lacking |= {name: "does both" for name in _DOES_BOTH if not model.pools_too}
     for name, kind in lacking.items():
         idle = key_of(name) not in origins or _is_default(model, name)

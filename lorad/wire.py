@@ -234,6 +234,8 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     engine_pid: int | None = None
     engine_restarts: int = 0
     pooling: PoolingPicture | None = None
+    #: Of the device's time, while one that generates is at work there; 1: it keeps to none.
+    device_share: float = 1.0
     replicas: "tuple[ReplicaStatus, ...]" = ()  # () for a model with one engine
 
 

@@ -6,7 +6,9 @@ whoever is not computed holds no slot.  Adapters live as they do beside a decode
 files, tiers, commands and events (`adapters/residency.py`).
 
 On a card a step is launched before the one ahead of it is told of: what that has to say comes down,
-and what arrives meanwhile is made ready, while the card computes.
+and what arrives meanwhile is made ready, while the card computes.  Not so while it gives way to an
+engine that generates on the same card: then steps are small, one at a time, and after each the card
+is left to the other (`pace.py`).
 
 Everything happens on the thread that calls it; readers and copiers have threads of their own, and
 ring `bell` when there is something to do.
@@ -34,14 +36,18 @@ from engine.pooling.answers import Answers
 from engine.pooling.batch import Landing, Placed, StepRunner
 from engine.pooling.config import PoolingConfig
 from engine.pooling.machine import build, largest_step
+from engine.pooling.pace import Pace
 from engine.pooling.queue import Item, Queue
 from engine.pooling.requests import AbortPool, PoolRequest, PoolResult
+from engine.pooling_messages import GiveWay
 from engine.stats import Stats
 
 #: How long an idle loop sleeps if nobody rings: never needed, but a lost ring must not hang it.
 IDLE_SECONDS = 1.0
 #: While something waits for an adapter, for room or for a clock.
 WAITING_SECONDS = 0.01
+
+PoolCommand = PoolRequest | AbortPool | GiveWay | AdapterCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +121,17 @@ class PoolingCore:
             scores_words=machine.words is not None,
         )
         self._queue = Queue(self.config.max_batch_tokens, self.config.max_num_seqs)
+        self._pace = Pace(self.config.max_batch_tokens)
+        self._held = False  # the next step is not due yet
         self._orders = itertools.count()
-        self._commands: list[PoolRequest | AbortPool | AdapterCommand] = []
+        self._commands: list[PoolCommand] = []
         self._results: list[PoolResult] = []
         self._ran = False
         self.stats = Stats(self._lora_bytes)
         progress("ready", 1.0)
 
     # ------------------------------------------------------------- the sentence
-    def take(self, command: PoolRequest | AbortPool | AdapterCommand) -> None:
+    def take(self, command: PoolCommand) -> None:
         """Queue a request or a command for the next step."""
         self._commands.append(command)
 
@@ -133,7 +141,7 @@ class PoolingCore:
         self.residency.advance()
         self._end_what_cannot_go_on()
         self._relieve_who_starves()
-        self._run(self._queue.take(self._may_run))
+        self._run(self._next())
         return self._publish()
 
     @property
@@ -157,6 +165,11 @@ class PoolingCore:
         return [item.request.rev for item in self._flight.items] if self._flight else []
 
     @property
+    def share(self) -> float:
+        """Of the device's time, that it keeps to."""
+        return self._pace.share
+
+    @property
     def queue(self) -> Queue:
         """To be read only."""
         return self._queue
@@ -164,7 +177,10 @@ class PoolingCore:
     def wait(self) -> None:
         """Sleep until the bell rings, or until something that waits may be due."""
         waits = len(self._queue) or self.residency.busy
-        self.bell.wait(WAITING_SECONDS if waits else IDLE_SECONDS)
+        seconds = WAITING_SECONDS if waits else IDLE_SECONDS
+        if self._held:
+            seconds = min(self._pace.seconds_left(self._clock()), seconds)
+        self.bell.wait(seconds)
         self.bell.clear()
 
     def abandon(self) -> list[str]:
@@ -189,6 +205,8 @@ class PoolingCore:
                     self._enter(command)
                 case AbortPool():
                     self._forget(self._queue.remove(command.request_id))
+                case GiveWay():
+                    self._pace.keep_to(command.share)
                 case _:
                     self.residency.command(command)
 
@@ -229,6 +247,13 @@ class PoolingCore:
         starving = self.residency.starving(self.config.starve_after)
         self.residency.reserve_for(starving.rev if starving else None)
 
+    def _next(self) -> list[Item]:
+        """Who goes with the next step: while it gives way, nobody before that is due, and nobody
+        beside a step that runs."""
+        due = self._flight is None and not self._pace.seconds_left(self._clock())
+        self._held = self._pace.gives_way and not due and len(self._queue) > 0
+        return [] if self._held else self._queue.take(self._may_run, self._pace.rows)
+
     def _may_run(self, rev: str | None) -> bool:
         return rev is None or self.residency.can_acquire(rev)
 
@@ -256,6 +281,7 @@ class PoolingCore:
         began, self._ended = max(flight.began, self._ended), self._clock()
         rows = sum(item.length for item in flight.items)
         self.stats.note_pooled(rows, flight.adapters, self._ended - began)
+        self._pace.note(rows, self._ended - began, self._ended)
         for rev in flight.adapters:
             self.residency.release(rev)
         for item in flight.items:

@@ -16,6 +16,7 @@ from engine.pooling.calls import PoolingCalls, in_order, requests_of
 from engine.pooling.config import PoolingConfig, PoolingInfo
 from engine.pooling.core import PoolingCore
 from engine.pooling.requests import PoolingTask, PoolRequest, PoolResult
+from engine.pooling_messages import GiveWay
 
 
 class PoolingEngine(Library[PoolingCore], PoolingCalls):
@@ -67,6 +68,10 @@ class PoolingEngine(Library[PoolingCore], PoolingCalls):
             self._core.step()  # what runs still is told of to nobody
             raise
         return in_order(names, found)
+
+    def give_way(self, share: float) -> None:
+        """From now on take no more than `share` of the device's time, above 0; 1: all of it."""
+        self._core.take(GiveWay(share))
 
     def _give(self, requests: Iterator[PoolRequest], names: list[str]) -> bool:
         """Requests until a step's are waiting, their names to `names`; False: there are no more."""

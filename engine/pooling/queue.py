@@ -79,12 +79,13 @@ class Queue:
         line = list(dict.fromkeys(item.request.rev for item in self._line()))
         return (line.index(rev) + 1 if rev in line else 0), len(line)
 
-    def take(self, may_run: Callable[[str | None], bool]) -> list[Item]:
-        """The next step's; [] if nobody may run.  One that is longer than the budget goes alone."""
-        line = self._line()
+    def take(self, may_run: Callable[[str | None], bool], rows: int | None = None) -> list[Item]:
+        """The next step's; [] if nobody may run.  One that is longer than the budget, which is
+        `rows` where that is less than usual, goes alone."""
+        line, budget = self._line(), self.max_tokens if rows is None else rows
         chosen: list[Item] = []
         passed: list[Item] = []
-        left, ahead, overtaken = self.max_tokens, 0, 0
+        left, ahead, overtaken = budget, 0, 0
         for item in line:
             if not may_run(item.request.rev):
                 continue
@@ -97,7 +98,7 @@ class Queue:
                 break
             else:
                 passed.append(item)
-            if left <= 0 or len(chosen) == self.max_items or ahead > LOOKS_AHEAD * self.max_tokens:
+            if left <= 0 or len(chosen) == self.max_items or ahead > LOOKS_AHEAD * budget:
                 break
         for item in passed[:overtaken]:
             item.passed += 1

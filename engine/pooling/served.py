@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from msgspec.structs import replace
 
 from engine.explain import Explainer
 from engine.memory.budget import shown_row, shown_size
@@ -167,7 +168,7 @@ class ServedPooling:
         """One consistent picture.  Whoever the device computes runs, all others wait."""
         core = self.core
         running = core.running
-        return self._painter.paint(
+        picture = self._painter.paint(
             now=time.monotonic(),
             everybody=Traffic(len(running), len(core.queue)),
             base=Traffic(running.count(None), core.queue.waiting_for(None)),
@@ -175,6 +176,7 @@ class ServedPooling:
             late_masks=0,
             passes=self.stats.steps,
         )
+        return replace(picture, share=core.share)
 
     def memory_table(self) -> str:
         """What is held on the device, in several lines."""

@@ -94,6 +94,7 @@ def _models(st: wire.Status) -> list[tuple[str, str]]:
             ("  base", one.base),
             ("  tasks", f"{', '.join(one.tasks)}, {one.max_model_len} tokens"),
             *([("  pooling", pooling_words(one.pooling))] if one.pooling else []),
+            *([("  share", _share_words(one))] if one.device_share < 1 else []),
             ("  adapters", f"{one.num_adapters}, {one.slots_used} of {one.slots_total} slots used"),
             ("  pool", _pool_words(one.pool)),
             ("  requests", f"{one.running} running, {one.waiting} waiting"),
@@ -115,6 +116,10 @@ def _replicas(model: wire.ModelStatus) -> list[tuple[str, str]]:
         )
         for one in model.replicas
     ]
+
+
+def _share_words(one: wire.ModelStatus) -> str:
+    return f"{one.device_share:.0%} of the device's time: a model that generates is at work there"
 
 
 def _process(one: wire.ModelStatus | wire.ReplicaStatus) -> str:

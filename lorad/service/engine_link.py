@@ -86,6 +86,7 @@ class Client(Protocol):
     def abort(self, request_id: str) -> None: ...
     def pool(self, request: PoolRequest) -> None: ...
     def abort_pool(self, request_id: str) -> None: ...
+    def give_way(self, share: float) -> None: ...
     async def call(self, command: Command) -> Answer: ...
     async def stop(self, timeout: float = 10.0) -> None: ...
 
@@ -128,6 +129,9 @@ class EngineLink:
         self.known: set[str] = set()
         #: Entered before a process starts, left when it is there or dead: what it is told.
         self.turn: Turn = lambda: contextlib.nullcontext(self.config)
+        #: Of the device's time, for one that pools; 1.0 = all that there is.
+        self.share: Callable[[], float] = lambda: 1.0
+        self._share_told = 1.0  # to the present process
         self.bring_up: Callable[[EngineInfo], Awaitable[None]] = _nothing
         self.prepare: Callable[[str], Awaitable[None]] = _nothing
         self.on_adapter: Callable[[AdapterEvent], None] = lambda event: None
@@ -193,6 +197,13 @@ class EngineLink:
         self.check()
         return await self._inputs.run(request)
 
+    def keep_share(self) -> None:
+        """Tell the process its `share`, if that has changed; one that starts is told later."""
+        client, share = self._client, self.share()
+        if client is not None and client.info is not None and share != self._share_told:
+            self._share_told = share
+            client.give_way(share)
+
     def next_id(self) -> int:
         """A fresh id for a command of the present engine process."""
         return self._live().next_id()
@@ -252,6 +263,7 @@ class EngineLink:
     async def _supervise(self) -> None:
         while not self._stopping:
             client = self._client = self._new_client()
+            self._share_told = 1.0
             fatal = await self._serve(client)
             if self._stopping:
                 return
@@ -327,6 +339,7 @@ class EngineLink:
         """From EngineReady to `ready`: one forward pass, then the adapters that belong there."""
         self.info = info
         self.informed.set()
+        self.keep_share()
         self.progress = "warming up"
         try:
             await (self._warm_up() if info.generates else self._pool_once())

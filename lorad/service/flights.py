@@ -38,13 +38,16 @@ class Flights:
         self._prepare, self._spawn = prepare, spawn
         self._sinks: dict[str, OnDelta] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
+        self.on_busy: Callable[[], None] = lambda: None  # the first has come, or the last has left
 
     def __len__(self) -> int:
         return len(self._sinks)
 
     def begin(self, submit: Submit, on_delta: OnDelta) -> None:
         """Send it, once its revision is known; if that fails, the one delta is an error."""
-        self._sinks[submit.request_id] = on_delta
+        was_idle, self._sinks[submit.request_id] = not self._sinks, on_delta
+        if was_idle:
+            self.on_busy()
         if submit.rev is None or submit.rev in self._known:
             self._send(submit)
             return
@@ -70,8 +73,10 @@ class Flights:
     def deliver(self, delta: SequenceDelta) -> None:
         """To its callback, if it is under way."""
         sink = self._sinks.get(delta.request_id)
-        if delta.finish_reason is not None:
-            self._sinks.pop(delta.request_id, None)
+        if sink is not None and delta.finish_reason is not None:
+            del self._sinks[delta.request_id]
+            if not self._sinks:
+                self.on_busy()
         if sink is not None:
             sink(delta)
 

@@ -176,6 +176,7 @@ def _model(seen: Seen, num_adapters: int, pooling: wire.PoolingPicture | None) -
         engine_pid=link.pid,
         engine_restarts=link.restarts,
         pooling=pooling,
+        device_share=snapshot.share if snapshot else 1.0,
         replicas=tuple(map(_replica, seen.replicas)),
     )
 

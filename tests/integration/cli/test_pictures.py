@@ -264,6 +264,7 @@ def test_status_of_several_models_has_figures_of_each(server, loractl, monkeypat
             pool=pool,
             num_adapters=2,
             engine_restarts=1,
+            device_share=0.2,
         ),
     )
     whole = msgspec.structs.replace(server._status(), models=models, pool=pool)
@@ -273,6 +274,7 @@ def test_status_of_several_models_has_figures_of_each(server, loractl, monkeypat
     assert said.count("model       ") == 2 and "/m/llama" in said and "/m/minilm" in said
     assert "engine_restarting (again)" in said and "embed, rerank" in said
     assert "8 blocks of 1M, adapters 0 active and 0 idle" in said
+    assert said.count("  share ") == 1 and "20% of the device's time" in said
     assert "no engine" in said, "of the first, which tells of no pool"
     llama, minilm = models
     writes = msgspec.structs.replace(llama, pool=msgspec.structs.replace(pool, block_size=16))

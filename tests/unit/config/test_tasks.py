@@ -102,6 +102,8 @@ def test_inputs_of_a_step_are_the_engines_to_choose_unless_told(configure, tmp_p
         ("pooled_tokens = 9", "", "models.pooled_tokens: only a model that does both has it"),
         ('tasks = ["embed", "sing"]', "", "models.tasks: 'sing' is none of generate, embed,"),
         ('tasks = ["generate"]', "", "models.tasks: the base is an encoder, which generates"),
+        ("beside_generators = 0", "", "models.beside_generators: above 0, and at most 1"),
+        ("beside_generators = 1.5", "", "models.beside_generators: above 0, and at most 1"),
         ("num_blocks = 9", "", "models.num_blocks: only a model that generates has it"),
         ('speculation = "ngram"', "", "models.speculation: only a model that generates has it"),
         ('draft_model = "/m"', "", "models.draft_model: only a model that generates has it"),
@@ -119,6 +121,14 @@ def test_what_an_encoder_cannot_be_told_is_refused_in_one_line(
     with pytest.raises(BadConfig) as caught:
         checks.check_all(configure(folder, models, rest))
     assert told in caught.value.message and "\n" not in caught.value.message
+
+
+def test_only_a_model_that_does_nothing_else_gives_way_to_generators(configure, tmp_path, llama):
+    folder = write_bert(tmp_path / "bert")
+    assert configure(folder, "beside_generators = 0.5").models[0].beside_generators == 0.5
+    for told in ("", 'tasks = ["generate", "embed"]'):
+        with pytest.raises(BadConfig, match="beside_generators: only a model that only pools has"):
+            configure(llama, f"{told}\nbeside_generators = 0.5")
 
 
 @pytest.mark.parametrize(

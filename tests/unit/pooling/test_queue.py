@@ -73,3 +73,11 @@ def test_a_queue_is_looked_through_so_far_and_no_further() -> None:
     queue = Queue(10, 100)
     fill(queue, 6, *[9] * LOOKS_AHEAD, 1)
     assert names(queue.take(anybody)) == ["r0"]
+
+
+def test_a_step_may_be_given_fewer_rows_than_usual() -> None:
+    queue = Queue(1000, 100)
+    fill(queue, 4, 4, 4, 25, 1)
+    assert names(queue.take(anybody, 8)) == ["r0", "r1"]
+    assert names(queue.take(anybody, 8)) == ["r2", "r4"]
+    assert names(queue.take(anybody, 8)) == ["r3"], "one that is longer goes alone all the same"

@@ -85,7 +85,7 @@ class FakeClient:
         self.info = None
         self.pid = None
         self.state = "starting"
-        self.sent = []
+        self.sent, self.shares = [], []
         self.submitted = {}
         self.revisions, self.manifests, self.refuse, self.leases = {}, {}, {}, {}
         self.pin_room = 99  # how many revisions may be pinned
@@ -127,6 +127,9 @@ class FakeClient:
     def abort(self, request_id):
         if request_id in self.submitted:
             self.finish(request_id, "abort")
+
+    def give_way(self, share):
+        self.shares.append(share)
 
     def frame(self, **parts):
         self.events.put_nowait(StepFrame(step=1, **parts))
