@@ -143,6 +143,7 @@ class EngineClient:
                 stdout=STDERR_FD,  # results are printed by others; whatever it says is log
                 pass_fds=(theirs.fileno(),),
                 env=child_environment() | self._env,
+                start_new_session=True,  # it is ended together with its other ranks
             )
         except BaseException:
             ours.close()
@@ -273,6 +274,7 @@ class EngineClient:
         except TimeoutError:
             self._kill()
             code = await self._process.wait()
+        self._end_group()
         self._state = "dead"
         if not self._stopping:
             self.fatal = self.fatal or Fatal("internal_error", _how_it_ended(code))
@@ -288,6 +290,13 @@ class EngineClient:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
+
+    def _end_group(self) -> None:
+        """Ranks end with the first one by themselves, but for one that hangs, and would keep its
+        GPU from those who are started next."""
+        assert self.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def _death(self) -> EngineError:
         """Before it was ready, the engine's own reason; afterwards that it died."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -218,8 +219,6 @@ asyncio.run(main())
         engine = os.pidfd_open(pid)
         parent.stdin.close()
         parent.wait(10)
-    import select
-
     ended, _, _ = select.select([engine], [], [], 10)
     os.close(engine)
     assert ended, "the engine outlived the daemon"
@@ -381,5 +380,47 @@ def test_a_client_that_is_behind_can_be_stopped() -> None:
         async with asyncio.timeout(10):
             await client.stop(0.1)
         assert client.returncode is not None
+
+    asyncio.run(main())
+
+
+CREW = """
+import signal, socket, subprocess, sys
+from engine.messages import Starting, encode_frame
+sock = socket.socket(fileno=int(sys.argv[1]))
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+other.send_signal(signal.SIGSTOP)
+sock.sendall(encode_frame(Starting("crew", float(other.pid))))
+signal.pause()
+"""
+
+
+class CrewClient(EngineClient):
+    program = ("-c", CREW)
+
+
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+def test_a_rank_that_hangs_ends_with_the_engine(way) -> None:
+    """Or it would keep its GPU from those who are started next."""
+
+    async def main() -> None:
+        client = CrewClient()
+        await client.start(EngineConfig(model="none"))
+        [told] = await until(client, lambda event: isinstance(event, Starting))
+        assert isinstance(told, Starting)
+        other = os.pidfd_open(int(told.fraction))
+        try:
+            if way == "killed":
+                assert client.pid is not None
+                os.kill(client.pid, signal.SIGKILL)
+                await until(client, lambda event: isinstance(event, Fatal))
+            else:
+                await client.stop(0.0)
+            ended, _, _ = select.select([other], [], [], 10)
+            if not ended:
+                signal.pidfd_send_signal(other, signal.SIGKILL)
+            assert ended, "it outlived the engine"
+        finally:
+            os.close(other)
 
     asyncio.run(main())
