@@ -138,8 +138,9 @@ def test_no_step_is_launched_beside_one_that_runs(
     assert ran(driver) == {"first"} and driver.core.running == [None]
     driver.core.take(GiveWay(0.5))
     driver.ask("third")
+    driver.now += TAKES  # by the first it would be due; the second is still to be through
     assert ran(driver) == {"first", "second"} and driver.core.running == []
-    driver.now += TAKES
+    driver.now += 10 * TAKES
     driver.step()
     assert driver.core.running == [None] and not driver.core.idle
     assert ran(driver) == {"first", "second", "third"}
