@@ -138,7 +138,7 @@ def test_no_step_is_launched_beside_one_that_runs(
     assert ran(driver) == {"first"} and driver.core.running == [None]
     driver.core.take(GiveWay(0.5))
     driver.ask("third")
-    driver.now += TAKES  # by the first it would be due; the second is still to be through
+    driver.now += 10 * TAKES  # by the first it would be due; the second is not through yet
     assert ran(driver) == {"first", "second"} and driver.core.running == []
     driver.now += 10 * TAKES
     driver.step()
