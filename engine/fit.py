@@ -92,7 +92,7 @@ def plan_blocks(
             config.max_num_seqs * -(-length // config.block_size) + config.slots * adapter_blocks
         )
         blocks = min(config.cpu_pool // (layout.block_bytes * layout.shards), useful)
-    if blocks < 3 and room is not None and not config.num_blocks:
+    if blocks < 1 and room is not None and not config.num_blocks:
         lacking = 3 * layout.block_bytes - room
         raise ConfigError(
             "what is left of the card's memory for KV and adapters is "

@@ -24,9 +24,8 @@ FLEETS: dict[str, list[tuple[int, int]]] = {
 }
 #: (slot, rows) in row order; slot -1 = base rows.
 STEPS = {
-    "one adapter": [(0, 70)],
-    "base around": [(-1, 3), (0, 37), (-1, 40), (1, 1), (2, 5), (-1, 1)],
-    "base at the start": [(-1, 33), (2, 33)],
+    "one adapter": [(0, 37)],
+    "base around": [(-1, 3), (0, 33), (-1, 34), (1, 1), (2, 5), (-1, 1)],
 }
 
 
@@ -35,12 +34,16 @@ def halves(gate: int, up: int) -> Mapping[tuple[int, str], int]:
     return {key: rank for key, rank in ranks.items() if rank}
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("fleet", FLEETS)
 @pytest.mark.parametrize(
-    ("shape", "dtype", "gelu"),
-    [("odd", torch.float32, False), ("even", torch.float16, True)],
-    ids=["odd-silu", "even-gelu"],
+    ("fleet", "step", "shape", "dtype", "gelu"),
+    [
+        ("rank 16", "one adapter", "even", torch.float16, False),
+        ("rank 16", "base around", "odd", torch.float32, True),
+        ("one half", "base around", "odd", torch.float16, False),
+        ("to rank 64", "one adapter", "odd", torch.float32, False),
+        ("to rank 64", "base around", "even", torch.float16, True),
+    ],
+    ids=["rank 16", "base around", "one half", "higher ranks", "all of it"],
 )
 def test_a_prompt_gets_the_bits_of_expand_and_then_the_gate(
     make_pool: Make,
