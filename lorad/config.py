@@ -86,7 +86,7 @@ class Model(_Section, frozen=True, kw_only=True):
     pooling: Literal["auto", PoolingKind] = "auto"  # in place of what its files say
     prefix_cache: Switch = "auto"  # on is refused where it is not served, with the reason
     chunked_prefill: Switch = "auto"
-    beside_generators: float = 0.2  # share of a device that one which generates is at work on
+    beside_generators: float = 0.0  # share of a device that one which generates is at work on
     # Of a decoder that scores pairs:
     score_words: tuple[str, ...] = ("yes", "no")  # whose shares of an answer are the score
     pair_template: str = "auto"  # or tokenizer, qwen3-reranker, or a Jinja file

@@ -52,7 +52,7 @@ def check_tasks(
         "a word that an answer may begin with, or two: for a text and against it",
     )
     share = key_of("beside_generators")
-    need(0.0 < model.beside_generators <= 1.0, share, "above 0, and at most 1: it never gives way")
+    need(0.0 <= model.beside_generators <= 1.0, share, "0 (auto), or up to 1: it never gives way")
     lacking = {name: "generates" for name in _GENERATES if model.pools}
     lacking |= {name: "pools" for name in _POOLS if not (model.pools or model.pools_too)}
     lacking |= {name: "only pools" for name in _ONLY_POOLS if not model.pools}

@@ -15,6 +15,10 @@ from engine.messages import EngineInfo
 from engine.pooling.config import PoolingConfig
 from lorad.service.flights import Flights
 
+#: Of auto.  A card gives two processes half of its time each, whatever their steps; the cores of a
+#: CPU are divided by the system, and there nobody gives way unless told to.
+ON_A_CARD = 0.2
+
 
 class Link(Protocol):
     """Of EngineLink; hashed by identity."""
@@ -41,7 +45,7 @@ class GivingWay:
             link.flights.on_busy = self._tell
 
     def join(self, link: PoolLink, share: float) -> partial[float]:
-        """What `link` asks its share of; of one that never gives way it is 1 for ever."""
+        """What `link` asks its share of; 1 for ever if it never gives way.  `share` 0 = auto."""
         if share < 1.0 and self._generate:
             self._pool.append(link)
         return partial(self._share, link, share)
@@ -51,6 +55,7 @@ class GivingWay:
             link.keep_share()
 
     def _share(self, link: Link, share: float) -> float:
+        share = share or (1.0 if _device(link) == "cpu" else ON_A_CARD)
         beside = (one for one in self._generate if self._share_a_device(link, one))
         return share if any(len(one.flights) for one in beside) else 1.0
 

@@ -10,7 +10,7 @@ from engine.messages import SamplingParams, Submit
 from engine.pooling.config import PoolingConfig
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
-from lorad.service.giving_way import GivingWay
+from lorad.service.giving_way import ON_A_CARD, GivingWay
 
 
 def submit(request_id="a"):
@@ -149,3 +149,13 @@ def test_one_that_never_gives_way_is_told_nothing(scene):
         assert not clients["p"].shares
 
     scene(scenario, share=1.0)
+
+
+def test_left_to_itself_it_gives_way_on_a_card_and_not_on_the_cpu(scene):
+    async def scenario(links, clients):
+        for name in "gh":
+            links[name].submit(submit(name), lambda delta: None)
+        assert clients["p"].shares == [ON_A_CARD]
+        assert 0.0 < ON_A_CARD < 1.0 and set(clients["q"].shares) <= {1.0}
+
+    scene(scenario, share=0.0)
