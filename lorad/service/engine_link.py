@@ -197,6 +197,10 @@ class EngineLink:
         self.check()
         return await self._inputs.run(request)
 
+    def take_back(self, request_id: str) -> None:
+        """End an input with `engine_stalled`: somebody else can do it.  Unknown ids are ignored."""
+        self._inputs.take_back(request_id, "engine_stalled", "the step loop has not moved")
+
     def keep_share(self) -> None:
         """Tell the process its `share`, if that has changed; one that starts is told later."""
         client, share = self._client, self.share()

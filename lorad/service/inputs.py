@@ -33,6 +33,7 @@ class Inputs:
     ) -> None:
         self._sender, self._known, self._prepare = sender, known, prepare
         self._owed: dict[str, asyncio.Future[Pooled]] = {}
+        self._preparing: dict[str, asyncio.Timeout] = {}
 
     def __len__(self) -> int:
         return len(self._owed)
@@ -62,9 +63,19 @@ class Inputs:
         for request_id in list(self._owed):
             self.deliver(Pooled(request_id=request_id, code=code, message=message))
 
+    def take_back(self, request_id: str, code: str, message: str) -> None:
+        """End it with that error, and the engine needs to do it no more.  Unknown ids are
+        ignored."""
+        if request_id in self._owed:
+            self.deliver(Pooled(request_id=request_id, code=code, message=message))
+            if (preparing := self._preparing.get(request_id)) is not None:
+                preparing.reschedule(asyncio.get_running_loop().time())
+            else:
+                self._sender().abort_pool(request_id)
+
     async def _send(self, request: PoolRequest, future: asyncio.Future[Pooled]) -> Pooled:
         if request.rev is not None and request.rev not in self._known:
-            await self._prepare(request.rev)
+            await self._prepare_for(request, request.rev)
         sender = self._sender()
         try:
             if not future.done():  # everybody was ended while it was prepared
@@ -75,3 +86,15 @@ class Inputs:
         except asyncio.CancelledError:
             sender.abort_pool(request.request_id)
             raise
+
+    async def _prepare_for(self, request: PoolRequest, rev: str) -> None:
+        """Unless it is taken back meanwhile: an engine that hangs makes nothing known."""
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._preparing[request.request_id] = limit
+                await self._prepare(rev)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            del self._preparing[request.request_id]

@@ -64,6 +64,7 @@ class Replicas:
         self._by_name = {replica.name: replica for replica in replicas}
         self._router, self._clock = router or Router(), clock
         self._flights: dict[str, _Flight] = {}
+        self._inputs: dict[str, Replica] = {}  # where those are that may go elsewhere yet
 
     def __getitem__(self, name: str) -> Replica:
         return self._by_name[name]
@@ -174,6 +175,9 @@ class Replicas:
                 if self._go_on(flight):
                     replica.leave(flight.submit.rev, began=began)
                     replica.link.abort(id)
+        if self._alive_but(replica):
+            for id in [id for id, at in self._inputs.items() if at is replica]:
+                replica.link.take_back(id)
 
     async def pool(self, request: PoolRequest) -> PoolResult:
         """As EngineLink's; nobody sees half a result, so that one loss is made good."""
@@ -184,6 +188,8 @@ class Replicas:
                 self.check()
                 raise LoradError("engine_restarting", "no engine is ready")
             chosen.enter(request.rev)
+            if len(left) < MOST_MOVES:
+                self._inputs[request.request_id] = chosen
             try:
                 return await chosen.link.pool(request)
             except LoradError as error:
@@ -191,6 +197,7 @@ class Replicas:
                     raise
                 left.append(chosen.name)
             finally:
+                self._inputs.pop(request.request_id, None)
                 chosen.leave(request.rev, began=False)
 
     # ------------------------------------------------------------- inside

@@ -97,3 +97,18 @@ def test_inputs_go_on_when_their_engine_is_killed(daemon, poll):
     assert wrong == []
     poll(lambda: home in daemon.adapter("embeds").replicas, "it to be where it was")
     assert engines(daemon)["vectors"].engine_restarts == 1
+
+
+def test_inputs_of_an_engine_that_hangs_are_answered_by_the_other(daemon, poll):
+    daemon.wait_engines()
+    said, restarts = embed(daemon, "embeds"), engines(daemon)["vectors"].engine_restarts
+    (home, *_) = daemon.adapter("embeds").replicas
+    engine = next(one for one in engines(daemon)["vectors"].replicas if one.name == home)
+    os.kill(engine.engine_pid, signal.SIGSTOP)
+    try:
+        assert np.allclose(embed(daemon, "embeds"), said, atol=1e-5)
+        assert engines(daemon)["vectors"].engine_restarts == restarts  # it was not waited for
+    finally:
+        os.kill(engine.engine_pid, signal.SIGCONT)
+    daemon.wait_engines()
+    assert np.allclose(embed(daemon, "embeds"), said, atol=1e-5)

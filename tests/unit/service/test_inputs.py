@@ -156,3 +156,37 @@ def test_an_id_that_is_under_way_is_refused_and_the_first_goes_on(scene):
         assert (await first).values.tolist() == [1.0]
 
     scene(scenario)
+
+
+def test_one_that_is_taken_back_is_told_so_and_the_engine_too(scene):
+    async def scenario(inputs, sender, known):
+        one, two = await begin(inputs, request("one"), request("two"))
+        inputs.take_back("one", "engine_stalled", "it hangs")
+        inputs.take_back("never heard of", "engine_stalled", "it hangs")
+        with pytest.raises(LoradError, match="it hangs") as caught:
+            await one
+        assert caught.value.code == "engine_stalled" and sender.aborted == ["one"]
+        inputs.deliver(packed(PoolResult("one", values=np.float32([1]))))  # it goes on after all
+        inputs.deliver(packed(PoolResult("two", values=np.float32([2]))))
+        assert (await two).values.tolist() == [2.0]
+
+    scene(scenario)
+
+
+def test_one_that_is_taken_back_waits_no_longer_for_its_revision(scene):
+    ended = []
+
+    async def wait(rev):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(rev)
+
+    async def scenario(inputs, sender, known):
+        (task,) = await begin(inputs, request(rev="r"))
+        inputs.take_back("a", "engine_stalled", "it hangs")
+        with pytest.raises(LoradError, match="it hangs"):
+            await task
+        assert ended == ["r"] and sender.sent == sender.aborted == []
+
+    scene(scenario, wait)

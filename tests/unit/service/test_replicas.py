@@ -10,6 +10,7 @@ import pytest
 from engine.adapters.states import RESIDENT
 from engine.errors import EngineDied
 from engine.messages import AddRevision, RemoveRevision, SamplingParams, SequenceDelta, Submit
+from engine.pooling.requests import PoolRequest
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.routing.affinity import Router, Terms, ranking
@@ -358,6 +359,7 @@ def test_an_abort_finds_the_engine_that_has_the_request(fleet, eventually):
 def test_an_input_that_is_pooled_goes_on_elsewhere_too(fleet):
     class Request:
         rev = None
+        request_id = "a"
 
     async def scenario(f):
         asked = []
@@ -372,6 +374,66 @@ def test_an_input_that_is_pooled_goes_on_elsewhere_too(fleet):
             link.pool = partial(pool, name)
         assert await f.replicas.pool(Request()) == "vectors"
         assert len(set(asked)) == 2 and f.loads() == [(0, 0, {})] * 3
+
+    fleet(scenario)
+
+
+def test_an_input_that_a_hanging_engine_has_goes_on_elsewhere_once(fleet, eventually):
+    async def scenario(f):
+        asked, back = [], []
+
+        async def pool(name, request):
+            asked.append(name)
+            if len(asked) == 3:
+                return "vectors"
+            hangs = gone[name] = asyncio.get_running_loop().create_future()
+            return await hangs
+
+        def take_back(name, request_id):
+            back.append((name, request_id))
+            gone[name].set_exception(LoradError("engine_stalled", "it hangs"))
+
+        def hang(name):
+            f.links[name].state = "engine_stalled"
+            f.replicas.leave(name)
+
+        gone = {}
+        for name, link in f.links.items():
+            link.pool, link.take_back = partial(pool, name), partial(take_back, name)
+        one = asyncio.ensure_future(f.replicas.pool(PoolRequest(request_id="one", tokens=[1])))
+        await eventually(lambda: len(asked) == 1)
+        hang(asked[0])
+        await eventually(lambda: len(asked) == 2)
+        assert asked[1] != asked[0] and back == [(asked[0], "one")]
+        hang(asked[1])  # as it may be what engines hang of, it stays there
+        assert len(back) == 1 and f.replicas._inputs == {}
+        gone[asked[1]].set_result("vectors")
+        assert await one == "vectors"
+        two = asyncio.ensure_future(f.replicas.pool(PoolRequest(request_id="two", tokens=[1])))
+        assert await two == "vectors"
+        assert f.loads() == [(0, 0, {})] * 3 and f.replicas._inputs == {}
+
+    fleet(scenario)
+
+
+def test_an_input_stays_with_a_hanging_engine_where_there_is_no_other(fleet, eventually):
+    async def scenario(f):
+        hangs, back = asyncio.get_running_loop().create_future(), []
+
+        async def pool(request):
+            return await hangs
+
+        for link in f.links.values():
+            link.pool, link.take_back = pool, back.append
+        one = asyncio.ensure_future(f.replicas.pool(PoolRequest(request_id="one", tokens=[1])))
+        await eventually(lambda: f.replicas._inputs)
+        for link in f.links.values():
+            link.state = "engine_stalled"
+        for name in NAMES:
+            f.replicas.leave(name)
+        assert back == []
+        hangs.set_result("vectors")
+        assert await one == "vectors"
 
     fleet(scenario)
 
