@@ -32,10 +32,10 @@ from engine.sequence import Sampled, Sequence
 #: rows at the least (`ladder.py`), and up to there a large model takes the time of reading its
 #: weights: on an H200 a step of 8 sequences takes 5.97 ms with 24 rows or with 40, 6.66 with 72.
 ROWS = 64
-#: A draft is made if its chance to be right is this at the least.  On an H200 a step with drafts
-#: takes 36% longer than a plain one of one sequence, however long they are, and 34% of eight: those
-#: of 2 to 8 tokens pay from 0.26 to 0.28 on.  A model that drafts costs its share besides.
-WORTH = 0.25
+#: Right tokens that a draft has to promise: what any draft costs, as a share of a plain step.  On
+#: an H200 a step with drafts takes 36% longer than a plain one of one sequence, and 34% of eight,
+#: whether they are of 2 tokens or of 8.  Each token of a model's draft has its own cost besides.
+WORTH = 0.36
 #: What is thought of a revision before its first draft, as if so many had been tried.
 FIRST_SHARE, FIRST_TRIES = 0.7, 8.0
 #: A try counts 1/e after so many others.
@@ -79,18 +79,20 @@ class _Record:
     tries: float = FIRST_TRIES
     passed_over: int = 0  # since the last one: drafts that were not worth it
 
-    def length(self, most: int, worth: float) -> int:
-        """Of the next draft: as long as its last token has a chance of `worth` at least."""
-        share = min(self.right / self.tries, 1.0)
-        if share < worth:
-            return 0
-        if share >= 1.0 or worth <= 0.0:
-            return most
-        return min(most, int(math.log(worth) / math.log(share) + 1e-9))
+    def length(self, most: int, cost: float) -> int:
+        """Of the next draft: as long as each token's chance is its `cost` at least; 0 if all of
+        them together promise too little."""
+        share, length = min(self.right / self.tries, 1.0), most
+        if 0.0 < share < 1.0 and 0.0 < cost < 1.0:
+            length = min(most, int(math.log(cost) / math.log(share) + 1e-9))
+        elif share < cost:
+            length = 0
+        promised = sum(share**place for place in range(1, length + 1)) - cost * length
+        return length if promised >= WORTH else 0
 
-    def note(self, proposed: int, accepted: int, worth: float) -> None:
+    def note(self, proposed: int, accepted: int, *, probe: bool) -> None:
         """So many of a draft's tokens were right, from the first on."""
-        if not self.length(1, worth):  # a probe: what was known is old, and counts little
+        if probe:  # what was known is old, and counts little
             kept = min(1.0, FIRST_TRIES / self.tries)
             self.right, self.tries = self.right * kept, self.tries * kept
         tries = accepted + (accepted < proposed)
@@ -124,14 +126,15 @@ class Speculation:
         self._indexes: dict[Sequence, NgramIndex] = {}
         self._records: dict[str | None, _Record] = {}
         self._outcomes: list[Outcome] = []
+        self._limit = 0  # tokens of a draft in this step
         self._unlearned = 0  # places that may still be learned in this step
 
     def open(self, decoding: int) -> int:
         """A step of so many sequences that decode begins: what a draft may have at the most."""
-        self._unlearned = LEARNED_A_STEP
-        if not decoding:
-            return 0
-        return max(0, min(self.tokens, (self._rows - decoding) // decoding))
+        self._unlearned, self._limit = LEARNED_A_STEP, 0
+        if decoding:
+            self._limit = max(0, min(self.tokens, (self._rows - decoding) // decoding))
+        return self._limit
 
     def drafts(self, seq: Sequence, most: int) -> tuple[int, ...]:
         """What `seq`, all of whose tokens are known, may draw from its next token on."""
@@ -151,11 +154,12 @@ class Speculation:
         if not by_model and len(self._guess(seq, 2)) < 2:
             return False
         self._counted.add(seq)
-        return self._length(seq, 1) > 0
+        return self._length(seq, self._limit) > 0
 
     def note(self, seq: Sequence, proposed: int, accepted: int, *, right: int) -> None:
         """Of a draft of `proposed` tokens `right` were drawn and `accepted` of them told."""
-        self._record(seq.rev).note(proposed, right, self._worth)
+        record = self._record(seq.rev)
+        record.note(proposed, right, probe=not record.length(self.tokens, self.cost))
         self._outcomes.append(Outcome(seq.rev, proposed, accepted))
 
     def take_outcomes(self) -> list[Outcome]:
@@ -173,10 +177,6 @@ class Speculation:
         self._records.pop(rev, None)
 
     # ------------------------------------------------------------- one level down
-    @property
-    def _worth(self) -> float:
-        return WORTH + self.cost
-
     def _most(self, seq: Sequence, most: int) -> int:
         """Of `most` tokens, those that `seq` may have, and wants."""
         if not may_speculate(seq):
@@ -207,7 +207,7 @@ class Speculation:
     def _length(self, seq: Sequence, most: int, *, count: bool = True) -> int:
         """Of a draft that could be made; counts those that are not worth it."""
         record = self._record(seq.rev)
-        length = record.length(most, self._worth)
+        length = record.length(most, self.cost)
         if not length:
             record.passed_over += count
             return int(record.passed_over >= PROBE_EVERY)

@@ -56,7 +56,7 @@ def test_a_later_row_that_cannot_be_drawn_from_is_left_to_a_step_of_its_own():
 # ------------------------------------------------------------------- how long
 def test_drafts_grow_while_they_are_right_and_end_while_they_are_not():
     it, seq = Speculation(8, ROWS), sequence()
-    assert lengths(it, seq, 1) == [3], "0.7 to the power of 3 is worth it, and of 4 it is not"
+    assert lengths(it, seq, 1) == [8], "in a step that has room for them, more tokens cost nothing"
     for _ in range(60):
         it.note(seq, 4, 4, right=4)
     assert lengths(it, seq, 1) == [8]
@@ -64,6 +64,24 @@ def test_drafts_grow_while_they_are_right_and_end_while_they_are_not():
         it.note(seq, 2, 0, right=0)
     assert lengths(it, seq, 1) == [0]
     assert len(it.take_outcomes()) == 180 and it.take_outcomes() == []
+
+
+@pytest.mark.parametrize(
+    "share, most, made", [(0.3, 8, 8), (0.3, 1, 0), (0.26, 8, 0), (0.36, 1, 1)]
+)
+def test_a_draft_is_made_if_what_it_promises_is_more_than_it_costs(share, most, made):
+    record = speculation._Record(right=1000 * share, tries=1000.0)
+    assert record.length(most, 0.0) == made
+    promised = sum(share**place for place in range(1, most + 1))
+    assert (promised >= speculation.WORTH) == bool(made)
+
+
+@pytest.mark.parametrize(
+    "share, cost, made", [(0.9, 0.1, 8), (0.7, 0.3, 3), (0.5, 0.3, 0), (0.2, 0.3, 0)]
+)
+def test_a_model_s_draft_ends_where_a_token_costs_more_than_it_promises(share, cost, made):
+    record = speculation._Record(right=1000 * share, tries=1000.0)
+    assert record.length(8, cost) == made
 
 
 def test_a_revision_without_drafts_is_tried_now_and_then_and_comes_back(monkeypatch):
@@ -74,7 +92,7 @@ def test_a_revision_without_drafts_is_tried_now_and_then_and_comes_back(monkeypa
     told = lengths(it, seq, 10)
     assert told == [0] * 9 + [1]
     tries = 0
-    while not it._records[None].length(1, speculation.WORTH):
+    while not it._records[None].length(8, 0.0):
         assert lengths(it, seq, 30)[-1] == 1
         it.note(seq, 1, 1, right=1)
         tries += 1
@@ -105,7 +123,7 @@ def test_adapters_and_the_base_are_judged_apart_and_forgotten_with_their_revisio
         it.note(good, 3, 3, right=3)
     assert lengths(it, base, 1) == [0] and lengths(it, good, 1) == [8]
     it.forget_revision("good")
-    assert lengths(it, good, 1) == [3]
+    assert lengths(it, good, 1) == [8]
 
 
 @pytest.mark.parametrize("decoding, longest", [(1, 8), (7, 8), (8, 7), (31, 1), (32, 1), (33, 0)])
@@ -134,7 +152,7 @@ def test_guided_sequences_never_have_any():
     it, seq = Speculation(8, ROWS), sequence(grammar="json")
     it.open(1)
     assert it.drafts(seq, 8) == () and not it.is_due(seq)
-    assert lengths(it, sequence(), 1) == [3], "the same without its grammar"
+    assert lengths(it, sequence(), 1) == [8], "the same without its grammar"
 
 
 def test_a_request_may_have_shorter_drafts_or_none():
@@ -143,8 +161,8 @@ def test_a_request_may_have_shorter_drafts_or_none():
         seq.sampling = SamplingParams(draft_tokens=most)
     it = Speculation(8, ROWS)
     it.open(1)
-    assert [len(it.drafts(seq, 8)) for seq in (none, two, many)] == [0, 2, 3]
-    assert [it.longest(seq, 8) for seq in (none, two, many)] == [0, 2, 3]
+    assert [len(it.drafts(seq, 8)) for seq in (none, two, many)] == [0, 2, 8]
+    assert [it.longest(seq, 8) for seq in (none, two, many)] == [0, 2, 8]
     assert [it.is_due(seq, by_model=by) for seq in (none, two) for by in (False, True)] == [
         *(False, False),
         *(True, True),
@@ -154,8 +172,9 @@ def test_a_request_may_have_shorter_drafts_or_none():
 def test_a_model_has_to_be_right_more_often_the_more_it_costs():
     seq = sequence(tokens=range(40))
     told = {cost: Speculation(8, ROWS, cost).longest(seq, 8) for cost in (0.0, 0.1, 0.3, 0.5, 1.0)}
-    assert told == {0.0: 3, 0.1: 2, 0.3: 1, 0.5: 0, 1.0: 0}
+    assert told == {0.0: 8, 0.1: 6, 0.3: 3, 0.5: 0, 1.0: 0}
     dear = Speculation(8, ROWS, 0.5)
+    dear.open(1)
     for _ in range(200):
         dear.note(seq, 1, 1, right=1)
     assert dear.longest(seq, 8) > 4
