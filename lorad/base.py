@@ -68,9 +68,9 @@ def _tasks(tasks: tuple[str, ...]) -> str:
 
 
 def check_base(settings: Settings) -> None:
-    """Raises BadConfig unless spec, tokenizer and weight files are there and can be read, and it is
-    known how pairs are asked about.  Whether the weights hold every tensor, and fit the device, is
-    found when they are loaded."""
+    """Raises BadConfig unless spec, tokenizer and weight files are there and can be read, those of
+    a model that drafts too, and it is known how pairs are asked about.  Whether the weights hold
+    every tensor, and fit the device, is found when they are loaded."""
     check_files(settings)
     for index in range(len(settings.models)):
         folder = folder_of(settings, index)
@@ -80,12 +80,16 @@ def check_base(settings: Settings) -> None:
 
 def check_files(settings: Settings) -> None:
     """The same, but for the tokenizer: a start reads that to keep it."""
-    for index in range(len(settings.models)):
-        try:
-            check_weight_files(folder_of(settings, index))
-        except EngineError as error:
-            key = model_key(index, "base")
-            raise BadConfig(f"{key}: {error.message}", hint=error.hint) from error
+    for index, model in enumerate(settings.models):
+        folders = {"base": folder_of(settings, index)}
+        if model.draft_model:
+            folders["draft_model"] = Path(model.draft_model)
+        for name, folder in folders.items():
+            try:
+                check_weight_files(folder)
+            except EngineError as error:
+                key = model_key(index, name)
+                raise BadConfig(f"{key}: {error.message}", hint=error.hint) from error
 
 
 def fingerprint_of(folder: Path) -> str:

@@ -73,6 +73,17 @@ def test_a_start_says_what_check_and_loractl_say(daemon, folder, models, more, w
     assert not (daemon.root / "state").exists(), "nothing was taken"
 
 
+def test_weights_of_a_draft_that_are_cut_are_refused_too(daemon, folder, base):
+    draft = folder.with_name("draft")
+    shutil.copytree(base, draft)
+    weights = draft / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    line = f'deterministic = true\nspeculation = "draft"\ndraft_model = "{draft}"'
+    daemon.config.write_text(daemon.config.read_text().replace("deterministic = true", line))
+    status, told = daemon.refused("--check")
+    assert status == 2 and told.startswith(f"lorad: error: models.draft_model: {weights} ends at")
+
+
 def _loractl(daemon):
     """`loractl config check` where that daemon would start: (status, stdout, stderr)."""
     command = [sys.executable, "-m", "lorad.cli.app", "config", "check", str(daemon.config)]
