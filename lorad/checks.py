@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from engine.client import EncoderSpec, check_fit
+from engine.config import GIB
 from engine.errors import ConfigError
 from lorad import key_file
 from lorad.api.server import check_tcp, check_unix
@@ -62,7 +63,10 @@ def _check_pools(settings: Settings) -> None:
     pools = [m.cpu_pool for m in arenas for _ in range(m.replicas)]
     total = psutil.virtual_memory().total
     if len(pools) > 1 and sum(pools) > total:
-        message = f"{sum(pools)} bytes for {len(pools)} engines, and the machine has {total}"
+        message = (
+            f"{sum(pools) / GIB:.1f} GiB for {len(pools)} engines, and the machine has "
+            f"{total / GIB:.1f}"
+        )
         raise BadConfig(f"models.cpu_pool: {message}", hint="a smaller cpu_pool for each of them")
 
 
