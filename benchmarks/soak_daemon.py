@@ -5,7 +5,7 @@ from pathlib import Path
 
 import soak_probe
 
-import lorad.served
+import lorad.engines
 from engine.client import EngineClient
 from lorad.cli.serve import app
 
@@ -16,5 +16,5 @@ class ProbedClient(EngineClient):
 
 if __name__ == "__main__":
     soak_probe.install("daemon")
-    lorad.served.EngineClient = ProbedClient  # type: ignore[misc]
+    lorad.engines.EngineClient = ProbedClient  # type: ignore[misc]
     sys.exit(app())

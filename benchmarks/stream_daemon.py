@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import lorad.daemon
-import lorad.served
+import lorad.engines
 from engine.client import EngineClient
 from lorad.cli.serve import app
 
@@ -102,6 +102,6 @@ class WatchedDaemon(lorad.daemon.Daemon):
 
 
 if __name__ == "__main__":
-    lorad.served.EngineClient = PacedClient  # type: ignore[misc]
+    lorad.engines.EngineClient = PacedClient  # type: ignore[misc]
     lorad.daemon.Daemon = WatchedDaemon  # type: ignore[misc]
     sys.exit(app())
