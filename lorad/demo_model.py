@@ -100,6 +100,9 @@ def convert(gguf: Path, folder: Path) -> None:
 def main() -> None:
     """`python -m lorad.demo_model [DIR]`: print the folder, converting first if needed."""
     arguments = sys.argv[1:]
+    if arguments and arguments[0].startswith("-") and arguments[0] != "--convert":
+        print("usage: python -m lorad.demo_model [DIR]    prints the folder of the demo's model")
+        return
     if arguments[:1] == ["--convert"]:
         convert(Path(arguments[1]), Path(arguments[2]))
         return

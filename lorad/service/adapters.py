@@ -73,7 +73,6 @@ class AdapterService:
         self._names, self._intake = names, intake
         self._events, self._tasks, self._clock = events, tasks, clock
         self.outcomes = Outcomes(names, models, tasks, refresh)
-        self._used: dict[str, float] = {}  # name -> time of last use, not yet in the registry
 
     @property
     def draining(self) -> bool:
@@ -97,7 +96,7 @@ class AdapterService:
             if rev is None or other:
                 raise unknown(model)
             resolved = Resolved(name, rev, self.models.of(rev).model, priority=priority)
-            self._used[name] = self._clock()
+            self._names.used[name] = self._clock()
         self.gate.check(resolved.name)
         self.models[resolved.model].link.check()
         return resolved
@@ -308,9 +307,12 @@ class AdapterService:
 
     async def flush(self) -> None:
         """Write the times of last use."""
-        used, self._used = self._used, {}
+        used = dict(self._names.used)
         if used:
             await asyncio.wrap_future(self._names.registry.touch_used(used))
+        for name, at in used.items():  # what came meanwhile is for the next time
+            if self._names.used.get(name) == at:
+                del self._names.used[name]
 
     # ------------------------------------------------------------- inside
     async def _file(

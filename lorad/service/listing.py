@@ -171,7 +171,7 @@ class Listing:
             reason=record.reason,
             reason_message=record.reason_message,
             created_at=_time(record.created_at),
-            last_used_at=_time(record.last_used_at) if record.last_used_at else None,
+            last_used_at=_time(used) if (used := self._names.last_used(record)) else None,
             targets=revision.targets if revision else (),
             display_name=record.display_name,
             replicas=self._picture.places(record.serving_rev or ""),

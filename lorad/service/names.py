@@ -41,6 +41,8 @@ class Names:
         self.catalog = catalog
         self.models = tuple(models)
         self.on_change: Callable[[], None] = lambda: None
+        #: name -> time of last use, where that is not in the registry yet.
+        self.used: dict[str, float] = {}
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def lock(self, name: str) -> asyncio.Lock:
@@ -49,6 +51,10 @@ class Names:
         if lock is None:
             lock = self._locks[name] = asyncio.Lock()
         return lock
+
+    def last_used(self, record: AdapterRecord) -> float | None:
+        """When it was asked for last; None: never."""
+        return max(record.last_used_at or 0.0, self.used.get(record.name, 0.0)) or None
 
     async def write(self, name: str, change: "Future[T]") -> T:
         """Wait until a change is on disk, then let the catalog follow."""

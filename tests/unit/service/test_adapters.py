@@ -705,7 +705,10 @@ def test_times_of_last_use_reach_the_registry_in_batches(world):
         await w.add("a", 1)
         w.adapters.resolve("a")
         assert w.registry.get("a").last_used_at is None
+        (row,) = w.listing.page().items
+        assert row.last_used_at is not None, "who asks is told what is not written yet"
         await w.adapters.flush()
         assert w.registry.get("a").last_used_at is not None
+        assert not w.names.used
 
     world(scenario)
