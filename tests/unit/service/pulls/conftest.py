@@ -51,7 +51,7 @@ class Scene:
         return await self.operations.wait(begun.id)
 
     async def until(self, condition):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):  # a pull is a process, and cores may be few
             while not condition():
                 await asyncio.sleep(0.002)
 
