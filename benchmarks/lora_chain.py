@@ -261,10 +261,9 @@ class Bench:
     def rivals(self, sort: Sort, fleet: Fleet, bases: dict[int, float]) -> None:
         case, base = sort.case, bases[len(sort.case.slots)]
         for gate in sort.gates:
-            mine = choices.GATE, choices.GATE_WIDE
-            choices.GATE = choices.GATE_WIDE = gate
+            mine, choices.GATE = choices.GATE, gate
             self.say(case, "gated", fleet, picked(case), base)
-            choices.GATE, choices.GATE_WIDE = mine
+            choices.GATE = mine
         for tiles in sort.rivals:
             for kind in ("two", "gated") if is_prompt(case) else ("one", "two"):
                 if kind in self.kinds:
@@ -293,9 +292,7 @@ class Bench:
         if tiles is not None:
             line["tiles"] = tiles.name
             if kind == "gated":
-                line["gate"] = " ".join(
-                    f"{k}={v}" for k, v in choices.gate(tiles)._asdict().items()
-                )
+                line["gate"] = " ".join(f"{k}={v}" for k, v in choices.GATE._asdict().items())
             line["shrink"] = " ".join(f"{k}={v}" for k, v in tiles.shrink._asdict().items())
             line["expand"] = " ".join(f"{k}={v}" for k, v in tiles.expand._asdict().items())
         print(json.dumps(line), flush=True)

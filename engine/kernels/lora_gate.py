@@ -57,7 +57,7 @@ def gated(y: Tensor, layer: int, plan: LoraDevicePlan, *, gelu: bool) -> Tensor:
 
 def _prepared(plan: LoraDevicePlan, width: int, *, gelu: bool) -> tuple[Launcher, tuple[int, ...]]:
     store, kind = plan.store, plan.kind
-    form, tile = lora_expand.constants(GROUP, plan), tiles.gate(kind.tiles)
+    form, tile = lora_expand.constants(GROUP, plan), tiles.GATE
     halves = store.arena.element_size() == 2
     runs = tile.runs if halves else 1  # fp32 fills the registers as it is
     programs = -(-width // (tile.columns * runs))

@@ -174,7 +174,8 @@ PREFILL_WIDE = Tiles(
 
 
 class GateTile(NamedTuple):
-    """Expand and the MLP's gate in one pass: as much of gate and of up."""
+    """Expand and the MLP's gate in one pass: as much of gate and of up.  Rows and ranks are those
+    of the step's tiles for expand, which are `for_prompts`."""
 
     columns: int
     runs: int
@@ -183,18 +184,13 @@ class GateTile(NamedTuple):
 
 #: Beside the products of 2,048 rows one adapter of rank 16 adds 4.39 ms so, one of rank 64 9.6;
 #: with 2 to 4 runs 4.71 and 10.3, with 256 columns 4.77 to 5.5.  Without the gate 4.61 and 10.5.
-GATE = GATE_WIDE = GateTile(128, 1, 4)
+GATE = GateTile(128, 1, 4)
 
 
 def for_prompts(tiles: Tiles) -> bool:
     """Whether they are for steps beyond PREFILL_ROWS.  No kernel of ours leads beside those steps'
     products, and what adapters add to gate and up is the gate's to add (`lora_gate.py`)."""
     return tiles.expand.form == "dot" and tiles.most_rows > PREFILL_ROWS
-
-
-def gate(tiles: Tiles) -> GateTile:
-    """For steps of `tiles`, which are `for_prompts`; rows and ranks are expand's."""
-    return GATE_WIDE if tiles.expand.all_ranks else GATE
 
 
 #: Same bits for a row in any batch: one row an item, one choice for every step.

@@ -60,8 +60,7 @@ def test_a_prompt_gets_the_bits_of_expand_and_then_the_gate(
     for slot, ranks in enumerate(FLEETS[fleet]):
         pool.add(slot, halves(*ranks))
     wide = fleet == "to rank 64"
-    name = "GATE_WIDE" if wide else "GATE"
-    monkeypatch.setattr(choices, name, choices.GateTile(64, 2, 4))
+    monkeypatch.setattr(choices, "GATE", choices.GateTile(64, 2, 4))
     segments, total = rows_of(STEPS[step])
     tiles = choices.PREFILL_WIDE if wide else choices.PREFILL
     meta = pool.plan(segments, total, tiles)
