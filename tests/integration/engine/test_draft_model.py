@@ -17,8 +17,9 @@ import torch
 from engine import grammar, speculation
 from engine.drafting import pass_rows
 from engine.errors import ConfigError
-from engine.messages import Abort, Evict, GetSnapshot, Load
+from engine.messages import GetSnapshot
 from engine.rehearsal import rehearse_drafts
+from tests.fakes.disturbed_core import disturb
 
 WISHES = [
     {"max_tokens": 30},
@@ -327,17 +328,7 @@ class Chaos:
         draw = self.draw
         for name in self.asked:
             self.submit(driver, name)
-            for _ in range(draw.randrange(5)):
-                driver.step()
-            rev = draw.choice(self.adapters).rev
-            if draw.random() < 0.3:
-                driver.core.take(Abort(f"r{draw.randrange(len(driver.stories))}"))
-            if draw.random() < 0.3:
-                abort = draw.random() < 0.3
-                driver.core.take(Evict(command_id=10**6, rev=rev, abort_running=abort))
-            if draw.random() < 0.3:
-                driver.core.take(Load(command_id=10**6, rev=rev))
-            driver.core.scheduler.check()
+            disturb(driver, draw, self.adapters)
         driver.finish()
         driver.core.scheduler.check()
 

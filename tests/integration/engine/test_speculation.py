@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from engine import grammar, guides, speculation
-from engine.messages import Abort, Evict, GetSnapshot, Load
+from engine.messages import GetSnapshot
+from tests.fakes.disturbed_core import disturb
 
 WISHES = [
     {"max_tokens": 30},
@@ -186,17 +187,7 @@ class Chaos:
         draw = self.draw
         for name, (ids, adapter) in self.asked.items():
             driver.submit(name, ids, adapter and adapter.rev, max_tokens=40)
-            for _ in range(draw.randrange(5)):
-                driver.step()
-            rev = draw.choice(self.adapters).rev
-            if draw.random() < 0.3:
-                driver.core.take(Abort(f"r{draw.randrange(len(driver.stories))}"))
-            if draw.random() < 0.3:
-                abort = draw.random() < 0.3
-                driver.core.take(Evict(command_id=10**6, rev=rev, abort_running=abort))
-            if draw.random() < 0.3:
-                driver.core.take(Load(command_id=10**6, rev=rev))
-            driver.core.scheduler.check()
+            disturb(driver, draw, self.adapters)
         driver.finish()
         driver.core.scheduler.check()
 
