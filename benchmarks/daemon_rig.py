@@ -22,7 +22,7 @@ from streams import Failed
 
 from engine.client import read_spec
 from engine.layout import MODULES
-from lorad import wire
+from lorad import wire_status
 from lorad.client import ApiError, LoradClient, Unreachable
 
 RANK = 16
@@ -83,7 +83,7 @@ class DaemonRig:
 
         self._until(ready, "it is not ready", START_PATIENCE)
 
-    def status(self) -> wire.Status:
+    def status(self) -> wire_status.Status:
         return self.client.status()
 
     # ------------------------------------------------------------- adapters

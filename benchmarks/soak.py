@@ -33,7 +33,7 @@ from daemon_rig import MODEL_NAME, DaemonRig
 from soak_traffic import Traffic
 from streams import Failed, Line
 
-from lorad.wire import PoolPicture
+from lorad.wire_status import PoolPicture
 
 MIB = 1 << 20
 #: Of the run, before it counts: caches fill, arenas grow to their size, pools of threads start.

@@ -18,7 +18,8 @@ from engine.adapters import reasons
 from lorad import config, config_sources, config_values, errors, event_types
 from lorad.cli import app as loractl
 from lorad.cli import serve as lorad
-from lorad.metrics import table as metric_table
+from lorad.metrics.metric import OTHER, Metric
+from lorad.metrics.table import METRICS, OF_ENGINES
 
 HERE = Path(__file__).resolve().parent
 WORDS = tomllib.loads((HERE / "words.toml").read_text(encoding="utf-8"))
@@ -241,7 +242,7 @@ object on stderr: `{{"error": {{"code", "message", "why", "hint", "details"}}}}`
 
 # ----------------------------------------------------------------- metrics.md
 def metrics() -> str:
-    groups = dict.fromkeys(metric.group for metric in metric_table.METRICS)
+    groups = dict.fromkeys(metric.group for metric in METRICS)
     parts = [_METRICS]
     for group in groups:
         rows = (
@@ -251,7 +252,7 @@ def metrics() -> str:
                 labels_of(m),
                 m.help + (f" Bounds: {bounds(m.bounds)}." if m.bounds else ""),
             )
-            for m in metric_table.METRICS
+            for m in METRICS
             if m.group == group
         )
         parts.append(f"## {group}\n\n{table(('name', 'type', 'labels', 'meaning'), rows)}")
@@ -274,10 +275,10 @@ def spelled(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:g}" if value < 1e6 else str(int(value)) for value in values)
 
 
-def labels_of(metric: metric_table.Metric) -> str:
+def labels_of(metric: Metric) -> str:
     """With the one that is there only where several models are."""
     labels = ", ".join(f"`{label}`" for label in metric.labels)
-    if "adapter" not in metric.labels and metric.name not in metric_table.OF_ENGINES:
+    if "adapter" not in metric.labels and metric.name not in OF_ENGINES:
         return labels
     return f"{labels} and `model`" if labels else "and `model`"
 
@@ -293,8 +294,8 @@ Beside these there are `process_*` of the daemon's own process.
 
 - **`adapter`** is the name that requests use. At most `metrics.adapter_labels` adapters have one of
   their own: pinned ones first, then resident ones, then the most used. All others are summed up as
-  `{metric_table.OTHER}`, and the base model is `__base__`. What an adapter counted while it had no
-  label stays with `{metric_table.OTHER}`, so that every series only grows and sums of rates are
+  `{OTHER}`, and the base model is `__base__`. What an adapter counted while it had no
+  label stays with `{OTHER}`, so that every series only grows and sums of rates are
   right. The series of a removed adapter go away.
 - **`model`**, where several are served: beside each `adapter`, and on what is of one engine ("and
   `model`" below). The base models are then told apart by it. One model alone has no such label.

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from lorad import wire
+from lorad import wire, wire_explain, wire_status
 from lorad.caller import TIMEOUT_SECONDS, ApiError, Caller, Unreachable, address
 from lorad.spelling import is_reference
 from lorad.wire_operate import (
@@ -104,16 +104,16 @@ class LoradClient:
             return error.code
         return ""
 
-    def version(self) -> wire.Version:
-        return self.get("/version", wire.Version)
+    def version(self) -> wire_status.Version:
+        return self.get("/version", wire_status.Version)
 
     # ----------------------------------------------------------------- pictures (admin.sock)
     def metrics(self) -> str:
         """All metrics, in Prometheus' text format."""
         return self.request("GET", "/metrics").decode()
 
-    def status(self) -> wire.Status:
-        return self.get(f"{_ADMIN}/status", wire.Status)
+    def status(self) -> wire_status.Status:
+        return self.get(f"{_ADMIN}/status", wire_status.Status)
 
     def slots(self) -> wire.SlotPage:
         return self.get(f"{_ADMIN}/slots", wire.SlotPage)
@@ -149,9 +149,9 @@ class LoradClient:
         """Also of one that is called `something/explain`, which is a route of its own."""
         return self.get(_adapter_path(name), wire.AdapterDetail, {"show": 1})
 
-    def explain(self, name: str) -> wire.Explained:
+    def explain(self, name: str) -> wire_explain.Explained:
         """Why it is or is not served now."""
-        return self.get(f"{_adapter_path(name)}/explain", wire.Explained)
+        return self.get(f"{_adapter_path(name)}/explain", wire_explain.Explained)
 
     def recent_events(self, *, since: int | None = None, limit: int = 100) -> wire.EventPage:
         query: dict[str, str | int] = {"limit": limit}

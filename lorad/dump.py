@@ -1,6 +1,7 @@
 """A picture of the daemon for its log, on SIGUSR1: status, tasks, stacks of every thread.
 
-Goes in: `wire.Status`.  Comes out: lines on stderr.  Shows no prompt, no key and no local variable.
+Goes in: `wire_status.Status`.  Comes out: lines on stderr.  Shows no prompt, no key and no
+local variable.
 """
 
 import asyncio
@@ -10,12 +11,12 @@ import sys
 
 import msgspec
 
-from lorad import wire
+from lorad import wire_status
 
 log = logging.getLogger("lorad.dump")
 
 
-def dump_state(status: wire.Status) -> None:
+def dump_state(status: wire_status.Status) -> None:
     """From the event loop."""
     log.info("state %s", msgspec.json.encode(status).decode())
     for task in asyncio.all_tasks():

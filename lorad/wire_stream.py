@@ -15,7 +15,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from lorad.wire import EventItem, Status
+from lorad.wire import EventItem
+from lorad.wire_status import Status
 
 STREAM_SCHEMA = "lorad/stream.v1"
 #: Of all "recent" figures below.

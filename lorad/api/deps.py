@@ -10,7 +10,7 @@ from typing import Protocol
 
 from starlette.requests import Request
 
-from lorad import wire
+from lorad import wire, wire_explain, wire_status
 from lorad.api.sse import PING_SECONDS
 from lorad.api.uploads import Stage, Staging, Uploads
 from lorad.board.stream import Message
@@ -104,7 +104,7 @@ class Recording(Protocol):
 class Explaining(Protocol):
     """Of Explaining."""
 
-    async def explain(self, name: str) -> wire.Explained: ...
+    async def explain(self, name: str) -> wire_explain.Explained: ...
 
 
 class Pulling(Protocol):
@@ -129,7 +129,7 @@ class Listing(Protocol):
     async def look(self) -> None: ...
     def ready(self, model: str | None = None) -> tuple[bool, str]: ...
     def waiting(self) -> str: ...
-    def status(self) -> wire.Status: ...
+    def status(self) -> wire_status.Status: ...
     def page(
         self,
         *,

@@ -11,10 +11,10 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lorad import wire
 from lorad.api.deps import deps_of
 from lorad.api.respond import json
 from lorad.errors import TABLE, LoradError
+from lorad.wire_status import Version
 
 
 async def livez(request: Request) -> Response:
@@ -47,4 +47,4 @@ async def version(request: Request) -> Response:
     first = deps.settings.models[0]  # its folder's name: where it lies is not for tenants to know
     models = tuple(model.name for model in deps.settings.models)
     base = Path(first.base).name
-    return json(wire.Version(version=deps.version, model=first.name, base=base, models=models))
+    return json(Version(version=deps.version, model=first.name, base=base, models=models))

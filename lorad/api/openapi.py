@@ -17,7 +17,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lorad import wire
+from lorad import wire, wire_status
 from lorad import wire_openai as openai
 from lorad import wire_pooling as pooling
 from lorad.api.deps import deps_of
@@ -75,7 +75,7 @@ HEALTH: Table = {
     ),
     ("GET", "/health"): Operation("The same as /readyz", _STATUS, query=_MODEL),
     ("GET", "/startupz"): Operation("The base model has been loaded", _STATUS),
-    ("GET", "/version"): Operation("Version and base model", wire.Version),
+    ("GET", "/version"): Operation("Version and base model", wire_status.Version),
 }
 SELF: Table = {("GET", "/openapi.json"): Operation("This document", dict[str, Any])}
 

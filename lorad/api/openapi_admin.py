@@ -9,6 +9,7 @@ from engine.adapters.states import State
 from lorad import (
     wire,
     wire_compat,
+    wire_explain,
     wire_operate,
     wire_operations,
     wire_registry,
@@ -21,6 +22,7 @@ from lorad.api.openapi import FLAG, HEALTH, SELF, TEXT, Binary, Operation, whole
 from lorad.board.stream import LEAST_SECONDS, MOST_SECONDS
 from lorad.registry.paging import SORTS
 from lorad.service.operations import MAX_WAIT_SECONDS
+from lorad.wire_status import Status
 
 _PLACE = "/admin/v1"
 _ADAPTER = f"{_PLACE}/adapters/{{name}}"
@@ -49,8 +51,8 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
     **SELF,
     ("GET", "/metrics"): Operation("Prometheus or OpenMetrics", Binary("text/plain")),
     # ------------------------------------------------------------- pictures
-    ("GET", f"{_PLACE}/status"): Operation("The daemon, its engine and its room", wire.Status),
-    ("GET", f"{_PLACE}/snapshot"): Operation("The same", wire.Status),
+    ("GET", f"{_PLACE}/status"): Operation("The daemon, its engine and its room", Status),
+    ("GET", f"{_PLACE}/snapshot"): Operation("The same", Status),
     ("GET", f"{_PLACE}/slots"): Operation("Who is on the GPU", wire.SlotPage),
     ("GET", f"{_PLACE}/adapters"): Operation(
         "A page of adapters", wire.AdapterPage, query=_FILTERS
@@ -77,7 +79,7 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
     ("PATCH", _ADAPTER): Operation("Change it", wire.AdapterDetail, wire.AdapterPatch),
     ("DELETE", _ADAPTER): Operation("Take its name away", wire.Removed, query=_KEEP),
     ("GET", f"{_ADAPTER}/explain"): Operation(
-        "Why it is served, or is not; with ?show=1 the adapter NAME/explain", wire.Explained
+        "Why it is served, or is not; with ?show=1 the adapter NAME/explain", wire_explain.Explained
     ),
     # An adapter may be called `acme/explain`.
     ("PATCH", f"{_ADAPTER}/explain"): Operation(

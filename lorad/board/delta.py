@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from lorad.board_apply import MAPS, seconds_between
-from lorad.wire import Status
+from lorad.wire_status import Status
 from lorad.wire_stream import Board, Churn, Delta, Drain, Loaded, RequestRow, Slot, TenantRow
 
 S = TypeVar("S", bound=Struct)

@@ -7,7 +7,7 @@ from itertools import accumulate, zip_longest
 
 import typer
 
-from lorad import __version__, wire
+from lorad import __version__, wire_status
 from lorad.cli.output import (
     UNKNOWN,
     human_age,
@@ -75,7 +75,7 @@ def status(context: typer.Context) -> None:
     )
 
 
-def _models(st: wire.Status) -> list[tuple[str, str]]:
+def _models(st: wire_status.Status) -> list[tuple[str, str]]:
     """The model that is served; of several each with its own figures, and then all together."""
     if len(st.models) < 2:
         pools = st.pooling
@@ -104,7 +104,7 @@ def _models(st: wire.Status) -> list[tuple[str, str]]:
     return rows
 
 
-def _replicas(model: wire.ModelStatus) -> list[tuple[str, str]]:
+def _replicas(model: wire_status.ModelStatus) -> list[tuple[str, str]]:
     """A line for each of its engines, where there are several."""
     return [
         (
@@ -118,15 +118,15 @@ def _replicas(model: wire.ModelStatus) -> list[tuple[str, str]]:
     ]
 
 
-def _share_words(one: wire.ModelStatus) -> str:
+def _share_words(one: wire_status.ModelStatus) -> str:
     return f"{one.device_share:.0%} of the device's time: a model that generates is at work there"
 
 
-def _process(one: wire.ModelStatus | wire.ReplicaStatus) -> str:
+def _process(one: wire_status.ModelStatus | wire_status.ReplicaStatus) -> str:
     return f"pid {one.engine_pid or UNKNOWN}, {one.engine_restarts} restarts"
 
 
-def _pool_words(pool: wire.PoolPicture | None) -> str:
+def _pool_words(pool: wire_status.PoolPicture | None) -> str:
     if pool is None:
         return "no engine"
     weights = f"adapters {pool.adapter_active} active and {pool.adapter_idle} idle"
@@ -137,7 +137,7 @@ def _pool_words(pool: wire.PoolPicture | None) -> str:
     return f"{blocks} or {pool.block_size} tokens, {kv}, {weights}"
 
 
-def _reuse(c: wire.PrefixPicture) -> str:
+def _reuse(c: wire_status.PrefixPicture) -> str:
     """How large a cache has to be: most blocks filed between two uses of one."""
     sums = [sum(pair) for pair in zip_longest(c.found_blocks, c.lost_blocks, fillvalue=0)]
     so_far = list(accumulate(sums))

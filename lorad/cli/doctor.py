@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lorad import wire
+from lorad import wire_status
 from lorad.caller import ApiError, Unreachable
 from lorad.cli.output import Column, Table, note, one_line, plain, print_document, print_line
 from lorad.cli.session import Session, session
@@ -103,7 +103,7 @@ def _all(s: Session, config: Path | None, *, ask: bool) -> Iterator[Finding]:
         yield from disks.unit(Path.home(), places.system, drain)
 
 
-def _status(s: Session) -> wire.Status | None:
+def _status(s: Session) -> wire_status.Status | None:
     try:
         return s.client.status()
     except (Unreachable, ApiError):
@@ -123,7 +123,7 @@ def _configured(settings: "Settings", told: Callable[[str, str, str], Finding]) 
     return ok("configuration", f"valid, {word} {', '.join(bases)}")
 
 
-def _used(status: wire.Status) -> str:
+def _used(status: wire_status.Status) -> str:
     """What the engines run on: a card, as soon as one of them does."""
     devices = [model.device for model in status.models] or [status.device]
     return "cuda" if "cuda" in devices else devices[0]
@@ -136,7 +136,7 @@ def _device(settings: "Settings") -> str:
 
 
 def _sockets(
-    s: Session, settings: "Settings | None", status: wire.Status | None
+    s: Session, settings: "Settings | None", status: wire_status.Status | None
 ) -> Iterator[tuple[str, Path, str]]:
     """(name, path, configured group) of each, as the daemon says, else as it would be."""
     if status is not None:
@@ -151,7 +151,7 @@ def _sockets(
 
 
 def _inbox(
-    places: "Paths", settings: "Settings | None", status: wire.Status | None
+    places: "Paths", settings: "Settings | None", status: wire_status.Status | None
 ) -> tuple[Path | None, str]:
     mode = settings.watch.mode if settings else "auto"
     if status is not None:
@@ -160,7 +160,7 @@ def _inbox(
 
 
 def _limits(
-    settings: "Settings | None", status: wire.Status | None, has_card: bool
+    settings: "Settings | None", status: wire_status.Status | None, has_card: bool
 ) -> Iterator[Finding]:
     from lorad.doctor import machine
 
@@ -172,7 +172,7 @@ def _limits(
 
 
 def _folders(
-    places: "Paths", settings: "Settings | None", status: wire.Status | None
+    places: "Paths", settings: "Settings | None", status: wire_status.Status | None
 ) -> dict[str, Path]:
     state = Path(status.state_dir) if status else places.state
     found = {"state": Path(settings.registry.dir) if settings and not status else state}
@@ -183,7 +183,7 @@ def _folders(
     return found
 
 
-def _ours(status: wire.Status | None) -> bool:
+def _ours(status: wire_status.Status | None) -> bool:
     """Does the daemon run as us?  Unknown is yes: it would."""
     if status is None:
         return True

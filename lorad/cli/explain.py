@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lorad import wire
+from lorad import wire_explain
 from lorad.cli.complete import any_name
 from lorad.cli.listing import checked_name, short
 from lorad.cli.output import (
@@ -64,7 +64,7 @@ def explain(
         print_pairs(_cost(told.cost))
 
 
-def _room(room: wire.ExplainedRoom) -> list[tuple[str, str]]:
+def _room(room: wire_explain.ExplainedRoom) -> list[tuple[str, str]]:
     pairs = [
         ("  free", f"{human_bytes(room.free_bytes)} of {human_bytes(room.total_bytes)}"),
         ("  slots", f"{room.free_slots} free"),
@@ -86,7 +86,7 @@ def _room(room: wire.ExplainedRoom) -> list[tuple[str, str]]:
     return pairs
 
 
-def _holder(holder: wire.Holder) -> str:
+def _holder(holder: wire_explain.Holder) -> str:
     words = [holder.name, human_bytes(holder.num_bytes)]
     if holder.pinned:
         words.append("pinned")
@@ -97,7 +97,7 @@ def _holder(holder: wire.Holder) -> str:
     return "  ".join(words)
 
 
-def _cost(cost: wire.ExplainedCost) -> list[tuple[str, str]]:
+def _cost(cost: wire_explain.ExplainedCost) -> list[tuple[str, str]]:
     place = f"{cost.place} of {cost.victims}" if cost.place else UNKNOWN
     held = f", held for {human_age(cost.held_seconds)}" if cost.held_seconds else ""
     return [
@@ -116,7 +116,7 @@ def _cost(cost: wire.ExplainedCost) -> list[tuple[str, str]]:
     ]
 
 
-def _turn(told: wire.Explained) -> str:
+def _turn(told: wire_explain.Explained) -> str:
     return f"; turn {told.queue_turn} of {told.queue_turns}" if told.queue_turn else ""
 
 

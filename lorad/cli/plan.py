@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lorad import wire
 from lorad.cli.output import print_document
 from lorad.cli.plan_table import show
 from lorad.cli.session import Session, Usage, session
+from lorad.wire_status import ModelStatus, PoolPicture, Status
 
 if TYPE_CHECKING:
     from engine.client import ModelSpec
@@ -143,25 +143,27 @@ class _Base:
     slots: int = 1024
 
 
-def _generates(one: wire.Status | wire.ModelStatus) -> bool:
+def _generates(one: Status | ModelStatus) -> bool:
     """By its tasks: one whose engine is away says nothing of pooling."""
     return "generate" in one.tasks or (not one.tasks and one.pooling is None)
 
 
-def _generating(status: wire.Status) -> wire.Status | wire.ModelStatus:
+def _generating(status: Status) -> Status | ModelStatus:
     """The model that is planned for: of several the first one that generates."""
-    each: Sequence[wire.Status | wire.ModelStatus] = status.models or (status,)
+    each: Sequence[Status | ModelStatus] = status.models or (status,)
     found = next((o for o in each if _generates(o)), None)
     if found is None:
         raise Usage("a plan is of KV, and a pooling model has none")
     return found
 
 
-def _one_engine(status: wire.Status | wire.ModelStatus) -> tuple[wire.PoolPicture, int]:
+def _one_engine(
+    status: Status | ModelStatus,
+) -> tuple[PoolPicture, int]:
     """The pool and the slots of one card; those of replicas are alike."""
-    replicas = status.replicas if isinstance(status, wire.ModelStatus) else ()
+    replicas = status.replicas if isinstance(status, ModelStatus) else ()
     one = next((each for each in replicas if each.pool is not None), status)
-    return one.pool or wire.PoolPicture(), one.slots_total
+    return one.pool or PoolPicture(), one.slots_total
 
 
 def _base(

@@ -3,7 +3,7 @@
 Goes in: a wire.Revision.  Comes out: rows of a table.  Asks nobody.
 """
 
-from lorad import wire
+from lorad import wire, wire_status
 from lorad.cli.output import human_bytes, plain
 
 
@@ -27,7 +27,7 @@ def revision_rows(r: wire.Revision) -> list[tuple[str, str]]:
     return rows + [("  warning", text) for text in r.warnings]
 
 
-def pooling_words(p: wire.PoolingPicture) -> str:
+def pooling_words(p: wire_status.PoolingPicture) -> str:
     """How vectors are made, and of what classes there are scores."""
     told = f"{' + '.join(p.kinds)} ({plain(p.origin)}), {p.width} numbers"
     told += ", of length 1" if p.normalizes else ""

@@ -15,9 +15,10 @@ from lorad.metrics import requests
 from lorad.metrics.churn import Churn
 from lorad.metrics.engine_counts import EngineCounts
 from lorad.metrics.labels import Key, Labelled, Series, summed
+from lorad.metrics.metric import OTHER
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
-from lorad.metrics.table import GATEWAY, OTHER
+from lorad.metrics.table import GATEWAY
 from lorad.service.meter import NameCounts
 
 #: Counters with an adapter label.

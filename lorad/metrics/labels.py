@@ -9,7 +9,7 @@ removed takes its series along.  Knows no metric.
 import heapq
 from collections.abc import Iterator, Mapping, Set
 
-from lorad.metrics.table import OTHER
+from lorad.metrics.metric import OTHER
 
 #: A use counts half after so many seconds.
 HALF_LIFE_SECONDS = 3600.0

@@ -23,9 +23,9 @@ from lorad.metrics.adapters import AdapterMetrics, gateway, named
 from lorad.metrics.churn import DRAIN_OUTCOMES, DRAIN_REASONS, Churn
 from lorad.metrics.engine_counts import EngineCounts
 from lorad.metrics.labels import Key
+from lorad.metrics.metric import OTHER
 from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
-from lorad.metrics.table import OTHER
 from lorad.metrics.tenants import TenantMetrics
 from lorad.registry.records import OperationRecord
 from lorad.service.meter import BASE

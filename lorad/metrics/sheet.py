@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.histogram import Histogram
-from lorad.metrics.table import METRICS, NAMES, OF_ENGINES, OF_REPLICAS, PREFIX, Metric
+from lorad.metrics.metric import PREFIX, Metric
+from lorad.metrics.table import METRICS, NAMES, OF_ENGINES, OF_REPLICAS
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 #: Adapter label -> tenant label.

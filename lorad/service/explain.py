@@ -1,8 +1,8 @@
 """Explaining: why an adapter is or is not served now, what happens next, and when.
 
-Goes in: a name.  Comes out: `wire.Explained`: sentences and the numbers behind them.  The registry
-says what the name means, the engine how its revision stands; `tell` puts both into words, and is a
-pure function of them.  Changes nothing.
+Goes in: a name.  Comes out: `wire_explain.Explained`: sentences and the numbers behind them.  The
+registry says what the name means, the engine how its revision stands; `tell` puts both into words,
+and is a pure function of them.  Changes nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ import msgspec
 
 from engine.adapters.states import State
 from engine.messages import Explain, Explanation
-from lorad import wire
+from lorad import wire_explain
 from lorad.errors import LoradError
 from lorad.lifecycle import shown_state
 from lorad.registry.records import AdapterRecord
@@ -51,7 +51,7 @@ class Explaining:
         self._names, self._engines = names, engines
         self._gate = gate or Gate()
 
-    async def explain(self, name: str) -> wire.Explained:
+    async def explain(self, name: str) -> wire_explain.Explained:
         """Raises model_not_found for a name that nobody registered."""
         record = self._names.known(name)
         rev = record.serving_rev
@@ -136,8 +136,8 @@ class Explaining:
         told: Told,
         facts: Explanation | None,
         link: EngineLink | None,
-    ) -> wire.Explained:
-        return wire.Explained(
+    ) -> wire_explain.Explained:
+        return wire_explain.Explained(
             name=record.name,
             rev=record.serving_rev,
             state=state.value,
@@ -157,11 +157,11 @@ class Explaining:
             cost=_cost(facts) if facts else None,
         )
 
-    def _room(self, facts: Explanation, link: EngineLink | None) -> wire.ExplainedRoom:
+    def _room(self, facts: Explanation, link: EngineLink | None) -> wire_explain.ExplainedRoom:
         info, room = link.info if link else None, facts.room
         block = info.block_bytes if info else 0
         label = self._names.catalog.label
-        return wire.ExplainedRoom(
+        return wire_explain.ExplainedRoom(
             total_bytes=room.total * block,
             free_bytes=room.free * block,
             kv_active_bytes=room.kv_active * block,
@@ -172,7 +172,7 @@ class Explaining:
             free_slots=room.free_slots,
             reserved_for=label(room.reserved_for) if room.reserved_for else None,
             holders=tuple(
-                wire.Holder(
+                wire_explain.Holder(
                     name=label(h.rev),
                     num_bytes=h.blocks * block,
                     running=h.running,
@@ -343,9 +343,9 @@ def _tier(state: State, facts: Explanation | None) -> str:
     return "remote" if state is State.REMOTE else "disk"
 
 
-def _cost(facts: Explanation) -> wire.ExplainedCost:
+def _cost(facts: Explanation) -> wire_explain.ExplainedCost:
     cost = facts.cost
-    return wire.ExplainedCost(
+    return wire_explain.ExplainedCost(
         policy=cost.policy,
         pinned=cost.pinned,
         priority=cost.priority,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from engine.adapters.states import STORED, State
 from engine.messages import EngineInfo, EngineSnapshot, RevisionStatus
-from lorad import wire
+from lorad import wire, wire_status
 from lorad.errors import LoradError
 from lorad.lifecycle import shown_state
 from lorad.registry.records import AdapterRecord, Packing, Page, RevisionRecord
@@ -100,7 +100,7 @@ class Listing:
             pooling=self.pooling(model_of(record, self._names.models)),
         )
 
-    def pooling(self, model: str) -> wire.PoolingPicture | None:
+    def pooling(self, model: str) -> wire_status.PoolingPicture | None:
         """How a model pools; None: it generates, or its engine is not there yet."""
         return _pooling_of(self._info(model), self._asks.get(model, ""))
 
@@ -324,11 +324,11 @@ def _time(seconds: float) -> str:
     return rfc3339(datetime.fromtimestamp(seconds, UTC))
 
 
-def _pooling_of(info: EngineInfo | None, asks: str) -> wire.PoolingPicture | None:
+def _pooling_of(info: EngineInfo | None, asks: str) -> wire_status.PoolingPicture | None:
     if info is None or info.pooling is None:
         return None
     pooling = info.pooling
-    return wire.PoolingPicture(
+    return wire_status.PoolingPicture(
         kinds=pooling.kinds,
         origin=pooling.pooling_origin,
         width=pooling.width,

@@ -1,7 +1,7 @@
 """Snapshot: one plain picture of the daemon for CLI, TUI and health checks.
 
-Goes in: the models with their links and pictures, the listing.  Comes out: `wire.Status`, and
-whether requests are taken, with the reason if not.  Reads only.
+Goes in: the models with their links and pictures, the listing.  Comes out: `wire_status.Status`,
+and whether requests are taken, with the reason if not.  Reads only.
 """
 
 import os
@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.messages import EngineSnapshot
-from lorad import wire
 from lorad.config import Model, Settings
 from lorad.routing.affinity import Reason
 from lorad.service.adapters import AdapterService
@@ -18,6 +17,14 @@ from lorad.service.catalog import Catalog
 from lorad.service.listing import Listing
 from lorad.service.pictures import Looked, Pictures
 from lorad.service.seams import ModelLink
+from lorad.wire_status import (
+    ModelStatus,
+    PoolingPicture,
+    PoolPicture,
+    PrefixPicture,
+    ReplicaStatus,
+    Status,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +101,13 @@ class Snapshot:
         away = [one for one in self._models if one.link.state != "ready"]
         return "; ".join(f"{one.name}: {one.link.progress}" for one in away)
 
-    def status(self, counts: Mapping[str, int] | None = None) -> wire.Status:
+    def status(self, counts: Mapping[str, int] | None = None) -> Status:
         """`counts`: names by state, for who has asked the registry already."""
         settings, snapshot, first = self._settings, self._pictures.snapshot, self._models[0]
         info = first.link.info
         ready, code = self.ready()
         statuses = self._pictures.by_rev.values()
-        return wire.Status(
+        return Status(
             version=self._version,
             instance_id=self._instance_id,
             pid=os.getpid(),
@@ -126,7 +133,7 @@ class Snapshot:
             waiting=snapshot.waiting if snapshot else 0,
             ram_used_bytes=snapshot.ram_used_bytes if snapshot else 0,
             ram_limit_bytes=snapshot.ram_limit_bytes if snapshot else 0,
-            pool=_pool(snapshot) or wire.PoolPicture(),
+            pool=_pool(snapshot) or PoolPicture(),
             prefix=prefix_of(snapshot),
             generated_tokens=snapshot.generated_tokens if snapshot else 0,
             prompt_tokens=snapshot.prompt_tokens if snapshot else 0,
@@ -141,17 +148,17 @@ class Snapshot:
             models=self._each(),
         )
 
-    def _each(self) -> tuple[wire.ModelStatus, ...]:
+    def _each(self) -> tuple[ModelStatus, ...]:
         return tuple(
             _model(one, self._catalog.count(one.name), self._listing.pooling(one.name))
             for one in self._models
         )
 
 
-def _model(seen: Seen, num_adapters: int, pooling: wire.PoolingPicture | None) -> wire.ModelStatus:
+def _model(seen: Seen, num_adapters: int, pooling: PoolingPicture | None) -> ModelStatus:
     link, settings, snapshot = seen.link, seen.settings, seen.picture.snapshot
     info = link.info
-    return wire.ModelStatus(
+    return ModelStatus(
         name=settings.name,
         base=settings.base,
         state=link.state,
@@ -181,9 +188,9 @@ def _model(seen: Seen, num_adapters: int, pooling: wire.PoolingPicture | None) -
     )
 
 
-def _replica(seen: Seen) -> wire.ReplicaStatus:
+def _replica(seen: Seen) -> ReplicaStatus:
     link, snapshot = seen.link, seen.picture.snapshot
-    return wire.ReplicaStatus(
+    return ReplicaStatus(
         name=seen.replica,
         state=link.state,
         reason="" if link.state == "ready" else link.progress,
@@ -198,18 +205,18 @@ def _replica(seen: Seen) -> wire.ReplicaStatus:
     )
 
 
-def prefix_of(snapshot: EngineSnapshot | None) -> wire.PrefixPicture:
+def prefix_of(snapshot: EngineSnapshot | None) -> PrefixPicture:
     """The engine's counts in the words of the wire; zeros without an engine."""
     if snapshot is None:
-        return wire.PrefixPicture()
-    return wire.PrefixPicture(
-        **{name: getattr(snapshot.prefix, name) for name in wire.PrefixPicture.__struct_fields__}
+        return PrefixPicture()
+    return PrefixPicture(
+        **{name: getattr(snapshot.prefix, name) for name in PrefixPicture.__struct_fields__}
     )
 
 
-def _pool(snapshot: EngineSnapshot | None) -> wire.PoolPicture | None:
+def _pool(snapshot: EngineSnapshot | None) -> PoolPicture | None:
     if snapshot is None:
         return None
-    return wire.PoolPicture(
-        **{name: getattr(snapshot.pool, name) for name in wire.PoolPicture.__struct_fields__}
+    return PoolPicture(
+        **{name: getattr(snapshot.pool, name) for name in PoolPicture.__struct_fields__}
     )

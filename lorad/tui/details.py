@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lorad import wire
+from lorad import wire, wire_explain
 from lorad.spelling import split_digest
 from lorad.tui.acts import Subject
 from lorad.tui.draw import Glyphs, age, clock, duration, here, percent, rate, ratio, size
@@ -34,14 +34,14 @@ class AdapterDetail:
         self.target = split_digest(name)[0]
         self._read_only, self._asks = read_only, asks
         self.shown: Answer[wire.AdapterDetail] | None = None
-        self.explained: Answer[wire.Explained] | None = None
+        self.explained: Answer[wire_explain.Explained] | None = None
 
     # ------------------------------------------------------------- asking
     def ask(self, office: Office, then: Callable[[], None]) -> None:
-        def call(client: Client) -> tuple[wire.AdapterDetail, wire.Explained]:
+        def call(client: Client) -> tuple[wire.AdapterDetail, wire_explain.Explained]:
             return client.adapter(self.target), client.explain(self.target)
 
-        def take(answer: Answer[tuple[wire.AdapterDetail, wire.Explained]]) -> None:
+        def take(answer: Answer[tuple[wire.AdapterDetail, wire_explain.Explained]]) -> None:
             if answer.value is not None:
                 self.shown = Answer(answer.value[0])
                 self.explained = Answer(answer.value[1])
@@ -130,7 +130,7 @@ class AdapterDetail:
 
 
 # ----------------------------------------------------------------- sections
-def _served(told: wire.Explained, width: int) -> list[Line]:
+def _served(told: wire_explain.Explained, width: int) -> list[Line]:
     """`loractl explain`, the answer first."""
     served = ("yes", "good") if told.served else ("no", "warn")
     ahead = f"; turn {told.queue_turn} of {told.queue_turns}" if told.queue_turn else ""
@@ -158,7 +158,7 @@ def _served(told: wire.Explained, width: int) -> list[Line]:
     return fields(pairs, width)
 
 
-def _moves(row: Slot | wire.ExplainedCost) -> tuple[str, str, str]:
+def _moves(row: Slot | wire_explain.ExplainedCost) -> tuple[str, str, str]:
     said = f"loads {row.loads}, evictions {row.evictions}, thrashes {row.thrashes}"
     return ("moves", said, "warn" if row.thrashes else "")
 
@@ -167,7 +167,7 @@ def _from_here(seconds: float | None) -> str:
     return f"{duration(seconds)} from where it is" if seconds is not None else ""
 
 
-def _holder(holder: wire.Holder) -> str:
+def _holder(holder: wire_explain.Holder) -> str:
     words = [holder.name, size(holder.num_bytes)]
     words += ["pinned"] if holder.pinned else []
     words += ["draining"] if holder.draining else []

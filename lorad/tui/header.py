@@ -24,7 +24,7 @@ from lorad.tui.draw import (
 )
 from lorad.tui.draw import size as bytes_of
 from lorad.tui.panel import Line, Painted, Span, both_ends, fitted, wide
-from lorad.wire import PoolPicture, ReplicaStatus, Status
+from lorad.wire_status import PoolPicture, ReplicaStatus, Status
 from lorad.wire_stream import Board, Spread
 
 STATE_INKS = {"ready": "good", "stopped": "bad", "engine_stalled": "bad"}

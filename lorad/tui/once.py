@@ -28,7 +28,7 @@ from lorad.tui.draw import (
     stacked,
     width_of,
 )
-from lorad.wire import ModelStatus, PoolPicture
+from lorad.wire_status import ModelStatus, PoolPicture
 from lorad.wire_stream import CHURN_BUCKET_SECONDS, Board, Drain, Slot, Spread
 
 #: Rows of a list that may be long.

@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from engine.messages import EngineInfo, SequenceDelta, Submit, TokenLogprobs
-from lorad import wire
+from lorad import wire, wire_explain, wire_status
 from lorad.api.app import admin_app, inference_app
 from lorad.api.deps import Deps
 from lorad.api.guard import admin_uids
@@ -214,7 +214,7 @@ class FakeAdapters:
         self.added_files: dict[str, int] = {}
         self.add_gate: asyncio.Event | None = None
         self.verifications: tuple[wire.Verification, ...] = ()
-        self.explained: dict[str, wire.Explained] = {}
+        self.explained: dict[str, wire_explain.Explained] = {}
         self.garbage: tuple[wire.GarbageItem, ...] = ()
 
     def resolve(self, model: str) -> Meant:
@@ -268,7 +268,7 @@ class FakeAdapters:
         self._note("verify", wish.names, wish)
         return wire.Verifications(items=self.verifications)
 
-    async def explain(self, name: str) -> wire.Explained:
+    async def explain(self, name: str) -> wire_explain.Explained:
         self._note("explain", name)
         if name not in self.explained:
             raise LoradError("model_not_found", f"no adapter named {name!r}", hint="loractl ls")
@@ -406,15 +406,15 @@ class FakeListing:
     def waiting(self) -> str:
         return ""
 
-    def status(self) -> wire.Status:
+    def status(self) -> wire_status.Status:
         zero: dict[type, Any] = {int: 0, str: "", float: 0.0}
-        given = {"adapters": {"idle": 2}, "pool": wire.PoolPicture(), "inbox": None}
+        given = {"adapters": {"idle": 2}, "pool": wire_status.PoolPicture(), "inbox": None}
         plain = {
             field.name: zero[field.type]
-            for field in msgspec.structs.fields(wire.Status)
+            for field in msgspec.structs.fields(wire_status.Status)
             if field.required and field.name not in given
         }
-        return wire.Status(**plain, **given)
+        return wire_status.Status(**plain, **given)
 
     def page(self, *, limit: int, cursor: str | None, **filters: str | None) -> wire.AdapterPage:
         names = sorted(self.adapters.revs)

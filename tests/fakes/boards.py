@@ -12,7 +12,8 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from lorad.tui.messages import Changed, Message, Whole
-from lorad.wire import EventItem, ModelStatus, PoolPicture, PrefixPicture, ReplicaStatus, Status
+from lorad.wire import EventItem
+from lorad.wire_status import ModelStatus, PoolPicture, PrefixPicture, ReplicaStatus, Status
 from lorad.wire_stream import (
     Board,
     Check,

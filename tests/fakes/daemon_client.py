@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lorad import wire
+from lorad import wire, wire_explain
 from lorad.caller import ApiError
 from lorad.tui.paging import STATES
 from lorad.wire_operate import DrainAsk, Drained, Reloaded, RequestCancelled, RunningConfig
@@ -178,10 +178,10 @@ class FakeClient:
             events=events,
         )
 
-    def explain(self, name: str) -> wire.Explained:
+    def explain(self, name: str) -> wire_explain.Explained:
         self._daemon.enter("explain", name=name)
         row = self._row(name)
-        return wire.Explained(
+        return wire_explain.Explained(
             name=name,
             rev=row.rev,
             state=row.state,

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from lorad import wire
+from lorad import wire, wire_status
 from lorad.api.server import bind_unix
 from lorad.client import ApiError, LoradClient, Unreachable
 from lorad.errors import LoradError
@@ -24,7 +24,7 @@ def admin(api):
 def test_pictures_come_as_structs(api, admin):
     assert admin.status().adapters == {"idle": 2}
     assert admin.slots().slots_total == 8
-    assert admin.version() == wire.Version(
+    assert admin.version() == wire_status.Version(
         version="0.1.0", model="tiny", base="tiny", models=("tiny",)
     )
     assert [a.name for a in admin.every_adapter(limit=1)] == ["acme/sql", "bible"]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad import wire
+from lorad import wire, wire_status
 from lorad.cli.app import invoke
 from lorad.config import KIB, Limits
 from lorad.errors import LoradError
@@ -86,7 +86,7 @@ class Server:
         self.api.close()
 
     # ------------------------------------------------------------- what the services say
-    def _status(self) -> wire.Status:
+    def _status(self) -> wire_status.Status:
         blank = type(self.api.listing).status(self.api.listing)
         return msgspec.structs.replace(
             blank,

@@ -1,8 +1,8 @@
 """explain: the two lines that answer it, the numbers below, and JSON."""
 
-from lorad import wire
+from lorad.wire_explain import Explained, ExplainedCost, ExplainedRoom, Holder
 
-ROOM = wire.ExplainedRoom(
+ROOM = ExplainedRoom(
     total_bytes=1 << 30,
     free_bytes=2 << 20,
     kv_active_bytes=500 << 20,
@@ -13,12 +13,12 @@ ROOM = wire.ExplainedRoom(
     free_slots=3,
     reserved_for="acme/sql",
     holders=(
-        wire.Holder(name="vip", num_bytes=160 << 20, pinned=True),
-        wire.Holder(name="busy", num_bytes=80 << 20, running=2, draining=True, tokens_left=33),
+        Holder(name="vip", num_bytes=160 << 20, pinned=True),
+        Holder(name="busy", num_bytes=80 << 20, running=2, draining=True, tokens_left=33),
     ),
     more_holders=4,
 )
-COST = wire.ExplainedCost(
+COST = ExplainedCost(
     policy="cost",
     pinned=False,
     priority=50,
@@ -35,7 +35,7 @@ COST = wire.ExplainedCost(
     place=2,
     victims=9,
 )
-STARVED = wire.Explained(
+STARVED = Explained(
     name="acme/sql",
     rev="a1" * 32,
     state="ram",
@@ -51,7 +51,7 @@ STARVED = wire.Explained(
     room=ROOM,
     cost=COST,
 )
-REFUSED = wire.Explained(
+REFUSED = Explained(
     name="bad",
     rev=None,
     state="quarantined",
@@ -111,7 +111,7 @@ def test_an_unknown_name_is_exit_4_and_no_name_at_all_is_2(server, loractl):
 def test_an_adapter_that_is_called_explain_can_be_shown_and_explained(server, loractl, make_row):
     server.rows["acme/explain"] = make_row("acme/explain")
     server.api.adapters.explained = {
-        "acme/explain": wire.Explained(
+        "acme/explain": Explained(
             name="acme/explain", rev=None, state="idle", tier="gpu", served=True, why="w", next="n"
         )
     }

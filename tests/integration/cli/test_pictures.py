@@ -7,6 +7,7 @@ import pytest
 
 from lorad import wire
 from lorad.cli import daemon
+from lorad.wire_status import ModelStatus, PoolPicture, PrefixPicture, ReplicaStatus
 
 HOSTILE = "x\x1b]0;pwn\x07\x9b2J\u202e[/bold]\n\r"
 
@@ -252,10 +253,10 @@ def test_status_says_what_there_is(server, loractl):
 
 
 def test_status_of_several_models_has_figures_of_each(server, loractl, monkeypatch):
-    pool = wire.PoolPicture(total=8, free=8, block_bytes=1 << 20, block_size=0)
+    pool = PoolPicture(total=8, free=8, block_bytes=1 << 20, block_size=0)
     models = (
-        wire.ModelStatus(name="llama", base="/m/llama", state="ready", tasks=("generate",)),
-        wire.ModelStatus(
+        ModelStatus(name="llama", base="/m/llama", state="ready", tasks=("generate",)),
+        ModelStatus(
             name="minilm",
             base="/m/minilm",
             state="engine_restarting",
@@ -284,10 +285,10 @@ def test_status_of_several_models_has_figures_of_each(server, loractl, monkeypat
 
 def test_status_of_replicas_has_a_line_of_each(server, loractl, monkeypatch):
     each = (
-        wire.ReplicaStatus(name="0", state="ready", device_name="H200", slots_used=3, engine_pid=7),
-        wire.ReplicaStatus(name="1", state="engine_restarting", reason="it died", running=1),
+        ReplicaStatus(name="0", state="ready", device_name="H200", slots_used=3, engine_pid=7),
+        ReplicaStatus(name="1", state="engine_restarting", reason="it died", running=1),
     )
-    model = wire.ModelStatus(name="tiny", base="/m", state="ready", replicas=each)
+    model = ModelStatus(name="tiny", base="/m", state="ready", replicas=each)
     whole = msgspec.structs.replace(server._status(), models=(model,))
     monkeypatch.setattr(server.api.listing, "status", lambda: whole)
     said = loractl("status").out
@@ -365,7 +366,7 @@ def test_show_and_status_say_what_the_prefix_cache_did(server, loractl, make_row
     ],
 )
 def test_a_reuse_distance_is_told_as_the_blocks_that_a_cache_needs(found, lost, half, most):
-    prefix = wire.PrefixPicture(found_blocks=found, lost_blocks=lost)
+    prefix = PrefixPicture(found_blocks=found, lost_blocks=lost)
     said = f"half of the blocks within {half}, 9 of 10 within {most} others"
     assert daemon._reuse(prefix) == said
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from lorad import wire
+from lorad import wire_status
 from lorad.cli import card, plan
 
 TINY = {
@@ -81,7 +81,7 @@ def test_without_a_folder_it_is_the_daemons_base_and_its_measured_arena(
         dtype="float32",
         max_model_len=256,
         slots_total=7,
-        pool=wire.PoolPicture(total=321, block_bytes=block_bytes, block_size=16),
+        pool=wire_status.PoolPicture(total=321, block_bytes=block_bytes, block_size=16),
     )
     monkeypatch.setattr(listing, "status", lambda: said)
     document = loractl("plan", "--json").json
@@ -95,7 +95,7 @@ def test_a_model_on_several_gpus_is_not_planned_for_as_if_it_were_on_one(
     server, loractl, folder, monkeypatch
 ):
     listing = server.api.listing
-    pool = wire.PoolPicture(total=321, block_bytes=4096, block_size=16)
+    pool = wire_status.PoolPicture(total=321, block_bytes=4096, block_size=16)
     said = msgspec.structs.replace(listing.status(), base=folder, dtype="float32", pool=pool)
     monkeypatch.setattr(listing, "status", lambda: said)
     done = loractl("plan")
@@ -146,13 +146,13 @@ def test_a_folder_without_a_model_says_so(loractl, tmp_path):
 
 
 def test_of_several_engines_one_card_is_planned_for():
-    pool = wire.PoolPicture(total=8, block_size=16)
+    pool = wire_status.PoolPicture(total=8, block_size=16)
     each = (
-        wire.ReplicaStatus(name="0", state="engine_restarting"),
-        wire.ReplicaStatus(name="1", state="ready", pool=pool, slots_total=64),
+        wire_status.ReplicaStatus(name="0", state="engine_restarting"),
+        wire_status.ReplicaStatus(name="1", state="ready", pool=pool, slots_total=64),
     )
     twice = msgspec.structs.replace(pool, total=16)
-    model = wire.ModelStatus(
+    model = wire_status.ModelStatus(
         name="w", base="/w", state="ready", pool=twice, slots_total=128, replicas=each
     )
     assert plan._one_engine(model) == (pool, 64)
@@ -160,8 +160,8 @@ def test_of_several_engines_one_card_is_planned_for():
 
 
 def test_of_several_models_the_one_that_generates_is_planned_for_whichever_engine_is_away():
-    vectors = wire.ModelStatus(name="v", base="/v", state="loading_base", tasks=("embed",))
-    writes = wire.ModelStatus(name="w", base="/w", state="ready", tasks=("generate",))
+    vectors = wire_status.ModelStatus(name="v", base="/v", state="loading_base", tasks=("embed",))
+    writes = wire_status.ModelStatus(name="w", base="/w", state="ready", tasks=("generate",))
     assert plan._generating(SimpleNamespace(models=(vectors, writes))) is writes
     with pytest.raises(plan.Usage, match="a plan is of KV"):
         plan._generating(SimpleNamespace(models=(vectors,)))

@@ -13,7 +13,8 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from lorad.metrics.table import BY_BLOCKS, GATEWAY, METRICS, NAMES
+from lorad.metrics.metric import BY_BLOCKS
+from lorad.metrics.table import GATEWAY, METRICS, NAMES
 
 
 @pytest.fixture

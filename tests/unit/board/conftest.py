@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import fields
 
 from engine.messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
-from lorad.wire import PoolPicture, Status
+from lorad.wire_status import PoolPicture, Status
 
 POOL = PoolStatus(
     total=100,

@@ -3,20 +3,20 @@
 import msgspec
 import pytest
 
-from lorad import wire
+from lorad import wire, wire_status
 from lorad.board_apply import aged, apply, with_event
 from lorad.wire_stream import Board, Churn, Delta, Drain, Loaded, RequestRow, Slot
 
 
 def status(**values):
     zero = {int: 0, str: "", float: 0.0}
-    given = {"adapters": {}, "pool": wire.PoolPicture(), "inbox": None}
+    given = {"adapters": {}, "pool": wire_status.PoolPicture(), "inbox": None}
     plain = {
         field.name: zero[field.type]
-        for field in msgspec.structs.fields(wire.Status)
+        for field in msgspec.structs.fields(wire_status.Status)
         if field.required and field.name not in given
     }
-    return wire.Status(**(plain | given | values))
+    return wire_status.Status(**(plain | given | values))
 
 
 def slot(name, **values):

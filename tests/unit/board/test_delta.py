@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, json, to_builtins
 from msgspec.structs import replace
 
-from lorad import wire
+from lorad import wire_status
 from lorad.board.delta import TOLERANCE_SECONDS, difference
 from lorad.board_apply import aged, apply
 from lorad.wire_stream import (
@@ -63,12 +63,12 @@ requests = st.builds(
     client=st.just(""),
 )
 statuses = st.builds(
-    wire.Status,
+    wire_status.Status,
     **{
         "uptime_seconds": ages,
         "running": few,
         "adapters": st.dictionaries(names, few, max_size=2),
-        "pool": st.just(wire.PoolPicture()),
+        "pool": st.just(wire_status.PoolPicture()),
         "inbox": st.none(),
     },
     **{

@@ -7,7 +7,7 @@ from msgspec.structs import fields, replace
 from lorad.board.stream import Stream
 from lorad.board_apply import apply
 from lorad.service.events import EventRing
-from lorad.wire import PoolPicture, Status
+from lorad.wire_status import PoolPicture, Status
 from lorad.wire_stream import Board, RequestRow
 
 _ZERO = {int: 0, str: "", float: 0.0}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lorad import wire
+from lorad import wire_status
 from lorad.caller import Unreachable
 from lorad.cli.card import Card
 from lorad.config import HuggingFace, Settings
@@ -88,7 +88,7 @@ class Client:
     def version(self):
         if self._error:
             raise self._error
-        return wire.Version(version=self._version, api="v1")
+        return wire_status.Version(version=self._version, api="v1")
 
     def ready(self):
         return self._reason

@@ -1,6 +1,6 @@
 """What `loractl show` says of a revision, and of how its model pools."""
 
-from lorad import wire
+from lorad import wire, wire_status
 from lorad.cli.revision import pooling_words, revision_rows
 
 
@@ -36,9 +36,9 @@ def test_what_it_replaces_is_rows_of_a_matrix_or_parts_of_a_classifier():
 
 
 def test_how_a_model_pools_is_one_line():
-    plain = wire.PoolingPicture(kinds=("mean",), origin="a file", width=8, normalizes=False)
+    plain = wire_status.PoolingPicture(kinds=("mean",), origin="a file", width=8, normalizes=False)
     assert pooling_words(plain) == "mean (a file), 8 numbers"
-    asked = wire.PoolingPicture(
+    asked = wire_status.PoolingPicture(
         kinds=("last",),
         origin="f",
         width=8,
@@ -48,7 +48,7 @@ def test_how_a_model_pools_is_one_line():
     )
     told = "last (f), 8 numbers; scores by token 9 against 4; asks in the form of somebody"
     assert pooling_words(asked) == told
-    both = wire.PoolingPicture(
+    both = wire_status.PoolingPicture(
         kinds=("cls", "max"), origin="f", width=16, normalizes=True, labels=("no", "y\x1bes")
     )
     assert pooling_words(both) == "cls + max (f), 16 numbers, of length 1; labels no, y?es"

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lorad.metrics.labels import HALF_LIFE_SECONDS, Labelled, Series
-from lorad.metrics.table import OTHER
+from lorad.metrics.metric import OTHER
 
 
 def choose(labelled, uses, *, pinned=(), resident=(), now=0.0, known=None):

@@ -9,7 +9,8 @@ import pytest
 
 from engine.histogram import Histogram
 from engine.messages import HistogramStatus, PrefixStatus, StepsStatus
-from lorad.metrics.table import GATEWAY, GATEWAYS, METRICS, NAMES, OTHER
+from lorad.metrics.metric import OTHER
+from lorad.metrics.table import GATEWAY, GATEWAYS, METRICS, NAMES
 from lorad.service.meter import NameCounts
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from engine.messages import PackedModule, RevisionStatus
-from lorad import wire
+from lorad import wire, wire_status
 from lorad.errors import LoradError
 from lorad.service import picture
 from lorad.service.kinds import kinds_of, scalings_of
@@ -35,7 +35,7 @@ def test_rows_show_the_stored_and_the_live_side(world):
 def test_the_prefix_cache_is_shown_as_the_engine_tells_it(world):
     async def scenario(w):
         await w.picture.refresh()
-        told = wire.PrefixPicture(query_tokens=90, hit_tokens=32, found_blocks=(1, 1))
+        told = wire_status.PrefixPicture(query_tokens=90, hit_tokens=32, found_blocks=(1, 1))
         assert prefix_of(w.picture.snapshot) == told
 
     world(scenario)
