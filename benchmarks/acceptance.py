@@ -1,6 +1,7 @@
 """How often drafts are right, the further an adapter moves the model from the one that drafts.
 
     python benchmarks/acceptance.py --model DIR [--device cuda] [--engine] [--adapters DIR,DIR]
+                                    [--keep DIR]
 
 DIR is SmolLM2-135M-Instruct (`python -m lorad.demo_model`).  Each adapter, the demo's four unless
 told otherwise, is scaled by every one of --scales; and one more is trained from nothing on the text
@@ -21,6 +22,7 @@ One JSON line for each point, temperature, kind of request and draft on stdout:
   a_step     greedy: tokens that a step would tell with drafts of 4, always
 --engine asks the engine itself instead, on the CPU, at scale 1: a line of what it drafted and kept
 with the model as its own draft model.  tokens / (tokens - accepted) is what `a_step` of `base` is.
+--keep DIR writes the short model there, as a checkpoint that `draft_model` takes.
 """
 
 import argparse
@@ -210,6 +212,16 @@ def shortened(model: Model, steps: int, layers: int) -> Any:
     return short.requires_grad_(False)
 
 
+def keep(short: Any, tokenizer: Any, folder: Path) -> None:
+    """A checkpoint of its own, in the precision of the model that it drafts for."""
+    copied = copy.deepcopy(short).to(torch.bfloat16)
+    copied.config.dtype = torch.bfloat16
+    if types := getattr(copied.config, "layer_types", None):
+        copied.config.layer_types = types[: copied.config.num_hidden_layers]
+    copied.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 # ------------------------------------------------------------------- measuring
 class Tally:
     """Of one draft, over the answers of one kind."""
@@ -377,6 +389,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=whole, help="2,5,10,20; on a card up to 160")
     parser.add_argument("--layers", type=int, default=20, help="that are left of the short model")
     parser.add_argument("--distill", type=int, help="steps of its training: 0, or 300 on a card")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="write the short model there")
     parser.add_argument("--engine", action="store_true")
     options = parser.parse_args(arguments)
     card = options.device == "cuda"
@@ -394,6 +407,10 @@ def main(arguments: list[str]) -> int:
         ask_engine(model, options)
         return 0
     short = shortened(model, options.distill, options.layers)
+    if options.keep:
+        if short is None:
+            parser.error("--keep: no short model is made without --distill STEPS")
+        keep(short, model.tokenizer, options.keep)
     for point in points(model, options):
         measure(model, short, options, point)
     how = {name: getattr(options, name) for name in ("device", "prompts", "tokens", "distill")}

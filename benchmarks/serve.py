@@ -66,6 +66,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=16.0, help="requests a second of --mix [16]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--workers", type=int, default=4, help="load generators [4]")
+    parser.add_argument("--replicas", type=int, default=1, help="engines of the daemon [1]")
     parser.add_argument("--scratch", type=Path, help="where adapters and the store lie [a tempdir]")
     parser.add_argument("--against", type=Path, help="JSON lines of an earlier offline run")
     options = parser.parse_args(argv)
@@ -183,6 +184,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     try:
         cases(options)
+        if options.replicas > 1 and options.mode != "socket":
+            raise ValueError("--replicas are a daemon's: say --mode socket")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

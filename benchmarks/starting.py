@@ -96,6 +96,7 @@ def settings(options: argparse.Namespace, spec: ModelSpec, wanted: list[Case]) -
         "cpu_pool": 512 << 20,
         "slots": max(adapters),
         "ram_cache": RAM_ADAPTERS * adapter_bytes(spec, device),
+        **({"replicas": replicas} if (replicas := getattr(options, "replicas", 1)) > 1 else {}),
     }
 
 
