@@ -1,0 +1,1 @@
+"""Many daemons behind one gateway: one catalog of adapters, one API, one picture for operators."""
