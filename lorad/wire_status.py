@@ -45,6 +45,18 @@ class PoolingPicture(Struct, frozen=True, kw_only=True):
     asks: str = ""  # whose form a pair of texts is put into; "" = the tokenizer's own
 
 
+class DraftPicture(Struct, frozen=True, kw_only=True):
+    """With models.speculation: tokens that were guessed ahead since the engine's start, and those
+    of them that were right.  `lora`: of all adapters that the engine knows."""
+
+    kind: str  # ngram draft
+    longest: int  # tokens of one guess
+    base_draft_tokens: int = 0
+    base_accepted_tokens: int = 0
+    lora_draft_tokens: int = 0
+    lora_accepted_tokens: int = 0
+
+
 class Status(Struct, frozen=True, kw_only=True):
     """`GET /admin/v1/status`."""
 
@@ -117,6 +129,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     engine_pid: int | None = None
     engine_restarts: int = 0
     pooling: PoolingPicture | None = None
+    drafts: DraftPicture | None = None  # None: nothing is guessed
     #: Of the device's time, while one that generates is at work there; 1: it keeps to none.
     device_share: float = 1.0
     replicas: "tuple[ReplicaStatus, ...]" = ()  # () for a model with one engine

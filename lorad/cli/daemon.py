@@ -13,6 +13,7 @@ from lorad.cli.output import (
     human_age,
     human_bytes,
     human_prefix,
+    human_ratio,
     plain,
     print_document,
     print_line,
@@ -82,8 +83,10 @@ def _models(st: wire_status.Status) -> list[tuple[str, str]]:
         return [
             ("model", f"{st.model}  {st.dtype} on {st.device} ({st.device_name})"),
             ("base", st.base),
+            *([("tasks", ", ".join(map(plain, st.tasks)))] if st.tasks else []),
             ("context", f"{st.max_model_len} tokens"),
             *([("pooling", pooling_words(pools))] if pools else []),
+            *([("guesses", _guesses(one.drafts)) for one in st.models if one.drafts]),
             *(_replicas(st.models[0]) if st.models else []),
         ]
     rows: list[tuple[str, str]] = []
@@ -94,6 +97,7 @@ def _models(st: wire_status.Status) -> list[tuple[str, str]]:
             ("  base", one.base),
             ("  tasks", f"{', '.join(one.tasks)}, {one.max_model_len} tokens"),
             *([("  pooling", pooling_words(one.pooling))] if one.pooling else []),
+            *([("  guesses", _guesses(one.drafts))] if one.drafts else []),
             *([("  share", _share_words(one))] if one.device_share < 1 else []),
             ("  adapters", f"{one.num_adapters}, {one.slots_used} of {one.slots_total} slots used"),
             ("  pool", _pool_words(one.pool)),
@@ -116,6 +120,21 @@ def _replicas(model: wire_status.ModelStatus) -> list[tuple[str, str]]:
         )
         for one in model.replicas
     ]
+
+
+def _guesses(drafts: wire_status.DraftPicture) -> str:
+    """Tokens ahead, by whose requests they were guessed for."""
+    each = (
+        ("the base", drafts.base_draft_tokens, drafts.base_accepted_tokens),
+        ("adapters", drafts.lora_draft_tokens, drafts.lora_accepted_tokens),
+    )
+    said = "; ".join(
+        f"{right} of {made} right for {whose} ({human_ratio(right, made)})"
+        if made
+        else f"none for {whose}"
+        for whose, made, right in each
+    )
+    return f"{plain(drafts.kind)}, up to {drafts.longest} tokens a step: {said}"
 
 
 def _share_words(one: wire_status.ModelStatus) -> str:
@@ -147,7 +166,10 @@ def _reuse(c: wire_status.PrefixPicture) -> str:
         next(2**n - 1 for n, count in enumerate(so_far) if count >= share * so_far[-1])
         for share in (0.5, 0.9)
     )
-    return f"half of the blocks within {half}, 9 of 10 within {most} others"
+    if not most:
+        return "9 of 10 blocks with no other between"
+    first = f"within {half}" if half else "with no other between"
+    return f"half of the blocks {first}, 9 of 10 within {most} others"
 
 
 def ping(context: typer.Context) -> None:

@@ -18,6 +18,7 @@ from lorad.service.listing import Listing
 from lorad.service.pictures import Looked, Pictures
 from lorad.service.seams import ModelLink
 from lorad.wire_status import (
+    DraftPicture,
     ModelStatus,
     PoolingPicture,
     PoolPicture,
@@ -183,6 +184,7 @@ def _model(seen: Seen, num_adapters: int, pooling: PoolingPicture | None) -> Mod
         engine_pid=link.pid,
         engine_restarts=link.restarts,
         pooling=pooling,
+        drafts=_drafts(settings, snapshot),
         device_share=snapshot.share if snapshot else 1.0,
         replicas=tuple(map(_replica, seen.replicas)),
     )
@@ -202,6 +204,20 @@ def _replica(seen: Seen) -> ReplicaStatus:
         pool=_pool(snapshot),
         engine_pid=link.pid,
         engine_restarts=link.restarts,
+    )
+
+
+def _drafts(model: Model, snapshot: EngineSnapshot | None) -> DraftPicture | None:
+    if model.speculation == "off":
+        return None
+    base, known = (snapshot.base, snapshot.revisions) if snapshot else (None, ())
+    return DraftPicture(
+        kind=model.speculation,
+        longest=model.speculation_tokens,
+        base_draft_tokens=base.draft_tokens if base else 0,
+        base_accepted_tokens=base.accepted_tokens if base else 0,
+        lora_draft_tokens=sum(status.draft_tokens for status in known),
+        lora_accepted_tokens=sum(status.accepted_tokens for status in known),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lorad import wire
 from lorad.cli import daemon
-from lorad.wire_status import ModelStatus, PoolPicture, PrefixPicture, ReplicaStatus
+from lorad.wire_status import DraftPicture, ModelStatus, PoolPicture, PrefixPicture, ReplicaStatus
 
 HOSTILE = "x\x1b]0;pwn\x07\x9b2J\u202e[/bold]\n\r"
 
@@ -252,6 +252,25 @@ def test_status_says_what_there_is(server, loractl):
     assert len(loractl("status", "-o", "jsonl").out.splitlines()) == 1
 
 
+def test_status_says_what_a_model_is_for_and_how_its_guesses_went(server, loractl, monkeypatch):
+    drafts = DraftPicture(
+        kind="ngram", longest=4, base_draft_tokens=40, base_accepted_tokens=30, lora_draft_tokens=0
+    )
+    one = ModelStatus(name="tiny", base="/m", state="ready", tasks=("generate",), drafts=drafts)
+    whole = msgspec.structs.replace(server._status(), models=(one,), tasks=one.tasks)
+    monkeypatch.setattr(server.api.listing, "status", lambda: whole)
+    said = loractl("status").out
+    assert "tasks       generate\n" in said
+    told = "ngram, up to 4 tokens a step: 30 of 40 right for the base (75%); none for adapters\n"
+    assert f"guesses     {told}" in said
+    pools = ModelStatus(name="minilm", base="/v", state="ready", tasks=("embed",))
+    whole = msgspec.structs.replace(whole, models=(one, pools))
+    said = loractl("status").out
+    assert f"  guesses   {told}" in said and said.count("guesses") == 1
+    whole = msgspec.structs.replace(whole, models=(pools,))
+    assert "guesses" not in loractl("status").out
+
+
 def test_status_of_several_models_has_figures_of_each(server, loractl, monkeypatch):
     pool = PoolPicture(total=8, free=8, block_bytes=1 << 20, block_size=0)
     models = (
@@ -357,18 +376,17 @@ def test_show_and_status_say_what_the_prefix_cache_did(server, loractl, make_row
 
 
 @pytest.mark.parametrize(
-    ("found", "lost", "half", "most"),
+    ("found", "lost", "said"),
     [
-        ((8,), (), 0, 0),
-        ((1, 0, 6, 2, 1), (), 3, 7),
-        ((1, 0, 6), (0, 0, 0, 2, 1), 3, 7),
-        ((), (0, 0, 0, 0, 0, 10), 31, 31),
+        ((8,), (), "9 of 10 blocks with no other between"),
+        ((1, 0, 6, 2, 1), (), "half of the blocks within 3, 9 of 10 within 7 others"),
+        ((1, 0, 6), (0, 0, 0, 2, 1), "half of the blocks within 3, 9 of 10 within 7 others"),
+        ((), (0, 0, 0, 0, 0, 10), "half of the blocks within 31, 9 of 10 within 31 others"),
+        ((5, 0, 0, 5), (), "half of the blocks with no other between, 9 of 10 within 7 others"),
     ],
 )
-def test_a_reuse_distance_is_told_as_the_blocks_that_a_cache_needs(found, lost, half, most):
-    prefix = PrefixPicture(found_blocks=found, lost_blocks=lost)
-    said = f"half of the blocks within {half}, 9 of 10 within {most} others"
-    assert daemon._reuse(prefix) == said
+def test_a_reuse_distance_is_told_as_the_blocks_that_a_cache_needs(found, lost, said):
+    assert daemon._reuse(PrefixPicture(found_blocks=found, lost_blocks=lost)) == said
 
 
 def test_show_of_what_was_refused_at_once_says_why_and_nothing_of_a_life_it_never_had(
