@@ -81,15 +81,11 @@ class Engines:
             self._events,
             new_client=partial(EngineClient, stall_seconds=entry.stall_after, env=env),
             replace_after=entry.replace_after,
-            model=self._label(replica),
+            model=self._entry.name if self._several else "",
+            replica=replica,
             no_device=refusal,
         )
         return One(replica, link, Picture(link))
-
-    def _label(self, replica: str) -> str:
-        """Whose engine it is, where there is another."""
-        name = self._entry.name if self._several else ""
-        return f"{name} replica {replica}".strip() if replica else name
 
 
 def width_of(config: EngineConfig | PoolingConfig) -> int:

@@ -137,6 +137,7 @@ class EventItem(Struct, frozen=True, kw_only=True):
     cause: str = ""
     message: str = ""
     details: dict[str, str] = {}
+    replica: str = ""  # of several engines of a model, the one that it happened on
 
 
 class EventPage(Struct, frozen=True, kw_only=True):

@@ -42,12 +42,19 @@ def _message(event: wire.EventItem) -> str:
     return event.message if event.level == "info" else f"{event.level}: {event.message}"
 
 
+def _where_and_what(event: wire.EventItem) -> str:
+    """With the replica that it happened on, where no column says so."""
+    message = _message(event)
+    return f"replica {event.replica}: {message}".rstrip(": ") if event.replica else message
+
+
 EVENTS: Sequence[Column[wire.EventItem]] = (
     Column("TIME", _clock),
     Column("LEVEL", lambda e: e.level, wide=True),
     Column("TYPE", lambda e: e.type),
     Column("NAME", lambda e: e.name),
     Column("REV", lambda e: e.rev[:8]),
+    Column("REPLICA", lambda e: e.replica, wide=True),
     Column("CAUSE", lambda e: e.cause),
     Column("ID", lambda e: str(e.id), wide=True, right=True),
     Column("MESSAGE", _message),
@@ -110,7 +117,7 @@ def events(
         raise Usage(str(error)) from None
     wanted = Filter(kind, adapter, None if past is None else datetime.now(UTC) - past)
     page, last = _recent(s.client, after, limit, wanted)
-    columns = [c for c in EVENTS if s.options.output == "wide" or not c.wide]
+    columns = _columns(page, wide=s.options.output == "wide")
     table = Table(columns, s.options, cut=False)  # the end is what matters most
 
     def show(items: Sequence[wire.EventItem], *, headings: bool = False) -> None:
@@ -129,6 +136,15 @@ def events(
                     show((event,))
         except KeyboardInterrupt:
             raise Interrupted("") from None
+
+
+def _columns(page: wire.EventPage, *, wide: bool) -> list[Column[wire.EventItem]]:
+    """Which replica is a column where any of the events tells of one."""
+    if wide:
+        return list(EVENTS)
+    replicas = any(event.replica for event in page.items)
+    columns = [c for c in EVENTS if not c.wide or (replicas and c.heading == "REPLICA")]
+    return columns if replicas else [*columns[:-1], Column("MESSAGE", _where_and_what)]
 
 
 def _recent(

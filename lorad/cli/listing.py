@@ -287,7 +287,8 @@ def _live(a: wire.Adapter) -> tuple[tuple[str, str], ...]:
 
 
 def _told(event: wire.EventItem) -> tuple[str, ...]:
-    return tuple(map(one_line, (event.time, event.type, event.cause, event.message)))
+    where = f"replica {event.replica}" if event.replica else ""
+    return tuple(map(one_line, (event.time, event.type, where, event.cause, event.message)))
 
 
 def _detail(s: Session, asked: str) -> wire.AdapterDetail:

@@ -111,9 +111,11 @@ class EngineLink:
         first_pause: float = 0.5,
         replace_after: float = REPLACE_AFTER,
         model: str = "",
+        replica: str = "",
         no_device: Refusal | None = None,
     ) -> None:
-        """`model`: whose engine it is, where there are several.  `no_device`: what an operator is
+        """`model`: whose engine it is, where there are several, and which of that model's where it
+        has several: `replica`.  `no_device`: what an operator is
         told if it finds no device, in place of the engine's words."""
         self.config = config
         self.events = events
@@ -148,7 +150,8 @@ class EngineLink:
         self._new_client = new_client
         self._clock = clock
         self._pause = first_pause
-        self._replace_after, self._model, self._no_device = replace_after, model, no_device
+        self._replace_after, self._no_device = replace_after, no_device
+        self._model, self._replica = model, replica
         self._client: Client | None = None
         self._crashes: deque[float] = deque()
         self._moved = clock()  # when the state changed, or a start reported progress
@@ -404,9 +407,10 @@ class EngineLink:
 
     def _fail(self, error: StartError) -> None:
         self._set("stopped", error.message)
-        if self._model:  # the other models go on without it
+        replica = f"replica {self._replica}" if self._replica else ""
+        if whose := f"{self._model} {replica}".strip():  # others go on without it
             self._tell("engine.died", level="error", cause="gave_up", message=error.message)
-            error = type(error)(f"{self._model}: {error.message}", hint=error.hint)
+            error = type(error)(f"{whose}: {error.message}", hint=error.hint)
         if not self.failed.done():
             self.failed.set_exception(error)
 
@@ -448,10 +452,11 @@ class EngineLink:
     def _tell(
         self, type: str, *, level: Level = "info", cause: str = "", message: str = ""
     ) -> None:
-        """An event; of several models it says whose."""
+        """An event; of several models or replicas it says whose."""
         if self._model:
             message = f"{self._model}: {message}" if message else self._model
-        self.events.publish(type, level=level, cause=cause, message=message)
+        told = self.events.publish
+        told(type, level=level, cause=cause, message=message, replica=self._replica)
 
     def _kill(self) -> None:
         client = self._client

@@ -54,8 +54,10 @@ class EventRing:
         cause: str = "",
         message: str = "",
         details: Mapping[str, str] | None = None,
+        replica: str = "",
     ) -> EventItem:
-        """Enter one event and wake every follower."""
+        """Enter one event and wake every follower.  `replica`: of several engines of a model, the
+        one that it happened on."""
         self.last_id += 1
         item = EventItem(
             id=self.last_id,
@@ -67,10 +69,13 @@ class EventRing:
             cause=cause,
             message=message,
             details=dict(details or {}),
+            replica=replica,
         )
         self._items.append(item)
-        words = (type, name, rev[:12], cause, message)
+        where = f"replica {replica}" if replica else ""
+        words = (type, name, rev[:12], where, cause, message)
         fields = {"event": type, "name": name, "rev": rev, "cause": cause, **(details or {})}
+        fields |= {"replica": replica} if replica else {}
         line = " ".join(word for word in words if word)
         log.log(_LEVELS[level], "%s", line, extra={"fields": fields})
         self._wake()

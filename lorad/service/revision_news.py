@@ -28,7 +28,6 @@ class RevisionNews:
         details |= {"seconds": f"{event.seconds:.4f}"} if event.seconds else {}
         details |= {"slot": str(event.slot)} if event.slot is not None else {}
         details |= {"num_bytes": str(event.num_bytes)} if event.num_bytes else {}
-        details |= {"replica": self._replica} if self._replica else {}
         if event.away_seconds is not None:
             details["thrash"] = f"back after {event.away_seconds:.2f} s"
         level: Literal["info", "warn"] = "warn" if event.message else "info"
@@ -54,6 +53,7 @@ class RevisionNews:
                 cause=cause,
                 message=message,
                 details=details,
+                replica=self._replica,
             )
 
 

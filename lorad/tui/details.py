@@ -253,7 +253,8 @@ def event_lines(event: wire.EventItem, width: int) -> list[Line]:
     ink = _LEVEL_INKS.get(event.level, "")
     level = f"{event.level.upper()} " if ink else ""
     cause = f"({event.cause})" if event.cause else ""
-    said = " ".join(part for part in (event.rev[:6], event.message, cause) if part)
+    where = f"replica {event.replica}" if event.replica else ""
+    said = " ".join(part for part in (event.rev[:6], where, event.message, cause) if part)
     head = f"{clock(event.time)} {level}{event.type}"
     room = width - len(head) - 1
     if len(said) <= room:

@@ -51,6 +51,7 @@ def fields_of(key: str, row: EventItem) -> Mapping[str, str]:
         "name": row.name,
         "adapter": row.name,
         "cause": row.cause,
+        "replica": row.replica,
         "rev": row.rev,
     }
 
@@ -67,7 +68,7 @@ class EventListing(Listing[EventItem]):
         self._taken: tuple[int, int, str] | None = None
 
     def text_of(self, key: str, row: EventItem) -> str:
-        return f"{row.name} {row.type} {row.message} {row.cause}"
+        return f"{row.name} {row.type} {row.replica} {row.message} {row.cause}"
 
     def take(self, events: Sequence[EventItem], first: int) -> None:
         """`first` is the number of the oldest."""
@@ -172,8 +173,10 @@ def _loud_type(key: str, row: EventItem, glyphs: Glyphs) -> Line:
 def _said(key: str, row: EventItem, glyphs: Glyphs) -> Line:
     if row.type == GAP:
         return ((f"--- {row.message or 'some events are gone'} ---", "warn"),)
+    where = f"replica {row.replica} " if row.replica else ""
     gap = " " if row.message and row.cause else ""
-    return ((row.message, ""), (f"{gap}({row.cause})" if row.cause else "", "faint"))
+    cause = f"{gap}({row.cause})" if row.cause else ""
+    return ((where, ""), (row.message, ""), (cause, "faint"))
 
 
 _TIME: Column[EventItem] = Column("time", "TIME", 8, lambda k, r, g: ((clock(r.time), "faint"),))

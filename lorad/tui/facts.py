@@ -114,6 +114,7 @@ class EventFact(Fact):
                 ("level", row.level, ink),
                 ("adapter", row.name, "strong"),
                 ("rev", row.rev, ""),
+                ("replica", row.replica, ""),
                 ("cause", row.cause, ""),
                 ("says", row.message, ""),
                 ("means", TYPES.get(row.type, ""), "faint"),

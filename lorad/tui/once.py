@@ -28,6 +28,7 @@ from lorad.tui.draw import (
     stacked,
     width_of,
 )
+from lorad.wire import EventItem
 from lorad.wire_status import ModelStatus, PoolPicture
 from lorad.wire_stream import CHURN_BUCKET_SECONDS, Board, Drain, Slot, Spread
 
@@ -146,7 +147,8 @@ def _slots(board: Board, glyphs: Glyphs) -> Iterator[str]:
     if rows:
         more = [_MODEL] if any(row.model for row in rows) else []
         more += [_REPLICA] if any(row.replicas for row in rows) else []
-        yield from _table([*SLOTS[:2], *more, *SLOTS[2:]], rows, glyphs)
+        guessed = DRAFTS if any(row.life_draft_tokens for row in rows) else ()
+        yield from _table([*SLOTS[:2], *more, *SLOTS[2:-2], *guessed, *SLOTS[-2:]], rows, glyphs)
     else:
         yield "no adapter is resident"
 
@@ -276,6 +278,11 @@ SLOTS: Sequence[_Column] = (
     _Column("TOK/S", lambda r, g: rate(r.tokens_per_second), right=True),
     _Column("IDLE", lambda r, g: age(0.0 if r.running else r.idle_seconds), right=True),
 )
+#: Of tokens that were guessed ahead, before those of speed.
+DRAFTS: Sequence[_Column] = (
+    _Column("RIGHT", lambda r, g: percent(ratio(r.accepted_tokens, r.draft_tokens)), right=True),
+    _Column("TOK/DRAW", lambda r, g: rate(r.tokens_per_draw), right=True),
+)
 _MODEL = _Column("MODEL", lambda r, g: r.model or UNKNOWN)
 _REPLICA = _Column("REPLICA", lambda r, g: ",".join(r.replicas) or UNKNOWN)
 DRAINS: Sequence[_Column] = (
@@ -312,7 +319,7 @@ EVENTS: Sequence[_Column] = (
     _Column("LEVEL", lambda r, g: r.level),
     _Column("TYPE", lambda r, g: r.type),
     _Column("NAME", lambda r, g: r.name),
-    _Column("MESSAGE", lambda r, g: _spaced(r.message, f"({r.cause})" if r.cause else "")),
+    _Column("MESSAGE", lambda r, g: _happened(r)),
 )
 
 
@@ -327,6 +334,11 @@ def _table(
     for row in grid:
         cells = zip(row, widths, columns, strict=True)
         yield "  ".join(fit(text, width, right=c.right) for text, width, c in cells).rstrip()
+
+
+def _happened(event: EventItem) -> str:
+    where = f"replica {event.replica}" if event.replica else ""
+    return _spaced(where, event.message, f"({event.cause})" if event.cause else "")
 
 
 def _title(text: str) -> str:

@@ -305,7 +305,8 @@ class EventsPanel(Panel, can_focus=True):
 
 def event_line(event: EventItem, width: int, panel: Panel) -> Line:
     """One event: time, level where it matters, type, name, and what it says."""
-    said = " ".join(filter(None, (event.message, event.cause and f"({event.cause})")))
+    where = event.replica and f"replica {event.replica}"
+    said = " ".join(filter(None, (where, event.message, event.cause and f"({event.cause})")))
     rev = f"{event.rev[:6]} " if event.rev else ""
     level, ink = event.level.upper(), LEVEL_INKS.get(event.level, "")
     time: Span = (f"{clock(event.time)} ", "faint")

@@ -97,6 +97,18 @@ def test_a_drain_that_is_held_says_who_ends_it() -> None:
     assert "until loractl resume" in text
 
 
+def test_slots_say_how_guesses_went_where_tokens_are_guessed() -> None:
+    text = shown(boards.guessing()).splitlines()
+    heading = next(line for line in text if line.startswith("SLOT"))
+    assert heading.split()[-4:] == ["RIGHT", "TOK/DRAW", "TOK/S", "IDLE"]
+    first, second, *_ = boards.guessing().slots
+    row = {name: next(line for line in text if f" {name} " in line) for name in (first, second)}
+    end = heading.index("TOK/S")
+    assert row[first][:end].split()[-2:] == ["75%", "2.5"]
+    assert row[second][:end].split()[-2:] == ["--", "--"], "not any more within the minute"
+    assert "TOK/DRAW" not in shown(boards.small())
+
+
 def test_replicas_have_a_line_each_and_rows_say_where_they_are() -> None:
     text = shown(boards.replicas())
     assert "replica 0  READY  H200  run 2  wait 0  slots 2/0" in text

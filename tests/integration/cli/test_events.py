@@ -5,8 +5,11 @@ import shutil
 import signal
 
 import pytest
+from msgspec.structs import replace
 
+from lorad.cli.events import _columns
 from lorad.service.events import EventRing
+from lorad.wire import EventItem, EventPage
 
 
 @pytest.fixture
@@ -29,6 +32,24 @@ def test_the_newest_come_oldest_first(server, loractl, publish):
     assert table[0].split() == ["TIME", "TYPE", "NAME", "REV", "CAUSE", "MESSAGE"]
     assert table[1].split()[2:] == ["pin.set", "bible", "-", "-", "hi?"]
     assert loractl("events", "--limit", "2", "-o", "name").out == f"{last - 1}\n{last}\n"
+
+
+def test_which_of_several_engines_it_was_is_a_column_where_any_event_says_so(loractl, publish):
+    assert "REPLICA" not in loractl("events").out
+    publish("engine.died", level="error", message="it is gone", replica="1")
+    publish("adapter.added", name="bible")
+    heading, died, added = loractl("events", "-n", "2").out.splitlines()
+    assert heading.split()[4:] == ["REPLICA", "CAUSE", "MESSAGE"]
+    assert died.split()[5] == "1" and added.split()[5] == "-"
+    assert loractl("events", "-n", "2", "--json").json["items"][0]["replica"] == "1"
+
+
+def test_a_follower_without_that_column_reads_it_in_the_message():
+    event = EventItem(id=1, time="", type="engine.ready", replica="1", message="cuda, bfloat16")
+    (*_, message) = _columns(EventPage(items=(), instance_id=""), wide=False)
+    assert message.cell(event) == "replica 1: cuda, bfloat16"
+    assert message.cell(replace(event, message="")) == "replica 1"
+    assert message.cell(replace(event, replica="")) == "cuda, bfloat16"
 
 
 def test_a_message_is_never_cut_and_says_when_it_is_no_mere_information(

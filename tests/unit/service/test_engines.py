@@ -76,8 +76,10 @@ def test_each_of_several_has_a_number_and_on_cards_a_gpu(make):
         assert [one.link.env for one in engines.each] == [
             {"CUDA_VISIBLE_DEVICES": n} for n in ("0", "1", "2")
         ]
-        assert [one.link._model for one in engines.each] == ["replica 0", "replica 1", "replica 2"]
-        assert make(2, several=True).each[1].link._model == "tiny replica 1"
+        assert [one.link._replica for one in engines.each] == ["0", "1", "2"]
+        assert [one.link._model for one in engines.each] == ["", "", ""], "it is the only model"
+        second = make(2, several=True).each[1].link
+        assert (second._model, second._replica) == ("tiny", "1")
         assert [one.link.env for one in make(2, "cpu").each] == [{}, {}]
 
     asyncio.run(scenario())

@@ -9,7 +9,14 @@ import pytest
 
 from engine.adapters.states import RESIDENT
 from engine.errors import EngineDied
-from engine.messages import AddRevision, RemoveRevision, SamplingParams, SequenceDelta, Submit
+from engine.messages import (
+    AdapterEvent,
+    AddRevision,
+    RemoveRevision,
+    SamplingParams,
+    SequenceDelta,
+    Submit,
+)
 from engine.pooling.requests import PoolRequest
 from lorad import wire
 from lorad.errors import LoradError
@@ -41,7 +48,7 @@ class Fleet:
                 w.events,
                 new_client=partial(self.new_client, fake, name),
                 first_pause=0.0,
-                model=f"replica {name}",
+                replica=name,
             )
             pictures[name] = Picture(link)
             replicas.append(Replica(name, link, pictures[name]))
@@ -256,6 +263,27 @@ def test_affinity_comes_back_with_the_engine(fleet, eventually):
         await f.links[home].ready.wait()
         await eventually(lambda: f.on(1) == {home})  # what it held is there again
         assert f.replicas.choose(f.world.rev(1)).name == home
+
+    fleet(scenario)
+
+
+def test_events_say_on_which_engine_it_happened(fleet, eventually):
+    async def scenario(f):
+        await f.world.add("a", 1, load=True)
+        home = f.keeper(1)
+        f.engine(home).die()
+        await eventually(lambda: f.links[home].state != "ready")
+        await f.links[home].ready.wait()
+        await eventually(lambda: f.on(1) == {home})
+        told = f.world.events.newest(1000)
+        ready = [event.replica for event in told if event.type == "engine.ready"]
+        assert sorted(ready) == sorted((*NAMES, home))
+        assert [event.replica for event in told if event.type == "engine.died"] == [home]
+        moved = AdapterEvent(rev=f.world.rev(1), before="loading", after="idle", cause="request")
+        f.revisions["2"].news.publish_transition(moved)
+        (last,) = f.world.events.newest(1)
+        assert (last.type, last.name, last.replica) == ("slot.load", "a", "2")
+        assert {event.replica for event in told if event.type == "adapter.added"} == {""}
 
     fleet(scenario)
 
