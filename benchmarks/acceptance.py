@@ -10,8 +10,9 @@ adapted model answers --prompts requests, greedily and at temperature 1, and wha
 been is compared with its distribution at each token of these answers, all earlier ones being right:
   ngram  the engine's own matches in prompt and answer
   base   the model itself without the adapter, as a shared draft model is at its best
-  short  the same with its middle layers cut out, and trained on the base's answers for --distill
-         steps: a draft model as one has them, worse than the base to begin with.  0 steps: none
+  short  the same with its middle layers cut out, and taught the base's distributions on the base's
+         answers and on those pages for --distill steps: a draft model as one has them, worse than
+         the base to begin with.  0 steps: none
 One JSON line for each point, temperature, kind of request and draft on stdout:
   kl         nats a token: KL(adapted || base), over the answers of this line
   tokens     of these answers; `tried`: those for which there was a draft (all but for ngram)
@@ -27,6 +28,7 @@ with the model as its own draft model.  tokens / (tokens - accepted) is what `a_
 
 import argparse
 import copy
+import itertools
 import json
 import sys
 import tempfile
@@ -52,6 +54,8 @@ DRAFT_TOKENS = 4
 #: Of the text that one adapter is trained on, and of the base's answers that `short` is.
 BATCH, WIDTH, RATE = 8, 96, 5e-4
 EOS = 2
+#: Of each question that the short model is taught by.
+DRAWS = 6
 
 
 class Point(NamedTuple):
@@ -128,14 +132,14 @@ class Answer(NamedTuple):
 
 @torch.no_grad()
 def answers(
-    model: Any, asked: list[tuple[str, list[int]]], tokens: int, device: str
+    model: Any, asked: list[tuple[str, list[int]]], tokens: int, device: str, seed: int = 1
 ) -> list[Answer]:
     """Of all prompts at once: every one greedily, then every one at temperature 1."""
     rows = [*asked, *asked]
     width = max(len(prompt) for _, prompt in asked)
     ids = torch.tensor([[EOS] * (width - len(p)) + p for _, p in rows], device=device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for _, p in rows], device=device)
-    generator = torch.Generator(device).manual_seed(1)
+    generator = torch.Generator(device).manual_seed(seed)
     places, cache, told, kept = (mask.cumsum(-1) - 1).clamp(min=0), None, [], []
     for _ in range(tokens):
         out = model(
@@ -205,11 +209,47 @@ def shortened(model: Model, steps: int, layers: int) -> Any:
     for place, layer in enumerate(kept):
         layer.self_attn.layer_idx = place
     short.config.num_hidden_layers = layers
-    asked = [("", model.chat(text)) for text in TEACHING[: steps * BATCH]]
-    told = answers(model.base, asked, WIDTH, model.device)
     short.requires_grad_(True)
-    train(short, [one.prompt + one.tokens for one in told], steps, model.device)
+    teach(short, model.base, lessons(model, steps), steps, model.device)
     return short.requires_grad_(False)
+
+
+def lessons(model: Model, steps: int) -> list[list[int]]:
+    """Rows of tokens: answers, a few draws of each, one after another with text of the pages."""
+    asked = [("", model.chat(text)) for text in TEACHING[: steps * BATCH // 2]]
+    rounds = min(DRAWS, -(-steps * BATCH // len(TEACHING)))
+    told = [
+        one.prompt + one.tokens
+        for seed in range(rounds)
+        for one in answers(model.base, asked, WIDTH, model.device, seed)
+    ]
+    read = [model.tokenizer(text)["input_ids"][:WIDTH] for text in pages(checkout.ROOT)]
+    turns = itertools.zip_longest(told, read)
+    return [row for pair in turns for row in pair if row is not None]
+
+
+def teach(short: Any, base: Any, rows: list[list[int]], steps: int, device: str) -> None:
+    """The base's distribution at every token of the rows, not its tokens alone: far less text is
+    needed."""
+    weights = list(short.parameters())
+    optimizer = torch.optim.AdamW(weights, lr=RATE, weight_decay=0.0)
+    short.train()
+    for step in range(steps):
+        picked = [rows[(step * BATCH + n) % len(rows)] for n in range(BATCH)]
+        width = max(map(len, picked))
+        ids = torch.tensor([row + [EOS] * (width - len(row)) for row in picked], device=device)
+        read = torch.tensor([[n < len(row) for n in range(width)] for row in picked], device=device)
+        with torch.no_grad():
+            wanted = base(input_ids=ids).logits[read].softmax(-1)
+        told = short(input_ids=ids).logits[read].log_softmax(-1)
+        loss = -(wanted * told).sum(-1).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * (1 - step / steps)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    short.eval()
 
 
 def keep(short: Any, tokenizer: Any, folder: Path) -> None:
