@@ -54,6 +54,22 @@ class Drained(Struct, frozen=True, kw_only=True):
     still: tuple[str, ...] = ()  # drained names, besides
 
 
+class HoldAsk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/hold`: what `name` serves now stays to be had as name@digest for so long,
+    though the name moves; 0: what was held is not any more."""
+
+    name: str
+    seconds: float
+
+
+class Held(Struct, frozen=True, kw_only=True):
+    """What is held under a name now."""
+
+    schema: str = "lorad/held.v1"
+    name: str
+    revs: tuple[str, ...]
+
+
 class RequestCancelled(Struct, frozen=True, kw_only=True):
     """What became of `DELETE /admin/v1/requests/{id}`: its client gets an error event."""
 

@@ -25,7 +25,7 @@ from lorad.service.pool_ask import Answered, PoolAsk, ScoreAsk, Scored
 from lorad.service.requests import RequestService
 from lorad.service.tenancy import Tenancy
 from lorad.service.tenants import Caller
-from lorad.wire_operate import DrainAsk, Drained, LogLine, Reloaded, RunningConfig
+from lorad.wire_operate import DrainAsk, Drained, Held, HoldAsk, LogLine, Reloaded, RunningConfig
 from lorad.wire_operations import PullPlan, PullStart
 from lorad.wire_registry import (
     RegistryCheck,
@@ -58,6 +58,7 @@ class Wishes(Stage, Protocol):
     async def pin(self, names: wire.Names) -> wire.Results: ...
     async def unpin(self, names: wire.Names) -> wire.Results: ...
     async def patch(self, name: str, patch: wire.AdapterPatch) -> None: ...
+    def hold(self, ask: HoldAsk) -> Held: ...
     async def remove(self, name: str, *, keep_files: bool = False) -> wire.Removed: ...
 
 

@@ -4,6 +4,8 @@ Goes in: a scope and its headers, before a byte of the body was read.  Comes out
 the scope, or invalid_api_key and permission_denied.  Knows no route.
 """
 
+from dataclasses import replace
+
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
@@ -13,6 +15,10 @@ from lorad.api.deps import Deps
 from lorad.registry.journal import act_as
 from lorad.service.callers import Auth
 from lorad.service.tenants import Caller
+
+#: The revision that the model's name is to mean to this request: a gateway's word, so that all of
+#: its daemons move at once.  As asking for name@revision, but for the name in the answer.
+REV_HEADER = "x-lorad-rev"
 
 
 def admit(deps: Deps, auth: Auth, scope: Scope, headers: Headers) -> None:
@@ -31,7 +37,8 @@ def act(scope: Scope, headers: Headers) -> None:
 def caller_of(request: Request) -> Caller:
     """Of a route that is not open to everybody."""
     caller: Caller = request.scope["lorad_caller"]
-    return caller
+    rev = request.headers.get(REV_HEADER)
+    return caller if rev is None else replace(caller, rev=rev)
 
 
 def key_of(headers: Headers) -> str:

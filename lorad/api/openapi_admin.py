@@ -114,6 +114,9 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
     ("POST", f"{_PLACE}/resume"): Operation(
         "Take them again", wire_operate.Drained, wire_operate.DrainAsk
     ),
+    ("POST", f"{_PLACE}/hold"): Operation(
+        "Keep a name's revision to be had as name@digest", wire_operate.Held, wire_operate.HoldAsk
+    ),
     ("DELETE", f"{_PLACE}/requests/{{request_id}}"): Operation(
         "End one that runs or waits; its client gets an error", wire_operate.RequestCancelled
     ),

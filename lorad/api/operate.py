@@ -14,7 +14,7 @@ from lorad.api.admin import MAX_PAGE, last_seen
 from lorad.api.asked import body, number
 from lorad.api.deps import Deps, deps_of
 from lorad.api.respond import json
-from lorad.wire_operate import DrainAsk, LogPage, RequestCancelled
+from lorad.wire_operate import DrainAsk, HoldAsk, LogPage, RequestCancelled
 
 #: What the client of a cancelled request is told.
 CANCELLED = "an operator cancelled this request"
@@ -45,6 +45,14 @@ async def resume(request: Request) -> Response:
     ask = await body(request, DrainAsk)
     outcome = deps_of(request).draining.resume(ask)
     audit.done(request, "resume", ask.name or "")
+    return json(outcome)
+
+
+async def hold(request: Request) -> Response:
+    """Keep a revision to be had while its name moves on several daemons, one after another."""
+    ask = await body(request, HoldAsk)
+    outcome = deps_of(request).adapters.hold(ask)
+    audit.done(request, "hold", ask.name, rev=",".join(rev[:12] for rev in outcome.revs))
     return json(outcome)
 
 

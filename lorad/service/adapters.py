@@ -22,6 +22,7 @@ from lorad.registry.store import StagingDir
 from lorad.service.choosing import choose
 from lorad.service.events import EventRing
 from lorad.service.gate import Gate
+from lorad.service.holds import Holds
 from lorad.service.intake import Found, Intake
 from lorad.service.lineup import Lineup, ModelAdapters
 from lorad.service.name_settings import in_range, labelled
@@ -32,6 +33,7 @@ from lorad.service.registration import Terms
 from lorad.service.tasks import Tasks
 from lorad.service.tenants import unknown
 from lorad.spelling import split_digest
+from lorad.wire_operate import Held, HoldAsk
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class AdapterService:
         self._names, self._intake = names, intake
         self._events, self._tasks, self._clock = events, tasks, clock
         self.outcomes = Outcomes(names, models, tasks, refresh)
+        self.holds = Holds(self.lease, self.release)
 
     @property
     def draining(self) -> bool:
@@ -81,7 +84,7 @@ class AdapterService:
 
     # ------------------------------------------------------------- for requests
     def resolve(self, model: str) -> Resolved:
-        """The revision that `model` (a name, or name@digest) means now.
+        """The revision that `model` (a name, or name@digest) means now, or that is held.
 
         Raises model_not_found for what is unknown, quarantined or missing, draining, or what the
         engine's state is.  A cold adapter is no error: its request waits.
@@ -92,8 +95,9 @@ class AdapterService:
             entry = self._names.catalog.get(name)
             rev = entry.rev if entry is not None else None
             priority = entry.priority if entry is not None else None
-            other = name != model and (len(digest) < 8 or not (rev or "").startswith(digest))
-            if rev is None or other:
+            if name != model and (len(digest) < 8 or not (rev or "").startswith(digest)):
+                rev = self.holds.find(name, digest) if len(digest) >= 8 else None
+            if rev is None:
                 raise unknown(model)
             resolved = Resolved(name, rev, self.models.of(rev).model, priority=priority)
             self._names.used[name] = self._clock()
@@ -107,6 +111,16 @@ class AdapterService:
 
     def release(self, rev: str) -> None:
         self._of(rev).revisions.release(rev)
+
+    def hold(self, ask: HoldAsk) -> Held:
+        """Let what `name` serves now be asked for as name@digest for so long, though the name
+        moves; 0 seconds: let go of all that is held.  A name that is unknown holds nothing."""
+        entry = self._names.catalog.get(ask.name)
+        if ask.seconds <= 0:
+            self.holds.let_go(ask.name)
+        elif entry is not None and entry.rev is not None:
+            self.holds.hold(ask.name, entry.rev, ask.seconds)
+        return Held(name=ask.name, revs=self.holds.of(ask.name))
 
     # ------------------------------------------------------------- adding and replacing
     async def stage(self, expected_bytes: int = 0) -> StagingDir:
@@ -290,6 +304,7 @@ class AdapterService:
             model, tombstone = self._model(name), None if forget else record.candidate_rev or rev
             await self._names.write(name, self._names.registry.remove(name, tombstone))
         self.gate.held.discard(name)
+        self.holds.let_go(name)
         self._events.publish("adapter.removed", name=name, rev=rev or "")
         await model.registration.settle(rev, record.candidate_rev)
         await self.refresh()

@@ -90,14 +90,15 @@ class Reception:
 
     def resolve(self, model: str, caller: Caller = ANYBODY) -> Resolved:
         """What `model` means now; raises what `find` would, which may pull it first."""
-        return self._adapters.resolve(self.named(_allowed(model, caller)))
+        return self._adapters.resolve(_meant(self.named(_allowed(model, caller)), caller))
 
     async def find(
         self, model: str, caller: Caller = ANYBODY, deadline: float | None = None
     ) -> Resolved:
         """What `model` means, by `deadline` on the clock if it has to be pulled.  Raises
         model_not_found, and draining for one that is held."""
-        return self._adapters.resolve(await self._find(_allowed(model, caller), deadline))
+        name = await self._find(_allowed(model, caller), deadline)
+        return self._adapters.resolve(_meant(name, caller))
 
     def admit(
         self,
@@ -210,6 +211,11 @@ class Reception:
     def _note_fewer(self) -> None:
         fewer, self._fewer = self._fewer, asyncio.Event()
         fewer.set()
+
+
+def _meant(model: str, caller: Caller) -> str:
+    """With the revision that the caller's gateway has for it; what has one is left alone."""
+    return f"{model}@{caller.rev}" if caller.rev and "@" not in model else model
 
 
 def _allowed(model: str, caller: Caller) -> str:

@@ -58,10 +58,12 @@ class Tenant:
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sends a request.  `tenant` None: there are no tenants, and the name that is asked for
-    says whose account it is.  `who` is for the audit: uid, pid, id of the key."""
+    says whose account it is.  `who` is for the audit: uid, pid, id of the key.  `rev`: the revision
+    that a name means to it, as a gateway says that has several daemons."""
 
     tenant: Tenant | None = None
     who: str = ""
+    rev: str = ""
 
     def may(self, model: str) -> bool:
         return self.tenant is None or self.tenant.may(model)
