@@ -43,12 +43,12 @@ class Line:
     def __init__(self, site: Site) -> None:
         self.site = site
         key = {"authorization": f"Bearer {site.admin_key}"} if site.admin_key else {}
-        self.admin = _client(site.admin, key)
+        self._admin = _client(site.admin, key)
         self._inference = _client(site.inference, {})
         self._under_way: set[asyncio.Timeout] = set()
 
     async def close(self) -> None:
-        await self.admin.aclose()
+        await self._admin.aclose()
         await self._inference.aclose()
 
     def cut(self) -> None:
@@ -57,32 +57,27 @@ class Line:
         for one in tuple(self._under_way):
             one.reschedule(now)
 
-    async def ask(self, ask: Ask, seconds: float | None) -> Answer:
-        began = False
-        async with aclosing(self.stream(ask, seconds)) as parts:
-            head: Head | None = None
-            body = bytearray()
-            async for part in parts:
-                began = True
-                if isinstance(part, Head):
-                    head = part
-                else:
-                    body += part
-        assert began and head is not None
-        return Answer(head, bytes(body))
+    async def ask(
+        self, ask: Ask, seconds: float | None, body: AsyncIterator[bytes] | None = None
+    ) -> Answer:
+        """A whole answer; see `stream`."""
+        return await whole(self.stream(ask, seconds, body))
 
     async def stream(
-        self, ask: Ask, seconds: float | None = None
+        self,
+        ask: Ask,
+        seconds: float | None = None,
+        body: AsyncIterator[bytes] | None = None,
     ) -> AsyncGenerator[Head | bytes, None]:
-        """A Head, then bytes.  `seconds`: for all of it."""
+        """A Head, then bytes.  `seconds`: for all of it.  `body`: in place of the ask's."""
         loop = asyncio.get_running_loop()
         until = None if seconds is None else loop.time() + seconds
-        client = self.admin if ask.face == "admin" else self._inference
+        client = self._admin if ask.face == "admin" else self._inference
         request = client.build_request(
             ask.method,
             httpx.URL(client.base_url).copy_with(raw_path=_target(ask)),
-            headers=[pair for pair in ask.headers if pair[0] != "content-length"],
-            content=ask.body,
+            headers=list(ask.headers),
+            content=ask.body if body is None else body,
         )
         with self._told(began=False):
             async with self._alive(until):
@@ -134,11 +129,16 @@ class _Alive:
         await self._limit.__aexit__(*exc)  # raises TimeoutError, and swallows nothing
 
 
-async def read_file(path: Any, size: int = 1 << 20) -> AsyncIterator[bytes]:
-    """A file's bytes, read in threads."""
-    with open(path, "rb") as file:
-        while piece := await asyncio.to_thread(file.read, size):
-            yield piece
+async def whole(parts: AsyncGenerator[Head | bytes, None]) -> Answer:
+    """A stream's parts as one answer."""
+    async with aclosing(parts):
+        head = await anext(parts)
+        assert isinstance(head, Head)
+        body = bytearray()
+        async for part in parts:
+            assert isinstance(part, bytes)
+            body += part
+    return Answer(head, bytes(body))
 
 
 def _target(ask: Ask) -> bytes:

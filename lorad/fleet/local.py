@@ -7,33 +7,27 @@ it ends then.  Owns no request.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
-
-import msgspec
 
 from lorad import wire
 from lorad.errors import LoradError
-from lorad.fleet.counting import Count, look_of
-from lorad.fleet.line import Line, Site
+from lorad.fleet.catalog import Catalog
+from lorad.fleet.counting import Count
+from lorad.fleet.daemon import Daemon
+from lorad.fleet.line import Site
 from lorad.fleet.members import BRIEF_SECONDS, Answer, Ask, Head, Lost, Member, Order, State
 from lorad.routing.affinity import Router
-from lorad.wire_status import Status
-
-T = TypeVar("T")
 
 LOOK_SECONDS = 1.0
 #: Looks in a row that fail before a member is lost: one may be late while a machine is busy.
 MISSES = 2
-_STATUS = Ask("GET", "/admin/v1/status", face="admin")
-_SLOTS = Ask("GET", "/admin/v1/slots", face="admin")
 
 
 @dataclass(slots=True)
 class _Seat:
-    line: Line
+    daemon: Daemon
     count: Count
     state: State = "lost"
     reason: str = "it was not looked at yet"
@@ -42,25 +36,25 @@ class _Seat:
 
 
 class LocalMembers:
-    """`take_in` gives a member files of the catalog.  Await `look` once, then let `run` go on."""
+    """Await `look` until those are ready that are to be, then let `run` go on."""
 
     def __init__(
         self,
         sites: Sequence[Site],
-        take_in: Callable[[Line, Order], Awaitable[wire.Added]],
+        catalog: Catalog,
         *,
         router: Router | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         ordered = sorted(sites, key=lambda site: site.name)
-        self._seats = {site.name: _Seat(Line(site), Count(site.name)) for site in ordered}
+        self._seats = {s.name: _Seat(Daemon(s, catalog), Count(s.name)) for s in ordered}
         if len(self._seats) < len(sites):
             raise ValueError("two members have the same name")
-        self._take_in, self._router, self._clock = take_in, router or Router(), clock
+        self._router, self._clock = router or Router(), clock
 
     async def close(self) -> None:
         for seat in self._seats.values():
-            await seat.line.close()
+            await seat.daemon.close()
 
     # ------------------------------------------------------------- how they are
     def seen(self) -> Sequence[Member]:
@@ -87,25 +81,23 @@ class LocalMembers:
 
     async def _look(self, seat: _Seat) -> None:
         try:
-            status = await _read(seat.line, _STATUS, Status)
-            slots = await _read(seat.line, _SLOTS, wire.SlotPage)
+            seen = await seat.daemon.look()
         except Lost as lost:
             seat.misses += 1
             if seat.misses >= MISSES or not seat.instance:
                 seat.state, seat.reason = "lost", lost.why
-                seat.line.cut()
+                seat.daemon.cut()
             return
-        seat.misses, seat.instance = 0, status.instance_id
-        seat.state = "ready" if status.state == "ready" else "away"
-        seat.reason = status.reason or ("" if seat.state == "ready" else status.state)
-        seat.count.take(look_of(status, slots.items))
+        seat.misses, seat.instance = 0, seen.instance
+        seat.state, seat.reason = seen.state, seen.reason
+        seat.count.take(seen.look)
 
     # ------------------------------------------------------------- requests
     async def ask(self, member: str, ask: Ask, *, seconds: float | None = BRIEF_SECONDS) -> Answer:
         seat = self._seats.get(member)
         if seat is None:
             raise Lost(member, "there is no such member")
-        return await seat.line.ask(ask, seconds)
+        return await seat.daemon.ask(ask, seconds=seconds)
 
     async def stream(
         self, ask: Ask, rev: str | None, *, without: Collection[str] = ()
@@ -114,7 +106,7 @@ class LocalMembers:
         count, began = seat.count, False
         count.enter(rev)
         try:
-            async with aclosing(seat.line.stream(ask)) as parts:
+            async with aclosing(seat.daemon.stream(ask)) as parts:
                 async for part in parts:
                     yield part
                     if not began:
@@ -131,7 +123,7 @@ class LocalMembers:
         seat = self._seats.get(member)
         if seat is None:
             raise Lost(member, "there is no such member")
-        return await self._take_in(seat.line, order)
+        return await seat.daemon.take_in(order)
 
     def _choose(self, rev: str | None, without: Collection[str]) -> _Seat:
         replicas = [
@@ -154,13 +146,3 @@ def nobody(members: Sequence[Member]) -> str:
     whys: Mapping[str, str] = {m.name: m.reason or m.state for m in members}
     said = "; ".join(f"{name}: {why}" for name, why in whys.items())
     return f"no member takes requests ({said})" if said else "there are no members yet"
-
-
-async def _read(line: Line, ask: Ask, kind: type[T]) -> T:
-    answer = await line.ask(ask, BRIEF_SECONDS)
-    try:
-        if answer.status != 200:
-            raise Lost(line.site.name, f"its admin routes answer {answer.status}")
-        return msgspec.json.decode(answer.body, type=kind)
-    except msgspec.DecodeError:
-        raise Lost(line.site.name, "what answers there is no lorad") from None

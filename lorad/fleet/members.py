@@ -29,6 +29,7 @@ class Ask:
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
     face: Literal["inference", "admin"] = "inference"
+    model: str = ""  # name@revision that the body's model means; "": the base, or no model's
 
 
 @dataclass(frozen=True, slots=True)

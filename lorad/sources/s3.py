@@ -47,7 +47,7 @@ class S3Fetcher:
         self._patience, self._brief = patience or Patience(), patience or BRIEF
         self._max_bytes = settings.watch.max_adapter_bytes
         try:
-            self._client = told(lambda: _client(settings), "s3")
+            self._client = told(lambda: client_of(settings), "s3")
         except (Again, ValueError) as error:
             raise FetchError(
                 "bad_reference",
@@ -198,7 +198,7 @@ def _loader() -> Any:
     return botocore.loaders.create_loader()
 
 
-def _client(settings: Settings) -> Any:
+def client_of(settings: Settings) -> Any:
     """A client that tries once: the patience is ours."""
     env = os.environ
     named = settings.s3.endpoint or env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL")

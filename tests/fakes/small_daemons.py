@@ -1,6 +1,7 @@
 """Things on sockets that answer as a daemon would, as far as a gateway looks at them."""
 
 import asyncio
+import hashlib
 
 import msgspec
 from starlette.applications import Starlette
@@ -8,9 +9,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lorad import wire
+from lorad.api.respond import failure
 from lorad.api.server import HttpServer, bind_unix
+from lorad.errors import LoradError
 from lorad.fleet.line import Site
+from lorad.wire_operate import Held, HoldAsk
 from lorad.wire_status import ModelStatus, PoolPicture, Status
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def status_of(name, *, state="ready", **more):
@@ -74,7 +80,8 @@ def row(name, rev, *, state="idle", **more):
 
 class SmallDaemon:
     """Both faces on one socket.  `words`: pieces that a completion streams; `hold` is an Event
-    that it waits for after the first, `gone` counts clients that left."""
+    that it waits for after the first, `gone` counts clients that left.  `serves`: name -> revision,
+    `held` those that may be asked for beside them; `refuses`: name -> LoradError of a commit."""
 
     def __init__(self, folder, name, *, words=(b"data: a\n\n", b"data: b\n\n")):
         self.name, self.path = name, folder / f"{name}.sock"
@@ -85,8 +92,18 @@ class SmallDaemon:
         routes = [
             Route("/admin/v1/status", self._status),
             Route("/admin/v1/slots", self._slots),
+            Route("/admin/v1/adapters", self._adapters),
+            Route("/admin/v1/adapters/{name:path}", self._adapter, methods=["DELETE"]),
+            Route("/admin/v1/hold", self._hold, methods=["POST"]),
+            Route("/admin/v1/uploads", self._open, methods=["POST"]),
+            Route("/admin/v1/uploads/{id}/files/{file}", self._put, methods=["PUT"]),
+            Route("/admin/v1/uploads/{id}/commit", self._commit, methods=["POST"]),
+            Route("/admin/v1/uploads/{id}", self._drop, methods=["DELETE"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
         ]
+        self.serves, self.held, self.refuses = {}, {}, {}
+        self.uploads, self.wishes, self.instance = {}, [], f"instance-{name}"
+        self.on_commit = None  # awaited with the upload's start
         self.app = Starlette(routes=routes)
         self.server = None
 
@@ -109,7 +126,7 @@ class SmallDaemon:
 
     async def _status(self, request):
         await self._quiet()
-        return _json(status_of(self.name, state=self.state))
+        return _json(status_of(self.name, state=self.state, instance_id=self.instance))
 
     async def _slots(self, request):
         await self._quiet()
@@ -120,6 +137,11 @@ class SmallDaemon:
         await self._quiet()
         body = await request.body()
         self.asked.append((request.headers, body))
+        rev = request.headers.get("x-lorad-rev")
+        if rev is not None:
+            name = msgspec.json.decode(body)["model"]
+            if rev not in (self.serves.get(name), *self.held.get(name, ())):
+                return failure(LoradError("model_not_found", f"no {name} of {rev[:8]}"))
         if body == b"whole":
             return JSONResponse({"by": self.name}, 429, headers={"retry-after": "3"})
 
@@ -133,7 +155,62 @@ class SmallDaemon:
                 self.gone += 1
                 raise
 
-        return StreamingResponse(pieces(), media_type="text/event-stream")
+        headers = {"x-lorad-rev": rev or "base"}
+        return StreamingResponse(pieces(), headers=headers, media_type="text/event-stream")
+
+    # ------------------------------------------------------------- adapters
+    async def _adapters(self, request):
+        items = tuple(row(name, rev, source="catalog") for name, rev in self.serves.items())
+        return _json(wire.AdapterPage(items=items, total=len(items)))
+
+    async def _adapter(self, request):
+        name = request.path_params["name"]
+        self.wishes.append(("remove", name))
+        if name not in self.serves:
+            return failure(LoradError("model_not_found", f"no {name}"))
+        self.held.pop(name, None)
+        return _json(wire.Removed(name=name, rev=self.serves.pop(name)))
+
+    async def _hold(self, request):
+        ask = msgspec.json.decode(await request.body(), type=HoldAsk)
+        if ask.seconds <= 0:
+            self.held.pop(ask.name, None)
+        elif ask.name in self.serves:
+            self.held.setdefault(ask.name, set()).add(self.serves[ask.name])
+        return _json(Held(name=ask.name, revs=tuple(self.held.get(ask.name, ()))))
+
+    async def _open(self, request):
+        start = msgspec.json.decode(await request.body(), type=wire.UploadStart)
+        id = f"u{len(self.wishes)}-{len(self.uploads)}"
+        self.uploads[id] = (start, {})
+        return _json(wire.UploadOpen(upload_id=id, max_bytes=1 << 20, files=FILES))
+
+    async def _put(self, request):
+        files = self.uploads[request.path_params["id"]][1]
+        files[request.path_params["file"]] = await request.body()
+        return JSONResponse({})
+
+    async def _commit(self, request):
+        start, files = self.uploads.pop(request.path_params["id"])
+        if self.on_commit is not None:
+            await self.on_commit(start)
+        if (error := self.refuses.get(start.name)) is not None:
+            return failure(error)
+        rev = rev_of(files)
+        old = self.serves.get(start.name)
+        self.wishes.append(("vet" if start.dry_run else "take", start.name, rev))
+        if not start.dry_run:
+            self.serves[start.name] = rev
+        return _json(wire.Added(name=start.name, rev=rev, state="idle", replaced_rev=old))
+
+    async def _drop(self, request):
+        self.uploads.pop(request.path_params["id"], None)
+        return Response(status_code=204)
+
+
+def rev_of(files):
+    """What a small daemon makes of such files."""
+    return hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
 
 
 def _json(value):

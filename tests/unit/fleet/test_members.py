@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from lorad.errors import LoradError
+from lorad.fleet import daemon as one_daemon
 from lorad.fleet import local
+from lorad.fleet.catalog import open_catalog
 from lorad.fleet.local import LocalMembers
 from lorad.fleet.members import Ask, Head, Lost
 from tests.fakes.small_daemons import SmallDaemon, row
 
 COMPLETE = Ask("POST", "/v1/completions", headers=(("x-a", "b"),), body=b"{}")
 REV = "ab" * 32
-
-
-async def refuse(line, order):
-    raise LoradError("conflict", "not here")
 
 
 def with_daemons(scenario, *names):
@@ -29,9 +27,11 @@ def with_daemons(scenario, *names):
             daemons = [SmallDaemon(Path(folder), name) for name in names]
             for daemon in daemons:
                 await daemon.start()
-            members = LocalMembers([daemon.site for daemon in daemons], refuse)
+            catalog = open_catalog(f"{folder}/catalog")
+            members = LocalMembers([daemon.site for daemon in daemons], catalog)
             try:
-                await members.look()
+                while any(member.state != "ready" for member in members.seen()):
+                    await members.look()
                 await scenario(members, {daemon.name: daemon for daemon in daemons})
             finally:
                 await members.close()
@@ -126,7 +126,7 @@ def test_a_client_that_leaves_ends_its_request_at_the_member():
 
 
 def test_a_member_that_hangs_is_lost_and_what_waits_for_it_ends(monkeypatch):
-    monkeypatch.setattr(local, "BRIEF_SECONDS", 0.05)
+    monkeypatch.setattr(one_daemon, "BRIEF_SECONDS", 0.05)
 
     async def scenario(members, daemons):
         daemons["a"].silent = True

@@ -1,0 +1,242 @@
+"""Blobs: a shared place for bytes under keys, a folder or a bucket, as a catalog needs it.
+
+Goes in: keys of plain words with slashes, bytes, files.  Comes out: the same.  What is created is
+there whole or not at all, and by one writer of several.  Blocking: call it from threads.  Knows
+nothing of what the bytes mean.
+"""
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from lorad import disk
+from lorad.config import Settings
+from lorad.errors import LoradError
+from lorad.sources.patience import BRIEF, patiently, silent_meter
+from lorad.sources.reference import parse_reference
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 1 << 20
+
+
+class Blobs(Protocol):
+    """Every method may raise LoradError: insufficient_storage, source_unreachable and the like."""
+
+    def read(self, key: str) -> bytes | None:
+        """All of one; None: it is not there."""
+        ...
+
+    def chunks(self, key: str) -> Iterator[bytes]:
+        """The same in pieces; LoradError source_not_found."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """False, and nothing changed, if it is there already."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """In place of what is there."""
+        ...
+
+    def put_file(self, key: str, path: Path) -> None: ...
+
+    def names(self, prefix: str, after: str = "") -> list[str]:
+        """What is right below `prefix`, which ends with a slash, sorted; later than `after`."""
+        ...
+
+    def remove(self, key: str) -> None:
+        """Gone already is fine."""
+        ...
+
+
+def open_blobs(where: str, settings: Settings) -> Blobs:
+    """`s3://bucket/prefix`, or a folder's path.  Raises LoradError bad_reference."""
+    if where.startswith("s3://"):
+        return BucketBlobs(where, settings)
+    if "://" in where or not where.startswith("/"):
+        hint = "an absolute path that all machines share, or s3://BUCKET/PREFIX"
+        raise LoradError("bad_reference", f"no place for a catalog: {where[:80]!r}", hint=hint)
+    return FolderBlobs(Path(where))
+
+
+class FolderBlobs:
+    """A folder that every machine has mounted at the same or another path."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, key: str) -> bytes | None:
+        try:
+            return self._path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def chunks(self, key: str) -> Iterator[bytes]:
+        try:
+            with open(self._path(key), "rb") as file:
+                while piece := file.read(CHUNK_BYTES):
+                    yield piece
+        except FileNotFoundError:
+            raise LoradError("source_not_found", f"{self._path(key)} is not there") from None
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def create(self, key: str, data: bytes) -> bool:
+        path, fresh = self._path(key), self._fresh(key)
+        with disk.writing("write to the catalog", self._folder, len(data)):
+            _write(fresh, data)
+            try:
+                os.link(fresh, path)  # NFS does it at once, too, and for one of several
+            except FileExistsError:
+                return False
+            finally:
+                fresh.unlink(missing_ok=True)
+            _sync(path.parent)
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        fresh = self._fresh(key)
+        with disk.writing("write to the catalog", self._folder, len(data)):
+            _write(fresh, data)
+            os.replace(fresh, self._path(key))
+
+    def put_file(self, key: str, path: Path) -> None:
+        fresh = self._fresh(key)
+        with disk.writing("write to the catalog", self._folder, path.stat().st_size):
+            try:
+                shutil.copyfile(path, fresh)
+                _sync(fresh)
+                os.replace(fresh, self._path(key))
+            except BaseException:
+                fresh.unlink(missing_ok=True)
+                raise
+
+    def names(self, prefix: str, after: str = "") -> list[str]:
+        try:
+            found = os.listdir(self._folder / prefix)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return sorted(name for name in found if name > after and not name.startswith("."))
+
+    def remove(self, key: str) -> None:
+        path = self._path(key)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()  # if it was the last
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key
+
+    def _fresh(self, key: str) -> Path:
+        """Where it is written before it gets its name, on the same file system."""
+        path = self._path(key)
+        with disk.writing("write to the catalog", self._folder):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path.parent / f".{uuid.uuid4().hex}"
+
+    def _unreadable(self, error: OSError) -> LoradError:
+        message = f"the catalog in {self._folder} cannot be read: {error.strerror}"
+        return LoradError("source_unreachable", message, hint="is it mounted on this machine?")
+
+
+class BucketBlobs:
+    """Objects below a prefix of an S3 bucket, or of a store that knows If-None-Match."""
+
+    def __init__(self, where: str, settings: Settings) -> None:
+        from lorad.sources import s3, s3_answers  # boto3 is an extra
+
+        reference = parse_reference(where)
+        self._where, self._bucket = where, reference.bucket
+        self._prefix = f"{reference.prefix}/" if reference.prefix else ""
+        self._told = s3_answers.told
+        self._client = self._ask(lambda: s3.client_of(settings))
+
+    def read(self, key: str) -> bytes | None:
+        try:
+            answer = self._ask(lambda: self._client.get_object(**self._at(key)))
+            data: bytes = self._ask(answer["Body"].read)
+            return data
+        except LoradError as error:
+            if error.code == "source_not_found" and self._there():
+                return None
+            raise
+
+    def chunks(self, key: str) -> Iterator[bytes]:
+        answer = self._ask(lambda: self._client.get_object(**self._at(key)))
+        yield from answer["Body"].iter_chunks(CHUNK_BYTES)
+
+    def create(self, key: str, data: bytes) -> bool:
+        try:
+            self._ask(lambda: self._client.put_object(Body=data, IfNoneMatch="*", **self._at(key)))
+        except LoradError as error:
+            if error.code == "conflict":
+                # An attempt whose answer was lost may have been ours.
+                return self.read(key) == data
+            raise
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        self._ask(lambda: self._client.put_object(Body=data, **self._at(key)))
+
+    def put_file(self, key: str, path: Path) -> None:
+        def put() -> None:
+            with open(path, "rb") as file:
+                self._client.put_object(Body=file, **self._at(key))
+
+        self._ask(put)
+
+    def names(self, prefix: str, after: str = "") -> list[str]:
+        whole, found = self._prefix + prefix, []
+        more: dict[str, str] = {"StartAfter": whole + after} if after else {}
+        while True:
+            page = self._ask(
+                lambda: self._client.list_objects_v2(
+                    Bucket=self._bucket,
+                    Prefix=whole,
+                    Delimiter="/",
+                    **more,  # noqa: B023
+                )
+            )
+            found += [thing["Key"].removeprefix(whole) for thing in page.get("Contents", ())]
+            found += [p["Prefix"].removeprefix(whole)[:-1] for p in page.get("CommonPrefixes", ())]
+            if not page.get("IsTruncated"):
+                return sorted(name for name in found if name > after)
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def remove(self, key: str) -> None:
+        self._ask(lambda: self._client.delete_object(**self._at(key)))
+
+    def _at(self, key: str) -> dict[str, Any]:
+        return {"Bucket": self._bucket, "Key": self._prefix + key}
+
+    def _there(self) -> bool:
+        """A bucket that is gone is no catalog without that key."""
+        self._ask(lambda: self._client.head_bucket(Bucket=self._bucket))
+        return True
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        return patiently(lambda: self._told(call, self._where), silent_meter(), BRIEF)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

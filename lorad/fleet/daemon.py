@@ -1,0 +1,153 @@
+"""Daemon: one member with what it has to know of the catalog, beside it or at the gateway.
+
+Goes in: requests with the revision that they mean, orders, a look now and then.  Comes out: answers
+of that revision and of no other.  What the daemon lacks is taken in when it is first asked for, if
+the table means it; a daemon that has just started takes in first what it served before.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from lorad import wire
+from lorad.errors import LoradError
+from lorad.fleet import joining, taking
+from lorad.fleet import table as tables
+from lorad.fleet.catalog import Catalog
+from lorad.fleet.counting import Look, look_of
+from lorad.fleet.line import Line, Site
+from lorad.fleet.members import BRIEF_SECONDS, Answer, Ask, Head, Lost, Order, State
+from lorad.fleet.said import said
+from lorad.wire_status import Status
+
+T = TypeVar("T")
+
+log = logging.getLogger("lorad.fleet")
+
+#: Beside each request for an adapter: see lorad.api.identity.
+REV_HEADER = "x-lorad-rev"
+_STATUS = Ask("GET", f"{taking.V1}/status", face="admin")
+_SLOTS = Ask("GET", f"{taking.V1}/slots", face="admin")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at a daemon that answers."""
+
+    state: State
+    reason: str
+    instance: str
+    look: Look
+
+
+class Daemon:
+    """Use it from one event loop; `close` it."""
+
+    def __init__(self, site: Site, catalog: Catalog) -> None:
+        self.name = site.name
+        self._line, self._catalog = Line(site), catalog
+        self._taking: dict[str, asyncio.Task[wire.Added]] = {}  # name@revision -> it is under way
+        self._joined = ""  # the instance that has taken in what it must
+        self._joining: asyncio.Task[None] | None = None
+        self._trouble = ""
+
+    async def close(self) -> None:
+        for task in (*self._taking.values(), *filter(None, [self._joining])):
+            task.cancel()
+        await self._line.close()
+
+    def cut(self) -> None:
+        """It is lost: what is under way ends so."""
+        self._line.cut()
+
+    async def look(self) -> Seen:
+        """Raises Lost.  Ready is one that takes requests, and has what it must have."""
+        status = await self._read(_STATUS, Status)
+        slots = await self._read(_SLOTS, wire.SlotPage)
+        look, ready = look_of(status, slots.items), status.state == "ready"
+        if not ready:
+            return Seen("away", status.reason or status.state, status.instance_id, look)
+        if self._joined != status.instance_id:
+            self._join(status.instance_id)
+            reason = self._trouble or "it takes in the catalog's adapters"
+            return Seen("away", reason, status.instance_id, look)
+        return Seen("ready", "", status.instance_id, look)
+
+    async def ask(self, ask: Ask, *, seconds: float | None = BRIEF_SECONDS) -> Answer:
+        """See Members."""
+        return await self._line.ask(ask, seconds)
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[Head | bytes, None]:
+        """Of `ask.model`, whatever the name means to the daemon.  Raises Lost."""
+        sent = ask
+        if ask.model:
+            rev = ask.model.partition("@")[2]
+            sent = replace(ask, headers=(*ask.headers, (REV_HEADER, rev)))
+        parts = self._line.stream(sent)
+        async with aclosing(parts):
+            head = await anext(parts)
+            assert isinstance(head, Head)
+            if head.status != 404 or not ask.model:
+                yield head
+                async for part in parts:
+                    yield part
+                return
+            body = [part async for part in parts if isinstance(part, bytes)]
+        answer = Answer(head, b"".join(body))
+        if taking.lacks(answer):
+            try:
+                if await self._obtain(ask.model):
+                    async with aclosing(self._line.stream(sent)) as again:
+                        async for part in again:
+                            yield part
+                    return
+            except LoradError as error:
+                answer = said(error, self.name)
+        yield answer.head
+        yield answer.body
+
+    async def take_in(self, order: Order) -> wire.Added:
+        """Raises Lost, LoradError."""
+        key = f"{order.name}@{order.rev or order.content}{'?' if order.dry_run else ''}"
+        task = self._taking.get(key)
+        if task is None:
+            work = taking.take_in(self._line, self._catalog.store, order)
+            task = self._taking[key] = asyncio.ensure_future(work)
+            task.add_done_callback(lambda task: self._taken(key, task))
+        return await asyncio.shield(task)
+
+    # ------------------------------------------------------------- inside
+    def _taken(self, key: str, task: "asyncio.Task[wire.Added]") -> None:
+        del self._taking[key]
+        if not task.cancelled():
+            task.exception()  # whoever waits raises it
+
+    async def _obtain(self, model: str) -> bool:
+        """Take in what the table means by it; False: it means something else by now."""
+        entry = tables.find(await self._catalog.look(), model)
+        if entry is None or entry.id != model:
+            return False
+        await self.take_in(taking.order_for(entry))
+        return True
+
+    def _join(self, instance: str) -> None:
+        if self._joining is None or self._joining.done():
+            self._joining = asyncio.ensure_future(self._do_join(instance))
+
+    async def _do_join(self, instance: str) -> None:
+        try:
+            await joining.join(self._line, self._catalog, self.take_in)
+        except (Lost, LoradError) as error:
+            self._trouble = f"it cannot take in the catalog's adapters: {error}"
+            log.warning("%s: %s", self.name, self._trouble)
+            return
+        self._joined, self._trouble = instance, ""
+
+    async def _read(self, ask: Ask, kind: type[T]) -> T:
+        answer = await self._line.ask(ask, BRIEF_SECONDS)
+        if answer.status != 200:
+            raise Lost(self.name, f"its admin routes answer {answer.status}")
+        return taking.read(answer, kind)
