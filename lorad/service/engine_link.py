@@ -145,6 +145,7 @@ class EngineLink:
         self.flights = Flights(self._live, self.known, lambda rev: self.prepare(rev), self._spawn)
         self._inputs = Inputs(self._live, self.known, lambda rev: self.prepare(rev))
         self.ready = asyncio.Event()  # set while the state is `ready`
+        self.hanging = asyncio.Event()  # set while it is `engine_stalled`
         self.informed = asyncio.Event()  # `info` is there
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._new_client = new_client
@@ -443,10 +444,8 @@ class EngineLink:
     def _set(self, state: LinkState, progress: str) -> None:
         self.state, self.progress = state, progress
         self._moved = self._clock()
-        if state == "ready":
-            self.ready.set()
-        else:
-            self.ready.clear()
+        for flag, its in ((self.ready, "ready"), (self.hanging, "engine_stalled")):
+            flag.set() if state == its else flag.clear()
         self.on_state()
 
     def _tell(

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engine.messages import Answer, EngineSnapshot, GetSnapshot, RevisionStatus
 from lorad.errors import LoradError
+from lorad.service.hanging import answered
 
 MAX_AGE_SECONDS = 1.0
 #: Transitions come in bursts: between two questions there is at least this.
@@ -21,6 +22,8 @@ LOOK_SECONDS = 0.5
 
 class Link(Protocol):
     """What is needed of EngineLink."""
+
+    hanging: asyncio.Event
 
     @property
     def state(self) -> str: ...
@@ -48,12 +51,12 @@ class Picture:
         self._changed.set()
 
     async def refresh(self) -> None:
-        """Returns with a snapshot that was taken after this call, if the engine answers."""
+        """Returns with a snapshot that was taken after this call, if the engine answers at all."""
         if self._asking is not None:
-            await asyncio.wait({self._asking})  # it was asked before this call: too old
+            await answered(self._asking, self._link)  # it was asked before this call: too old
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
-        await asyncio.wait({self._asking})
+        await answered(self._asking, self._link)
 
     async def look(self) -> None:
         """As `refresh`, for somebody who looks; an engine in a long step is not waited for."""

@@ -4,6 +4,7 @@ Goes in: its link, its picture, where its revisions are; each request that is se
 ends there.  Comes out: what the router looks at.  Decides nothing.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Protocol
@@ -29,6 +30,7 @@ class Link(Protocol):
     restarts: int
     last_step_at: float
     starts_per_second: float
+    hanging: asyncio.Event
 
     @property
     def pid(self) -> int | None: ...

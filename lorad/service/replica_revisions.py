@@ -9,7 +9,7 @@ what leaves, leaves all of them.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from engine.adapters.states import State
 from engine.messages import EngineInfo, VerifyReport
@@ -17,6 +17,7 @@ from lorad.errors import LoradError
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog
 from lorad.service.events import EventRing
+from lorad.service.hanging import answered
 from lorad.service.intake import Intake
 from lorad.service.packed_files import PackedFiles
 from lorad.service.replicas import LOST, Replicas
@@ -29,6 +30,9 @@ from lorad.service.tasks import Tasks
 
 log = logging.getLogger("lorad.revisions")
 
+T = TypeVar("T")
+
+_LEAVES = "hangs: the adapter leaves it as soon as that goes on or is replaced"
 #: Where a revision is, of all the places where it is: the first of these.
 _BEST = (State.ACTIVE, State.IDLE, State.DRAINING, State.LOADING, State.RAM)
 
@@ -103,21 +107,29 @@ class ReplicaRevisions:
         """As Revisions does, on one engine: its keeper if it is pinned, else where it is, or where
         requests for it would go to now."""
         if tier == "gpu" and self._catalog.wanted(rev)[0]:
-            return await self._each[self.keeps(rev)].load(rev)
+            keeper = self._each[self.keeps(rev)]
+            later = "keeps this pin and hangs: it is loaded there as soon as that goes on"
+            return await self.answer_of(keeper, keeper.load(rev), later)
         await self._where_it_belongs(rev, lambda one: one.load(rev, tier))
 
     async def stand_beside(self, rev: str, old: str) -> None:
         """Bring it to every engine that has `old` on its device: requests find it in all places
         where they found that one.  Raises what one of them refuses; a lost one has nothing."""
         holders = [one for one in self if one.resident(old)]
-        _raise_first(await _all(one.load(rev) for one in holders), but=LOST)
+        loads = (self.answer_of(one, one.load(rev), "hangs") for one in holders)
+        _raise_first(await _all(loads), but=LOST)
 
     async def evict(
         self, rev: str, *, to: Literal["ram", "disk"], drain: float, now: bool, force: bool
     ) -> None:
-        """From all engines."""
-        work = (one.evict(rev, to=to, drain=drain, now=now, force=force) for one in self)
-        _raise_first(await _all(work), but=LOST)
+        """From all engines; engine_stalled names one that hangs, and does it when it goes on."""
+        work = (
+            self.answer_of(one, one.evict(rev, to=to, drain=drain, now=now, force=force), _LEAVES)
+            for one in self
+        )
+        errors = await _all(work)
+        _raise_first(errors, but=LOST)
+        _raise_first([error for error in errors if error and error.code == "engine_stalled"])
 
     async def unpack(self, rev: str, layouts: Sequence[str], *, remote: bool = False) -> int:
         """As Revisions does: the files are those of all engines."""
@@ -141,7 +153,10 @@ class ReplicaRevisions:
         if not holders:
             await self.load(rev)
             holders = [one for one in self if one.resident(rev)] or list(self)[:1]
-        reports = [await one.compare(rev, probe) for one in holders]
+        reports = [
+            await self.answer_of(one, one.compare(rev, probe), "hangs, and cannot be looked at")
+            for one in holders
+        ]
         return next((report for report in reports if report.findings), reports[0])
 
     # ------------------------------------------------------------- where they are
@@ -182,33 +197,57 @@ class ReplicaRevisions:
 
     # ------------------------------------------------------------- inside
     async def _where_it_belongs(
-        self, rev: str, act: Callable[[Revisions], Awaitable[None]]
+        self, rev: str, act: Callable[[Revisions], Coroutine[Any, Any, None]]
     ) -> None:
-        """On the chosen engine; if that goes away meanwhile, on the next."""
+        """On the chosen engine; if that goes away or hangs meanwhile, on the next."""
         left: list[str] = []
         while True:
             chosen = self._replicas.choose(rev, left)
             name = chosen.name if chosen is not None else self._replicas.rising(left)
             try:
-                return await act(self._each[name])
+                return await self.answer_of(self._each[name], act(self._each[name]), "hangs")
             except LoradError as error:
                 left.append(name)
                 if error.code not in LOST or len(left) == len(self._each):
                     raise
 
+    async def answer_of(self, one: Revisions, work: Coroutine[Any, Any, T], hanging: str) -> T:
+        """What came of it; engine_stalled if that engine hangs, while the work goes on."""
+        task = self._tasks.spawn(_outcome(work))
+        if not await answered(task, self._replicas[one.replica].link):
+            message = f"replica {one.replica} {hanging}"
+            raise LoradError("engine_stalled", message, hint="loractl status")
+        result, error = task.result()
+        if error is not None:
+            raise error
+        return cast(T, result)
+
 
 class Standings:
     """What the engines are told of pins and priorities; see Standing."""
 
-    def __init__(self, each: Iterable[Revisions]) -> None:
-        self._each = each
+    def __init__(self, team: ReplicaRevisions) -> None:
+        self._team = team
 
     async def apply(self, rev: str) -> None:
         """Raises no_room if its keeper has none."""
-        _raise_first(await _all(one.standing.apply(rev) for one in self._each), but=LOST)
+        await self._all(rev, lambda one: one.standing.apply(rev))
 
     async def follow(self, rev: str) -> None:
-        _raise_first(await _all(one.standing.follow(rev) for one in self._each), but=LOST)
+        await self._all(rev, lambda one: one.standing.follow(rev))
+
+    async def _all(self, rev: str, tell: Callable[[Revisions], Coroutine[Any, Any, None]]) -> None:
+        """One that hangs takes it when it goes on; who comes after it is told anyway."""
+        told = (self._team.answer_of(one, tell(one), "hangs") for one in self._team)
+        _raise_first(await _all(told), but=LOST)
+
+
+async def _outcome(work: Awaitable[T]) -> tuple[T | None, LoradError | None]:
+    """An expected error is a result here: whoever waits for it may have left."""
+    try:
+        return await work, None
+    except LoradError as error:
+        return None, error
 
 
 async def _all(work: Iterable[Awaitable[None]]) -> list[LoradError | None]:
@@ -224,7 +263,7 @@ async def _all(work: Iterable[Awaitable[None]]) -> list[LoradError | None]:
     return await asyncio.gather(*map(caught, work))
 
 
-def _raise_first(errors: Sequence[LoradError | None], *, but: Sequence[str]) -> None:
+def _raise_first(errors: Sequence[LoradError | None], *, but: Sequence[str] = ()) -> None:
     """The first that counts; one of `but` only if nothing else came of it."""
     found = [error for error in errors if error is not None]
     for error in found:

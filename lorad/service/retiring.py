@@ -4,6 +4,7 @@ Goes in: revisions that lost a name or a lease.  Comes out: RemoveRevision to ev
 knows one, its files collected, `adapter.retired`.  Whatever was kept about it is forgotten last.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -49,8 +50,8 @@ class Retiring:
         async with self._shelf.lock(rev):
             if self._in_use(rev):
                 return
-            for engine in self._engines:
-                await engine.leave(rev)
+            # Side by side: one that hangs keeps no room on the others.
+            await asyncio.gather(*(engine.leave(rev) for engine in self._engines))
             label = self._catalog.label(rev)
             self.on_retired(rev)
             try:

@@ -267,16 +267,21 @@ class Revisions:
         held |= to == "disk" and self.tiers.get(rev) == State.RAM
         if not held or rev not in self._link.known:
             return
-        await self._link.call(
-            Evict(
-                command_id=self._link.next_id(),
-                rev=rev,
-                to=to,
-                drain_timeout=drain,
-                abort_running=now,
-                force=force,
-            )
+        evict = Evict(
+            command_id=self._link.next_id(),
+            rev=rev,
+            to=to,
+            drain_timeout=drain,
+            abort_running=now,
+            force=force,
         )
+        try:
+            await self._link.call(evict)
+        except LoradError as error:
+            if error.code == "engine_restarting":  # dead, and the next one is not to have it
+                self.tiers.pop(rev, None)
+                self.revival.forget(rev)
+            raise
         self.on_change()
 
     async def repack(self, rev: str) -> None:

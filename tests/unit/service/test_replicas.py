@@ -12,6 +12,7 @@ from engine.errors import EngineDied
 from engine.messages import (
     AdapterEvent,
     AddRevision,
+    Load,
     RemoveRevision,
     SamplingParams,
     SequenceDelta,
@@ -600,6 +601,104 @@ def test_what_is_evicted_leaves_all_of_them(fleet, eventually):
         (item,) = (await w.adapters.evict(wire.Names(names=("a",)))).items
         assert item.ok and f.on(1) == set()
         await eventually(lambda: not f.revisions.resident(w.rev(1)))
+
+    fleet(scenario)
+
+
+class Hung:
+    """An engine that hears nothing until it goes on, or dies."""
+
+    def __init__(self, fleet, name):
+        self.fleet, self.name = fleet, name
+        self.engine, self.ends = fleet.engine(name), asyncio.get_running_loop().create_future()
+        self.heard, self.engine.call = self.engine.call, self.call
+        fleet.links[name]._set("engine_stalled", "the step loop has not moved")
+
+    async def call(self, command):
+        await asyncio.shield(self.ends)
+        return await self.heard(command)
+
+    def go_on(self):
+        self.fleet.links[self.name]._set("ready", "ready")
+        self.ends.set_result(None)
+
+    def die(self):
+        self.ends.set_exception(EngineDied("killed by the test"))
+        self.engine.die()
+
+
+def outcome(results):
+    (item,) = results.items
+    return item.ok, item.code, item.message
+
+
+def test_nobody_waits_for_an_engine_that_hangs_and_it_does_what_it_was_told_later(
+    fleet, eventually
+):
+    async def scenario(f):
+        w, home = f.world, f.keeper(1)
+        await w.add("a", 1, load=True)
+        hung, asked = Hung(f, home), wire.Names(names=("a",))
+        leaves = f"replica {home} hangs: the adapter leaves it as soon as that goes on"
+        ok, code, message = outcome(await w.adapters.evict(asked))
+        assert (ok, code) == (False, "engine_stalled") and message.startswith(leaves)
+        assert f.on(1) == {home}, "it has heard nothing yet"
+        hung.go_on()
+        await eventually(lambda: f.on(1) == set())
+
+    fleet(scenario)
+
+
+def test_an_eviction_of_an_engine_that_is_replaced_instead_is_no_reason_to_load_it_again(
+    fleet, eventually
+):
+    async def scenario(f):
+        w, home = f.world, f.keeper(1)
+        await w.add("a", 1, load=True)
+        await w.add("b", 2, load=True)
+        others = f.on(2)
+        hung = Hung(f, home)
+        assert not outcome(await w.adapters.evict(wire.Names(names=("a",))))[0]
+        hung.die()
+        await eventually(lambda: f.links[home].restarts == 1)
+        await f.links[home].ready.wait()
+        await w.tasks.settle()
+        assert f.on(1) == set() and f.on(2) == others
+
+    fleet(scenario)
+
+
+def test_a_pin_that_a_hanging_engine_keeps_is_set_and_loaded_there_later(fleet, eventually):
+    async def scenario(f):
+        w, home = f.world, f.keeper(1)
+        await w.add("a", 1)
+        hung = Hung(f, home)
+        ok, code, message = outcome(await w.adapters.pin(wire.Names(names=("a",))))
+        assert (ok, code) == (False, "engine_stalled")
+        assert message.startswith(f"replica {home} keeps this pin and hangs: it is loaded there")
+        assert w.registry.get("a").pinned
+        hung.go_on()
+        await eventually(lambda: f.on(1) == f.pinned_on(1) == {home})
+
+    fleet(scenario)
+
+
+def test_a_load_goes_past_a_hanging_engine_and_a_removal_does_not_wait_for_it(fleet, eventually):
+    async def scenario(f):
+        w, home = f.world, f.keeper(1)
+        await w.add("a", 1)
+        f.engine(home).hold_loads.clear()
+        loading = asyncio.create_task(w.adapters.load(wire.Names(names=("a",))))
+        await eventually(lambda: f.engine(home).kinds(Load))
+        hung = Hung(f, home)  # in the middle of it
+        assert outcome(await loading)[0]
+        (other,) = f.on(1)
+        assert other != home
+        await w.adapters.remove("a")
+        await eventually(lambda: f.on(1) == set())
+        hung.go_on()
+        f.engine(home).hold_loads.set()
+        await eventually(lambda: w.rev(1) not in f.engine(home).revisions)
 
     fleet(scenario)
 
