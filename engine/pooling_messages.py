@@ -33,6 +33,7 @@ class PoolRequest(Struct, frozen=True, kw_only=True, tag="pool"):
     prompt_tokens: int = 0  # of these tokens, the first; where the model leaves prompts out
     truncate: bool | None = None  # None: as configured
     keeps: int = 1  # tokens at the end that are never cut: the tokenizer's own
+    unseen: int = 0  # of an encoder's: tokens at the end that see the others, and that none sees
     priority: int = 50
     deadline_seconds: float | None = None  # from receipt
     # Where a model generates too, as of a `Submit`:
@@ -79,7 +80,7 @@ class PoolingInfo(Struct, frozen=True, kw_only=True):
     max_length: int
     max_batch_tokens: int
     width: int  # numbers of a whole vector
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...]  # () = each token has a vector of its own, and a text has none
     pooling_origin: str
     normalizes: bool
     num_labels: int  # 0 = the base scores nothing by itself

@@ -14,10 +14,12 @@ from engine.client import EncoderSpec, read_model, scores_by_words
 from engine.config import EngineConfig
 from engine.pooling.config import PoolingConfig
 from engine.pooling.fit import RERANK
+from engine.pooling.spec import PoolingSpec
 from lorad.config import Settings, model_key
 from lorad.errors import BadConfig
 from lorad.service.text import RevisionText
 from lorad.text import pair_prompt
+from lorad.text.late import LateText
 from lorad.text.pair_prompt import PairPrompt
 from lorad.text.tokenizer import TextError, Tokenizer
 
@@ -43,6 +45,7 @@ def pair_form(settings: Settings, text: RevisionText, index: int = 0) -> PairFor
     unnamed = RERANK in model.tasks and scores_by_words(config)
     words = _ids(settings, text.tokenizer, index) if unnamed else ()
     if isinstance(spec, EncoderSpec):
+        _check_late(settings, text, pooling, index)
         if model.pair_template not in (AUTO, TOKENIZER):
             raise _bad(settings, index, "an encoder reads its tokenizer's own form of a pair")
         return PairForm()
@@ -52,6 +55,16 @@ def pair_form(settings: Settings, text: RevisionText, index: int = 0) -> PairFor
         return PairForm(words, prompt)
     except TextError as error:
         raise _bad(settings, index, str(error)) from error
+
+
+def _check_late(settings: Settings, text: RevisionText, pooling: PoolingSpec, index: int) -> None:
+    """Whether the vocabulary has what a model of late interaction marks its texts with."""
+    if pooling.late is None:
+        return
+    try:
+        LateText(text.tokenizer, pooling.late)
+    except TextError as error:
+        raise BadConfig(f"{model_key(index, 'base')}: {error}") from error
 
 
 def engine_config(

@@ -1,7 +1,8 @@
 """Attention of whole sequences that lie one behind the other, to both sides, without any cache.
 
 Goes in: q, k, v of all rows, and where each sequence lies.  Comes out: one row for each.  No row is
-padding and none sees another sequence's.  Knows nothing of layers and of requests.
+padding and none sees another sequence's; of some sequences the last rows see the others, and none
+sees them.  Knows nothing of layers and of requests.
 
 On a card, in half precision, it is torch's kernel for sequences of different lengths, which splits
 long ones by what is beside them and so is not deterministic.  Elsewhere
@@ -32,6 +33,7 @@ class Ragged:
     lengths: tuple[int, ...]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     uploaded: Tensor | None = None  # `on_device`, where it came with a step's other arrays
+    seen: tuple[int, ...] | None = None  # of each, the first rows, which are seen; None: all are
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -52,11 +54,19 @@ class Ragged:
 
     @cached_property
     def groups(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Length -> first rows of the sequences that have it."""
+        """Length -> first rows of the sequences that have it, and of which all rows are seen."""
         found: dict[int, list[int]] = {}
-        for start, length in zip(self.starts, self.lengths, strict=False):
-            found.setdefault(length, []).append(start)
+        seen = self.seen or self.lengths
+        for start, length, count in zip(self.starts, self.lengths, seen, strict=False):
+            if count == length:
+                found.setdefault(length, []).append(start)
         return tuple((length, tuple(starts)) for length, starts in sorted(found.items()))
+
+    @cached_property
+    def half_seen(self) -> tuple[tuple[int, int, int], ...]:
+        """(first row, rows, how many of them are seen) of all others."""
+        places = zip(self.starts, self.lengths, self.seen or self.lengths, strict=False)
+        return tuple(place for place in places if place[1] != place[2])
 
 
 def ragged_attention(
@@ -74,8 +84,11 @@ def ragged_attention(
     All are (rows, heads, head_dim).  `deterministic`: a sequence's bits do not depend on others.
     """
     if q.is_cuda and q.dtype in _HALF and q.shape[-1] <= _LARGEST_HEAD and not deterministic:
-        return _on_card(q, k, v, ragged, scale, window)
+        out = _on_card(q, k, v, ragged, scale, window)
+        _attend_half_seen(q, k, v, out, ragged, scale, window)  # in the place of what that gave
+        return out
     out = torch.empty_like(q)
+    _attend_half_seen(q, k, v, out, ragged, scale, window)
     for length, starts in ragged.groups:
         for some in [(start,) for start in starts] if deterministic else [starts]:
             rows = _rows(some, length, q.device)
@@ -107,6 +120,26 @@ def _on_card(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged, scale: float, wind
         window_size_right=side,
     )[0]
     return out
+
+
+def _attend_half_seen(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, ragged: Ragged, scale: float, window: int
+) -> None:
+    """Sequences of which not all rows are seen, one by one: they are queries that were filled up,
+    which are short and few.  A row with nothing in its window that it sees gets nothing."""
+    for start, length, count in ragged.half_seen:
+        rows, keys = slice(start, start + length), slice(start, start + count)
+        mine, key, value = (
+            x[at].transpose(0, 1)[None] for x, at in ((q, rows), (k, keys), (v, keys))
+        )
+        near = None
+        if window and length > window + 1:
+            places = torch.arange(length, device=q.device)
+            near = (places[:, None] - places[:count]).abs() <= window  # (rows, keys)
+        done = F.scaled_dot_product_attention(mine, key, value, attn_mask=near, scale=scale)[0]
+        if near is not None:
+            done = done.masked_fill(~near.any(1)[:, None], 0.0)
+        out[rows] = done.transpose(0, 1)
 
 
 def _rows(starts: Sequence[int], length: int, device: torch.device) -> slice | Tensor:

@@ -23,6 +23,9 @@ SUPPORTED = (
 )
 #: What classes of a family are served, by the end of their names; what else they hold is ignored.
 CLASSES = ("Model", "ForMaskedLM", "ForPreTraining", CLASSIFIER)
+#: The class of checkpoints of ColBERT's own code, around a model of any family; and the beginning
+#: of what they hold beside it.
+COLBERT, PROJECTION = "HF_ColBERT", "linear."
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +230,7 @@ def identify(values: Mapping[str, Any]) -> tuple[str, EncoderFamily, Fields, boo
         raise ModelUnsupported(f"model_type {short(str(name))}", hint=SUPPORTED)
     named = values.get("architectures") or []
     classes = [str(one) for one in (named if isinstance(named, list) else [named])]
-    served = {family.word + end for end in CLASSES}
+    served = {family.word + end for end in CLASSES} | {COLBERT}
     if len(classes) > 1 or not served.issuperset(classes):
         raise ModelUnsupported(f"architecture {short(', '.join(classes))} ({name})", hint=SUPPORTED)
     if name == "nomic_bert" and "n_embd" in values:

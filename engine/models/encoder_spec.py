@@ -20,7 +20,14 @@ from engine.layout import (
     Shapes,
     adapter_block_bytes,
 )
-from engine.models.encoder_families import FAMILIES, EncoderFamily, engine_name, identify
+from engine.models.encoder_families import (
+    COLBERT,
+    FAMILIES,
+    PROJECTION,
+    EncoderFamily,
+    engine_name,
+    identify,
+)
 from engine.models.families import Family
 from engine.models.head_spec import HeadSpec, read_labels
 from engine.models.hf_config import Fields, read_json
@@ -103,6 +110,7 @@ class EncoderSpec:
     head: HeadSpec = field(default_factory=lambda: HeadSpec("cls", "tanh"))
     num_labels: int = 0  # 0 = the base brings no classifier
     labels: tuple[str, ...] = ()  # of the classes, in order
+    projected: bool = False  # its files hold ColBERT's projection, which `pooling/` reads
     #: For who reads adapters: an encoder shares no weights between its ends, and where a module is
     #: published as one, adapters have it so.
     tied: bool = False
@@ -184,7 +192,8 @@ class EncoderSpec:
     def ignores(self, name: str) -> bool:
         """Whether a tensor, by the engine's name, is beside the encoder and its head: a buffer, or
         of a head for other work."""
-        return name.startswith(self.family.ignored) or name.endswith("inv_freq")
+        beside = (*self.family.ignored, PROJECTION) if self.projected else self.family.ignored
+        return name.startswith(beside) or name.endswith("inv_freq")
 
 
 def read_encoder_spec(folder: Path) -> EncoderSpec:
@@ -231,6 +240,7 @@ def read_encoder_spec(folder: Path) -> EncoderSpec:
         head=_head(config, family),
         num_labels=len(labels),
         labels=labels,
+        projected=COLBERT in (config.values.get("architectures") or ()),
         fused_names=family.rope != "",
     )
     config.refuse_rest()

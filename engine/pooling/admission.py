@@ -11,6 +11,7 @@ import numpy as np
 from engine.errors import RequestInvalid, UnknownRevision
 from engine.messages import PackedManifest
 from engine.models.bases import BaseSpec
+from engine.models.encoder_spec import EncoderSpec
 from engine.pooling.config import PoolingConfig
 from engine.pooling.head import Head
 from engine.pooling.pooler import Pooler
@@ -48,6 +49,7 @@ class Admission:
         tokens, types = self._checked(request)
         self._check_wishes(request, manifest)
         cuts = self._config.truncate if request.truncate is None else request.truncate
+        cuts = cuts and not request.unseen  # which tokens those would be is not known then
         truncation = Truncation(self._config.max_length, cuts, request.keeps)
         if len(tokens) > self._config.max_length:
             tokens = np.array(truncation.fit(request.tokens), np.int64)
@@ -84,14 +86,27 @@ class Admission:
                 f"{request.prompt_tokens} of {len(request.tokens)} tokens are the prompt's",
                 hint="a text follows its prompt",
             )
+        if request.unseen:
+            self._check_unseen(request)
+        if request.task == "embed" and self._pooler.spec.late:
+            raise RequestInvalid("the model makes a vector for each token, and none for a text")
         if request.task == "classify":
             self._check_head(request, manifest)
         elif request.dimensions is not None:
             self._check_dimensions(request)
 
+    def _check_unseen(self, request: PoolRequest) -> None:
+        if not isinstance(self._spec, EncoderSpec):
+            raise RequestInvalid("a decoder's tokens are seen by all behind them")
+        if not 0 < request.unseen < len(request.tokens):
+            raise RequestInvalid(
+                f"unseen = {request.unseen} of {len(request.tokens)} tokens: some have to be seen"
+            )
+
     def _check_dimensions(self, request: PoolRequest) -> None:
-        wanted, known = request.dimensions, self._pooler.spec.dimensions
-        width = self._pooler.width if request.task == "embed" else self._spec.hidden_size
+        wanted, spec = request.dimensions, self._pooler.spec
+        known, pooled = spec.dimensions, request.task == "embed" or spec.late
+        width = self._pooler.width if pooled else self._spec.hidden_size
         assert wanted is not None
         if not 1 <= wanted <= width:
             raise RequestInvalid(f"dimensions = {wanted}: a vector has {width} numbers")

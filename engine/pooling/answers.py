@@ -125,7 +125,10 @@ class Answers:
         return (self.spec.num_layers, "score.weight.rows") not in self.planner.ends_of(slot)
 
     def _tokens(self, inputs: Mapping[int, Computed], members: Sequence[int]) -> list[Lot]:
-        """As they leave the model: what stands behind pooling is for one vector."""
+        """As they leave the model, since what stands behind pooling is for one vector; but of late
+        interaction, where nothing is pooled."""
+        if self.pooler.spec.late:
+            return self._late(inputs, members)
         lots = []
         for width, some in groups(members, lambda i: inputs[i].request.dimensions).items():
             found = []
@@ -133,6 +136,19 @@ class Answers:
                 rows = inputs[i].rows.float()[:, :width]
                 found.append(unit_length(rows) if inputs[i].request.normalize else rows)
             lots.append(Lot(tuple(some), torch.cat(found), lengths=tuple(map(len, found))))
+        return lots
+
+    def _late(self, inputs: Mapping[int, Computed], members: Sequence[int]) -> list[Lot]:
+        lots = []
+
+        def wish(i: int) -> tuple[bool | None, int | None]:
+            return inputs[i].request.normalize, inputs[i].request.dimensions
+
+        for (normalize, dimensions), some in groups(members, wish).items():
+            rows = torch.cat([inputs[i].rows for i in some]).float()
+            values = self.pooler.finish(rows, normalize=normalize, dimensions=dimensions)
+            lengths = tuple(len(inputs[i].rows) for i in some)
+            lots.append(Lot(tuple(some), values, lengths=lengths))
         return lots
 
     def _classified(self, inputs: Mapping[int, Computed], members: Sequence[int]) -> list[Lot]:

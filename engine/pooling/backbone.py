@@ -75,7 +75,9 @@ class PackedEncoder:
         if any(item.types is not None for item in items):
             arrays.append(np.concatenate([_types(item) for item in items]))
         there, tokens, positions, *types = self._parcel.send([a.astype(np.int32) for a in arrays])
-        ragged = Ragged(lengths, self._encoder.word.device, there)
+        unseen = [item.request.unseen for item in items]
+        seen = tuple(n - m for n, m in zip(lengths, unseen, strict=True)) if any(unseen) else None
+        ragged = Ragged(lengths, self._encoder.word.device, there, seen)
         hidden: Tensor = self._encoder(tokens, positions, types[0] if types else None, ragged, lora)
         return hidden
 

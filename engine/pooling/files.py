@@ -3,18 +3,21 @@
 Goes in: a model's folder.  Comes out: how its vectors are made, in either schema of those files;
 or ModelUnsupported with the name of what is not computed.  A folder without them is a plain encoder
 and gets the mean, which is what sentence-transformers gives it, or a plain decoder and gets the
-last row, which alone has seen all of an input.
+last row, which alone has seen all of an input.  Where a Dense follows the model with nothing that
+pools between them, or the checkpoint is one of ColBERT's own code, each token has a vector
+(`late.py`).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from engine.errors import ConfigError, ModelUnsupported
-from engine.models.encoder_families import is_encoder
+from engine.models.encoder_families import COLBERT, is_encoder
 from engine.models.hf_config import Fields, read_json, short
-from engine.pooling.spec import DenseSpec, PoolingKind, PoolingSpec, ScoreRule
+from engine.pooling import late
+from engine.pooling.spec import DenseSpec, LateSpec, PoolingKind, PoolingSpec, ScoreRule
 
 MODULES_FILE = "modules.json"
 SERVED = "served are Transformer, Pooling, Dense, Normalize and LogitScore"
@@ -35,8 +38,8 @@ _NEW: dict[str, PoolingKind] = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last",
 }
-#: The vector's name in the files of a Dense or a Normalize.
-_VECTOR = "sentence_embedding"
+#: The names of the vector, and of those of all tokens, in the files of a Dense or a Normalize.
+_VECTOR, _TOKENS = "sentence_embedding", "token_embeddings"
 _TASKS = (None, "feature-extraction", "sequence-classification")
 #: Of a decoder that scores by words of its output head; and where their logits are put.
 _WORDS_TASK, _WORDS_INPUT = "text-generation", "causal_logits"
@@ -55,10 +58,12 @@ def read_pooling(folder: Path) -> PoolingSpec:
 
     Raises ConfigError for files that cannot be read, ModelUnsupported for what is not computed.
     """
-    modules = _modules(folder)
-    found: dict[str, Any] = {}
+    modules, found = _modules(folder), dict[str, Any]()
+    ours = read_json(folder / late.PYLATE, required=False)
     lacks = f"{MODULES_FILE} has no Pooling" if modules else f"no {MODULES_FILE}"
     steps: list[DenseSpec | Literal["normalize"]] = []
+    marks = late.MARKS in ours  # each token has a vector, of a query and of a document its own
+    each = marks and [kind for kind, _ in modules][1:2] == ["Dense"]
     for place, (kind, path) in enumerate(modules):
         if kind == "Transformer" and place == 0:
             found["folder"] = path
@@ -66,29 +71,57 @@ def read_pooling(folder: Path) -> PoolingSpec:
             found |= _pooling(folder / path, path)
         elif kind == "LogitScore" and place == 1 and len(modules) == 2:
             found["score_tokens"] = _score_tokens(folder / path, path)
-        elif kind == "Dense" and place > 1:
-            steps.append(_dense(folder / path, path))
+        elif kind == "Dense" and (place > 1 or each):
+            steps.append(_dense(folder / path, path, _TOKENS if each else _VECTOR))
+        elif kind == "Normalize" and each:
+            pass  # they have length 1 whether it is there or not
         elif kind == "Normalize" and place > 0:
-            _vector_only(Fields(read_json(folder / path / "config.json", required=False), path))
+            config = Fields(read_json(folder / path / "config.json", required=False), path)
+            _only(config, _VECTOR)
             steps.append("normalize")
         else:
             raise ModelUnsupported(
                 f"{MODULES_FILE} has {short(kind)} as its module {place}", hint=SERVED
             )
     model = read_json(folder / found.get("folder", "") / "config.json", required=True)
+    found |= _transformer(folder / found.get("folder", ""), words="score_tokens" in found)
+    found |= _prompts(ours)
+    if each:
+        return _each_token(found, model, late.pylate(ours), steps, late.PYLATE)
+    if marks:
+        why = f"{MODULES_FILE} has no Dense behind its Transformer"
+        raise Fields(ours, late.PYLATE).refusal(late.MARKS, why)
+    if COLBERT in (model.get("architectures") or ()):
+        if modules:
+            raise ModelUnsupported(f"{MODULES_FILE} beside a checkpoint of the class {COLBERT}")
+        size = Fields(model, "config.json").integer("hidden_size")
+        late_spec, dense = late.colbert(folder, size)
+        return _each_token(found, model, late_spec, [dense], late.METADATA)
     if "kinds" not in found:
         usual: PoolingKind = "mean" if is_encoder(model) else "last"
         found |= {"kinds": (usual,), "origin": f"{lacks}: {usual}"}
-    ours = read_json(folder / "config_sentence_transformers.json", required=False)
     return PoolingSpec(
         **found,
-        **_transformer(folder / found.get("folder", ""), words="score_tokens" in found),
-        **_prompts(ours),
         steps=tuple(steps),
         similarity=str(ours.get("similarity_fn_name") or "cosine"),
         dimensions=_dimensions(model),
         score=_score(model, ours),
     )
+
+
+def _each_token(
+    found: Mapping[str, Any],
+    model: Mapping[str, Any],
+    told: LateSpec,
+    steps: Sequence[DenseSpec | Literal["normalize"]],
+    origin: str,
+) -> PoolingSpec:
+    """Of late interaction.  Its own lengths stand in the place of the one that it was saved with,
+    which is that of whatever it had read last."""
+    if not is_encoder(model):
+        raise ModelUnsupported("late interaction of a decoder", hint="encoders are served so")
+    more = {"kinds": (), "origin": origin, "late": told, "similarity": "MaxSim", "max_length": None}
+    return PoolingSpec(**{**found, **more}, steps=(*steps, "normalize"))
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
@@ -165,10 +198,13 @@ def _score_tokens(folder: Path, path: str) -> tuple[int, ...]:
     return tuple(value for value in ids if value is not None)
 
 
-def _dense(folder: Path, path: str) -> DenseSpec:
+def _dense(folder: Path, path: str, changed: str) -> DenseSpec:
+    """`changed` is the name of what it takes and gives.  One that says nothing of its activation
+    has that of whose class it is: PyLate's, of tokens, has none."""
     told = Fields(read_json(folder / "config.json", required=True), f"{path}/config.json")
-    _vector_only(told)
-    word = _last_word(told, "activation_function", "torch.nn.modules.activation.Tanh")
+    _only(told, changed)
+    usual = "Tanh" if changed == _VECTOR else "Identity"
+    word = _last_word(told, "activation_function", f"torch.nn.{usual}")
     if word not in _DENSE_ACTIVATIONS:
         raise told.refusal("activation_function", f"served are {', '.join(_DENSE_ACTIVATIONS)}")
     spec = DenseSpec(
@@ -182,10 +218,10 @@ def _dense(folder: Path, path: str) -> DenseSpec:
     return spec
 
 
-def _vector_only(told: Fields) -> None:
+def _only(told: Fields, changed: str) -> None:
     for name in ("module_input_name", "module_output_name"):
-        if told.take(name, None) not in (None, _VECTOR):
-            raise told.refusal(name, f"only {_VECTOR} is changed")
+        if told.take(name, None) not in (None, changed):
+            raise told.refusal(name, f"only {changed} is changed")
 
 
 def _last_word(told: Fields, name: str, default: str) -> str:

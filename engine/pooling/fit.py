@@ -58,6 +58,11 @@ def read_model(config: PoolingConfig) -> tuple[Path, BaseSpec, PoolingSpec]:
     """
     root = Path(config.model)
     pooling = read_pooling(root)
+    if config.pooling and pooling.late:
+        raise ConfigError(
+            f"pooling = {config.pooling!r}: the model was trained to give a vector for each token",
+            hint='leave pooling at ""',
+        )
     if config.pooling:
         pooling = dataclasses.replace(pooling, kinds=(config.pooling,), origin="the configuration")
     if config.score_tokens:
@@ -65,6 +70,12 @@ def read_model(config: PoolingConfig) -> tuple[Path, BaseSpec, PoolingSpec]:
     folder = root / pooling.folder
     spec = read_base(folder, config.purpose)
     width = pooling.width(spec.hidden_size)
+    if pooling.late and pooling.late.query_length > (config.max_length or spec.default_length):
+        length = config.max_length or spec.default_length
+        raise ConfigError(
+            f"{pooling.origin}: queries have {pooling.late.query_length} tokens, and an input"
+            f" {length} at the most"
+        )
     if any(size > width for size in pooling.dimensions):
         raise ModelUnsupported(
             f"matryoshka_dimensions has {max(pooling.dimensions)}, a vector has {width} numbers"

@@ -33,7 +33,7 @@ class Dense:
         places = {"linear.weight": self.weight}
         if self.bias is not None:
             places["linear.bias"] = self.bias
-        weights.load(places, folder / spec.folder)
+        weights.load(places, folder / spec.folder, ignored=lambda name: spec.among)
 
     def __call__(self, x: Tensor, *, deterministic: bool) -> Tensor:
         """x (n, d_in) fp32 -> (n, d_out) fp32."""
@@ -56,7 +56,7 @@ class Pooler:
     ) -> None:
         self.spec = spec
         self.deterministic = deterministic
-        self.width = len(spec.kinds) * hidden_size
+        self.width = hidden_size if spec.late else len(spec.kinds) * hidden_size
         self._steps: list[Dense | None] = []  # None = normalize
         for step in spec.steps:
             if step == "normalize":
@@ -108,7 +108,8 @@ class Pooler:
     def finish(
         self, x: Tensor, *, normalize: bool | None = None, dimensions: int | None = None
     ) -> Tensor:
-        """x (n, width of all kinds) fp32 -> what is told, (n, dimensions or all).
+        """x (n, width of all kinds) fp32 -> what is told, (n, dimensions or all).  Of late
+        interaction x (tokens, hidden).
 
         `normalize` None: as the model does it; False leaves its last step out.  What is cut to
         `dimensions` is normed anew where the whole was.

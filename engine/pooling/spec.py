@@ -20,6 +20,24 @@ class DenseSpec:
     d_out: int
     bias: bool
     activation: Literal["tanh", "identity", "gelu", "relu", "sigmoid"]
+    among: bool = False  # they lie among the model's own weights
+
+
+@dataclass(frozen=True, slots=True)
+class LateSpec:
+    """How a model of late interaction reads a query and a document, of which it gives a vector for
+    each token.  Lengths are in tokens, special ones and the mark among them."""
+
+    query_mark: str  # a token of the vocabulary, behind the first one; "" = none
+    document_mark: str
+    query_length: int
+    document_length: int
+    expands: bool  # a query is filled up to its length with the vocabulary's mask token
+    sees_expansion: (
+        bool  # and all its tokens see those; else they see the others, and none sees them
+    )
+    skipped: tuple[str, ...]  # words whose token has no vector in a document
+    skips_read: bool = False  # that token is the first that the word is read as, and not its entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +46,8 @@ class PoolingSpec:
 
     kinds: tuple[PoolingKind, ...] = ("mean",)
     include_prompt: bool = True  # a prompt's tokens are pooled too
-    steps: tuple[DenseSpec | Literal["normalize"], ...] = ()  # behind pooling, in order
+    #: Behind pooling, in order; of late interaction behind each token.
+    steps: tuple[DenseSpec | Literal["normalize"], ...] = ()
     origin: str = ""  # where this was said, for who asks
     folder: str = ""  # where the model itself lies, relative to the folder that was given
     max_length: int | None = None  # tokens, special ones among them
@@ -40,6 +59,7 @@ class PoolingSpec:
     score: ScoreRule | None = None  # of a classifier, where it is said
     #: Of a base that scores by the logits of words: the one for a text, and if any the one against.
     score_tokens: tuple[int, ...] = ()
+    late: LateSpec | None = None  # nothing is pooled: `kinds` is ()
 
     @property
     def normalizes(self) -> bool:

@@ -29,7 +29,7 @@ def revision_rows(r: wire.Revision) -> list[tuple[str, str]]:
 
 def pooling_words(p: wire_status.PoolingPicture) -> str:
     """How vectors are made, and of what classes there are scores."""
-    told = f"{' + '.join(p.kinds)} ({plain(p.origin)}), {p.width} numbers"
+    told = f"{' + '.join(p.kinds) or 'each token'} ({plain(p.origin)}), {p.width} numbers"
     told += ", of length 1" if p.normalizes else ""
     if p.score_tokens:
         told += f"; scores by token {' against '.join(map(str, p.score_tokens))}"

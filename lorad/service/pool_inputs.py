@@ -89,7 +89,7 @@ def _encode(ask: PoolAsk, one: Input, model: Model, fit: Fit, ahead: Pieces) -> 
             return text.ids(one.text, fit)
         if one.second is not None:
             return text.pair(one.text, one.second, fit, ask.instruction, ahead)
-        return text.one(one.text, fit, _prompt(ask, one, text), ahead)
+        return text.one(one.text, fit, _prompt(ask, one, text), ahead, one.role)
     except TooLong as error:
         message = f"{one.param} has {error}"
         hint = "shorten it, or send truncate = true"

@@ -20,9 +20,11 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
+
+import numpy as np
 
 from engine.pooling.config import PoolingInfo
 from engine.pooling.requests import PoolRequest, PoolResult
@@ -308,6 +310,7 @@ class Unit:
             normalize=ask.normalize,
             dimensions=ask.dimensions,
             prompt_tokens=encoded.prompt_tokens,
+            unseen=encoded.unseen,
             truncate=False,  # that was done
             keeps=encoded.keeps,
             priority=guest.account.priority,
@@ -326,7 +329,14 @@ class Unit:
         self.num_tokens += result.num_tokens
         self.num_cached += result.num_cached
         self.num_results += 1
+        return _without(result, encoded.skipped)
+
+
+def _without(result: PoolResult, rows: Sequence[int]) -> PoolResult:
+    """Of the vectors of tokens, but for those of some."""
+    if not rows or result.values is None:
         return result
+    return replace(result, values=np.delete(result.values, rows, axis=0))
 
 
 async def _together(jobs: AsyncGenerator[Coroutine[object, object, T], None]) -> list[T]:

@@ -54,7 +54,7 @@ class Model:
 
     def check(self, ask: PoolAsk) -> None:
         """Raises unsupported_parameter for what it has no head for, and invalid_value for
-        dimensions that it does not have."""
+        dimensions that it does not have, or a text of which it has to know what it is."""
         if ask.task == "classify" and not self.num_labels:
             hint = "POST /v1/embeddings gives its vectors, /pooling those of tokens"
             message = "this model has no classifier: it makes vectors"
@@ -63,6 +63,10 @@ class Model:
             self._check_pairs(ask)
         if ask.task != "classify":
             self.check_vectors("model")
+        if ask.task == "embed":
+            self.check_pooled("model")
+        if self.spec.late:
+            self._check_roles(ask)
         if ask.dimensions is None:
             return
         known, width = self.spec.dimensions, self.info.width
@@ -74,6 +78,20 @@ class Model:
         else:
             return
         raise LoradError("invalid_value", message, param="dimensions")
+
+    def check_pooled(self, param: str) -> None:
+        """Raises unsupported_parameter where nobody trained it to make one vector of a text."""
+        if self.spec.late:
+            message = "this model makes a vector for each token, and none for a text"
+            hint = "POST /pooling for them, /v1/score or /v1/rerank to compare texts by MaxSim"
+            raise LoradError("unsupported_parameter", message, param=param, hint=hint)
+
+    def _check_roles(self, ask: PoolAsk) -> None:
+        texts = (one for one in ask.inputs if isinstance(one.text, str))  # ids have their marks
+        if ask.task == "tokens" and any(one.role is None for one in texts):
+            message = "this model reads a query in another way than a document"
+            hint = 'send input_type = "query" or "document"'
+            raise LoradError("invalid_value", message, param="input_type", hint=hint)
 
     def _check_pairs(self, ask: PoolAsk) -> None:
         """Words of an answer score what was asked for one: nothing was asked of a text alone."""
@@ -114,9 +132,11 @@ def plan(ask: ScoreAsk, model: Model) -> Planned:
         raise LoradError("unsupported_parameter", message, param="raw_scores")
     model.check_vectors("model" if ask.scoring is None else "scoring")
     if how == "maxsim":
-        return Planned(_singles(ask, tokens=True), how, similarity.maxsim)
+        known = ask.ranks or model.spec.late is not None
+        return Planned(_singles(ask, tokens=True, ranks=known), how, similarity.maxsim)
+    model.check_pooled("model" if ask.scoring is None else "scoring")
     compare = similarity.BY_NAME.get(model.spec.similarity.lower(), similarity.cosine)
-    return Planned(_singles(ask, tokens=False), how, compare)
+    return Planned(_singles(ask, tokens=False, ranks=ask.ranks), how, compare)
 
 
 def score(ask: ScoreAsk, planned: Planned, answered: Answered) -> Scored:
@@ -159,8 +179,8 @@ def _pairs(ask: ScoreAsk, *, instructed: bool) -> PoolAsk:
     return PoolAsk(wish=ask.wish, task="classify", inputs=inputs, instruction=ask.instruction)
 
 
-def _singles(ask: ScoreAsk, *, tokens: bool) -> PoolAsk:
-    roles: tuple[Role | None, Role | None] = ("query", "document") if ask.ranks else (None, None)
+def _singles(ask: ScoreAsk, *, tokens: bool, ranks: bool) -> PoolAsk:
+    roles: tuple[Role | None, Role | None] = ("query", "document") if ranks else (None, None)
     inputs = tuple(
         Input(text, None, _param(ask, side, i), roles[side])
         for side, texts in enumerate((ask.firsts, ask.seconds))

@@ -7,7 +7,7 @@ tokens are the tokenizer's own post-processor's.  Knows no request, no name and 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import tokenizers
@@ -15,6 +15,7 @@ import tokenizers
 from engine.errors import RequestInvalid
 from engine.pooling.spec import PoolingSpec
 from engine.pooling.truncation import PairCut, Truncation, pair_lengths
+from lorad.text.late import LateText
 from lorad.text.pair_prompt import PairPrompt
 from lorad.text.tokenizer import TextError, Tokenizer
 
@@ -39,13 +40,16 @@ class TooLong(TextError):
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """`keeps` tokens at the end are the tokenizer's own; the first `prompt_tokens` are those of the
-    prompt, with the special ones ahead of it; `num_cut` were left out."""
+    prompt, with the special ones ahead of it; `num_cut` were left out.  Of late interaction the
+    last `unseen` see the others and none sees them, and those at `skipped` have no vector."""
 
     tokens: list[int]
     types: list[int] | None = None
     keeps: int = 0
     prompt_tokens: int = 0
     num_cut: int = 0
+    unseen: int = 0
+    skipped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class Fit:
 
 class PoolingText:
     """`num_types`: token types that the model has; one or none cannot tell two texts apart.
-    `asks`: what pairs are put into, in place of the tokenizer's own form of them."""
+    `asks`: what pairs are put into, in place of the tokenizer's own form of them.  Raises TextError
+    for a vocabulary that the model's own files do not fit."""
 
     def __init__(
         self,
@@ -74,6 +79,7 @@ class PoolingText:
         asks: PairPrompt | None = None,
     ) -> None:
         self.spec, self.asks = spec, asks
+        self.late = LateText(tokenizer, spec.late) if spec.late else None
         self._tokenizer, self._num_types = tokenizer, num_types
         own = _ending(tokenizer)
         #: Of a tokenizer whose file adds less than its config says: its end mark.
@@ -90,7 +96,7 @@ class PoolingText:
     def prompt(self, name: str | None = None, role: Role | None = None, task: str = "") -> str:
         """What stands ahead of a text: the prompt called `name`, or the model's for `role`, with
         `task` in the place of its instruction, or the model's default.  A model without a prompt
-        for a role takes the text bare.
+        for a role takes the text bare; of late interaction the role is told by a mark.
 
         Raises TextError for a name that the model lacks, and for a task where none has a place.
         """
@@ -100,7 +106,7 @@ class PoolingText:
                 known = ", ".join(prompts) or "none"
                 raise TextError(f"the model has no prompt called {name[:60]!r}: it has {known}")
             found = prompts[name]
-        elif role is not None:
+        elif role is not None and self.late is None:
             found = next((prompts[n] for n in ROLES[role] if n in prompts), "")
         else:
             found = prompts.get(self.spec.default_prompt or "", "")
@@ -126,10 +132,21 @@ class PoolingText:
             return {}
         return dict(zip(distinct, pieces, strict=True))
 
-    def one(self, text: str, fit: Fit, prompt: str = "", ahead: Pieces = NONE) -> Encoded:
-        """One text behind its prompt.  Raises TooLong, TextError."""
+    def one(
+        self,
+        text: str,
+        fit: Fit,
+        prompt: str = "",
+        ahead: Pieces = NONE,
+        role: Role | None = None,
+    ) -> Encoded:
+        """One text behind its prompt; of late interaction there is a role.  Raises TooLong,
+        TextError."""
         encoding = self._tokenizer.joined(self._pieces(prompt + text, ahead))
         ids, keeps = [*encoding.ids, *self._added], len(self._ending)
+        if self.late is not None:
+            assert role is not None
+            return self._late(self.late, ids, fit, keeps, role)
         left_out = 0
         if prompt and not self.spec.include_prompt:
             before = self._tokenizer.joined(self._pieces(prompt, NONE))
@@ -197,6 +214,16 @@ class PoolingText:
         kept = [token for i, token in enumerate(ids) if i not in gone]
         behind = sum(a >= asked.end for a, _ in spans)
         return Encoded(kept, None, behind, 0, len(gone))
+
+    def _late(
+        self, late: LateText, ids: Sequence[int], fit: Fit, keeps: int, role: Role
+    ) -> Encoded:
+        own = replace(fit, length=min(fit.length, late.length(role)))
+        encoded = self._fitted(late.marked(ids, role), own, keeps, 0)
+        if role == "document":
+            return replace(encoded, skipped=late.skipped(encoded.tokens))
+        tokens, unseen = late.filled(encoded.tokens, fit.length)
+        return replace(encoded, tokens=tokens, unseen=unseen)
 
     def _fitted(self, ids: list[int], fit: Fit, keeps: int, left_out: int) -> Encoded:
         if len(ids) > fit.length and not fit.cuts:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 HIDDEN, FFN, HEADS, LAYERS, LENGTH = 32, 64, 4, 2, 64
 SPECIALS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]")
@@ -26,9 +26,11 @@ DIMS = {
 NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
 
 
-def write_bert(folder: Path, *, labels: int = 0, pooling: str = "") -> Path:
+def write_bert(
+    folder: Path, *, labels: int = 0, pooling: str = "", marks: tuple[str, ...] = ()
+) -> Path:
     """`labels`: a classifier of so many; `pooling`: the files of sentence-transformers, with that
-    mode (`cls`, `mean`) and a length of 1."""
+    mode (`cls`, `mean`) and a length of 1; `marks`: more tokens, behind the others."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(5)
 
@@ -37,7 +39,7 @@ def write_bert(folder: Path, *, labels: int = 0, pooling: str = "") -> Path:
 
     start = "bert." if labels else ""
     tensors = {
-        f"{start}embeddings.word_embeddings.weight": weight(VOCAB, HIDDEN),
+        f"{start}embeddings.word_embeddings.weight": weight(VOCAB + len(marks), HIDDEN),
         f"{start}embeddings.position_embeddings.weight": weight(LENGTH, HIDDEN),
         f"{start}embeddings.token_type_embeddings.weight": weight(2, HIDDEN),
         f"{start}embeddings.LayerNorm.weight": 1 + weight(HIDDEN),
@@ -56,7 +58,7 @@ def write_bert(folder: Path, *, labels: int = 0, pooling: str = "") -> Path:
     config: dict[str, Any] = {
         "model_type": "bert",
         "architectures": ["BertForSequenceClassification" if labels else "BertModel"],
-        "vocab_size": VOCAB,
+        "vocab_size": VOCAB + len(marks),
         "hidden_size": HIDDEN,
         "intermediate_size": FFN,
         "num_hidden_layers": LAYERS,
@@ -71,7 +73,7 @@ def write_bert(folder: Path, *, labels: int = 0, pooling: str = "") -> Path:
         tensors["classifier.bias"] = weight(labels)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
-    _write_tokenizer(folder)
+    _write_tokenizer(folder, marks)
     if pooling:
         _write_pooling(folder, pooling)
     return folder
@@ -103,7 +105,7 @@ def write_bert_adapter(folder: Path, seed: int, *, rank: int = 4, labels: int = 
     return folder
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(folder: Path, marks: tuple[str, ...]) -> None:
     """A token a byte; [CLS] in front, [SEP] behind."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {text: number for number, text in enumerate([*letters, *SPECIALS])}
@@ -111,6 +113,7 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIALS))
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",

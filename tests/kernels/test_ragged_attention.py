@@ -10,11 +10,23 @@ from engine.kernels.ragged_attention import Ragged, ragged_attention
 LENGTHS = (5, 1, 40, 5, 23)
 
 
-def by_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    out, first = torch.empty_like(q), 0
-    for length in LENGTHS:
+SEEN = (5, 1, 7, 2, 23)
+
+
+def by_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int,
+    seen: tuple[int, ...] = LENGTHS,
+) -> Tensor:
+    out, first = torch.zeros_like(q), 0
+    for length, count in zip(LENGTHS, seen, strict=True):
         for i in range(length):
-            low, high = (max(0, i - window), min(length, i + window + 1)) if window else (0, length)
+            low, high = (max(0, i - window), min(count, i + window + 1)) if window else (0, count)
+            if low >= high:
+                continue
             rows = slice(first + low, first + high)
             scores = scale * torch.einsum("hd,khd->hk", q[first + i], k[rows])
             out[first + i] = torch.einsum("hk,khd->hd", scores.softmax(-1), v[rows])
@@ -55,13 +67,25 @@ def test_sequences_of_one_length_are_found_wherever_they_lie() -> None:
     assert ragged.on_device.tolist() == list(ragged.starts)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("window", [0, 4, 39])
+def test_rows_that_nobody_sees_see_the_others(window: int, deterministic: bool) -> None:
+    """One that has none of the others in its window gets nothing."""
+    q, k, v = tensors()
+    ragged = Ragged(LENGTHS, seen=SEEN)
+    assert ragged.half_seen == ((6, 40, 7), (46, 5, 2))
+    got = ragged_attention(q, k, v, ragged, scale=0.4, window=window, deterministic=deterministic)
+    torch.testing.assert_close(got, by_rows(q, k, v, 0.4, window, SEEN), atol=1e-5, rtol=1e-5)
+    assert bool((got[6 + 12 : 46] == 0).all()) == (window == 4)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("seen", [LENGTHS, SEEN])
 @pytest.mark.parametrize("window", [0, 4])
-def test_the_cards_kernel_computes_the_same(window: int) -> None:
+def test_the_cards_kernel_computes_the_same(window: int, seen: tuple[int, ...]) -> None:
     q, k, v = (x.bfloat16() for x in tensors(head_dim=32))
-    expected = by_rows(q.float(), k.float(), v.float(), 0.4, window)
+    expected = by_rows(q.float(), k.float(), v.float(), 0.4, window, seen)
     device = torch.device("cuda")
-    got = ragged_attention(
-        *(x.to(device) for x in (q, k, v)), Ragged(LENGTHS, device), scale=0.4, window=window
-    )
+    ragged = Ragged(LENGTHS, device, seen=None if seen == LENGTHS else seen)
+    got = ragged_attention(*(x.to(device) for x in (q, k, v)), ragged, scale=0.4, window=window)
     torch.testing.assert_close(got.cpu().float(), expected, atol=2e-2, rtol=2e-2)

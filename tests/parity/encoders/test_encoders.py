@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.errors import ModelUnsupported
+from engine.kernels.ragged_attention import Ragged
 
 
 def close(got: Tensor, expected: Tensor) -> None:
@@ -43,6 +44,28 @@ def test_deterministic_mode_gives_a_sequence_its_bits_in_any_batch(case: Any) ->
     for order in ([3, 1, 0], [5, 4], [1]):
         got = case.run(encoder, [batch[i] for i in order])
         assert all(torch.equal(one, together[i]) for i, one in zip(order, got, strict=True))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "nomic"])
+def test_what_a_query_is_filled_up_with_is_padding_to_transformers(
+    make: Callable[..., Any], name: str, deterministic: bool
+) -> None:
+    """Whose rows are computed too: they see the others, and none sees them."""
+    case = make(name)
+    encoder, batch, seen = case.load(deterministic=deterministic), case.batch[1:], (4, 290, 7, 9, 3)
+    lengths = tuple(map(len, batch))
+    flat = torch.tensor([token for tokens in batch for token in tokens])
+    positions = [p for tokens in batch for p in encoder.spec.position_ids(tokens)]
+    ragged = Ragged(lengths, seen=seen)
+    hidden = encoder(flat, torch.tensor(positions), None, ragged).split(lengths)
+    window = max(encoder.spec.windows)
+    for tokens, count, got in zip(batch, seen, hidden, strict=True):
+        mask = torch.tensor([[1] * count + [0] * (len(tokens) - count)])
+        with torch.no_grad():
+            told = case.model(input_ids=torch.tensor([tokens]), attention_mask=mask)
+        near = len(tokens) if window == 0 else count + window  # beyond it there is nothing to see
+        close(got[:near], told.last_hidden_state[0][:near])
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-of-another-activation", "nomic"])
