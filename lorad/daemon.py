@@ -86,7 +86,8 @@ class Daemon:
             f"listening on {inference} and, for loractl, {admin}; loading the base model"
         )
         try:
-            await self._serve()
+            if not self.stopping.is_set():
+                await self._serve()
         finally:
             self.services.events.close()
             self.log_ring.shut()
@@ -225,7 +226,10 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        stops = {signal.SIGTERM, signal.SIGINT}
+        if signal.sigpending() & stops:  # it came before anybody listened: nothing is begun
+            self.stopping.set()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, *stops})
         loop.add_signal_handler(signal.SIGUSR1, self._on_dump)
 
     def _on_stop(self) -> None:

@@ -46,6 +46,8 @@ LONG_STREAM_TOKENS = (64, 600)
 #: Two tokens whose logits are this close are a tie; rounding may pick either (fp32, bf16).
 TIE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 
+_ADAPTERS_HINT = "a folder of PEFT folders, each with its adapter_config.json; or leave it out"
+
 
 @dataclass(slots=True)
 class Answer:
@@ -286,10 +288,7 @@ def find_model(model: str | None) -> tuple[Path, str]:
 def find_adapters(model: Path, given: Path | None, own_model: bool, scratch: Path) -> list[Path]:
     """The folders to serve: given ones, the four voices, or random ones."""
     if given is not None:
-        folders = sorted(p.parent for p in given.glob("*/adapter_config.json"))
-        if len(folders) < 2:
-            raise DemoFailed(f"{given} holds fewer than two adapter folders")
-        return folders
+        return folders_of(given)
     data = demo_data()
     if own_model and data is not None:
         return [data / name for name in ("bible", "devil", "jargon", "bofh")]
@@ -297,18 +296,31 @@ def find_adapters(model: Path, given: Path | None, own_model: bool, scratch: Pat
     return random_adapters(model, scratch / "random")
 
 
+def folders_of(given: Path) -> list[Path]:
+    """Its PEFT folders.  Raises DemoFailed; asked before anything is fetched or started, too."""
+    if not given.is_dir():
+        raise DemoFailed(f"--adapters {given}: there is no such folder", _ADAPTERS_HINT)
+    folders = sorted(p.parent for p in given.glob("*/adapter_config.json"))
+    if len(folders) < 2:
+        wrong = f"--adapters {given}: {len(folders)} adapter folders in it, and the demo needs two"
+        raise DemoFailed(wrong, _ADAPTERS_HINT)
+    return folders
+
+
 def main(model: str | None, adapters: Path | None, keep: bool) -> int:
     """Run the demo; returns the exit status."""
     started = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C: the daemon ends with us
     try:
+        if adapters is not None:
+            folders_of(adapters)
         folder, name = find_model(model)
         with stage([Base(folder, name)], keep) as here:
             scratch = here.root / "scratch"
             scratch.mkdir()
             folders = find_adapters(folder, adapters, model is None, scratch)
             say(f"starting lorad with {name} in {here.root}")
-            here.start(lambda reason: say(f"   {reason}"))
+            here.start(lambda reason: say(f"   {reason}"), stays=keep)
             try:
                 Demo(here, folders, name, scratch).run()
             except (OpenAIError, ApiError, Unreachable) as failure:

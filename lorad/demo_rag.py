@@ -28,7 +28,7 @@ from engine.errors import EngineError
 from lorad import demo_minilm
 from lorad.cli.output import one_line
 from lorad.client import ApiError, Unreachable, openai
-from lorad.demo import find_adapters, find_model
+from lorad.demo import find_adapters, find_model, folders_of
 from lorad.demo_book import Book, kinds_of
 from lorad.demo_stage import Base, DemoFailed, Stage, demo_data, stage
 from lorad.demo_words import claim, complain, next_steps, say, show
@@ -257,6 +257,8 @@ def main(model: str | None, adapters: Path | None, keep: bool) -> int:
     """Run the walk; returns the exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C: the daemon ends with us
     try:
+        if adapters is not None:
+            folders_of(adapters)
         with tempfile.TemporaryDirectory() as scratch:
             play(cast_of(model, adapters, Path(scratch)), keep)
         return 0
@@ -276,7 +278,7 @@ def play(cast: Cast, keep: bool = False) -> None:
     bases = (cast.generator, cast.embedder, cast.ranker)
     with stage(bases, keep) as here:
         say(f"starting lorad with {', '.join(base.name for base in bases)} in {here.root}")
-        here.start(lambda reason: say(f"   {reason}"))
+        here.start(lambda reason: say(f"   {reason}"), stays=keep)
         try:
             with closing(Walk(here, cast)) as walk:
                 walk.run()

@@ -35,7 +35,8 @@ def claim(holds: bool, text: str) -> None:
 
 
 def complain(failure: Exception, hint: str = "") -> None:
-    """The failure on stderr, and what to do."""
+    """The failure on stderr, and what to do; its own next step goes first."""
+    hint = getattr(failure, "hint", "") or hint
     print(f"error: {failure}" + (f"\n  try: {hint}" if hint else ""), file=sys.stderr)
 
 

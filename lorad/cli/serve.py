@@ -133,9 +133,9 @@ def _serve(
         return 0
     if check:
         return _check(settings)
-    # Who says "read your configuration" before anybody listens means it: it waits, instead of
-    # ending us.  Unblocked by `Daemon._handle_signals`, ahead of every child.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    # Who says "end", or "read your configuration", before anybody listens means it: it waits,
+    # instead of ending us.  Unblocked by `Daemon._handle_signals`, ahead of every child.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
     with collecting_nothing():
         from lorad.checks import check_start  # before the server is imported: sooner refused
     try:

@@ -70,3 +70,27 @@ def test_a_demo_that_is_terminated_takes_its_daemon_along(base, runtime):
     assert process.returncode == 130, told
     assert not alive(runtime)
     assert list(runtime.iterdir()) == []
+
+
+@pytest.mark.late
+def test_a_demo_that_is_killed_takes_its_daemon_along(base, runtime, poll):
+    with demo(base, runtime) as process:
+        for line in process.stdout:
+            if line.startswith("1. "):
+                break
+        assert alive(runtime)
+        process.kill()
+        process.communicate(timeout=PATIENCE)
+    poll(lambda: not alive(runtime), "the daemon to end")
+
+
+@pytest.mark.parametrize("words", [("demo",), ("demo", "--rag")])
+def test_adapters_that_are_not_there_are_told_before_anything_is_fetched(tmp_path, words):
+    command = [sys.executable, "-m", "lorad.cli.serve", *words, "--adapters"]
+    away = os.environ | {"LORAD_CACHE": str(tmp_path / "none"), "PIP_NO_INDEX": "1"}
+    for folder, wrong in ((tmp_path / "nope", "there is no such folder"), (tmp_path, "0 adapter")):
+        done = subprocess.run([*command, str(folder)], env=away, capture_output=True, text=True)
+        assert done.returncode == 1 and done.stdout == ""
+        first, second = done.stderr.splitlines()
+        assert first.startswith(f"error: --adapters {folder}: {wrong}")
+        assert second.startswith("  try: a folder of PEFT folders")

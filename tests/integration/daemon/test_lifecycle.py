@@ -241,6 +241,23 @@ def test_signals_from_the_first_moment_on_and_while_the_base_loads(daemon, poll)
     assert "Traceback" not in daemon.tail()
 
 
+@pytest.mark.late
+def test_a_stop_before_anybody_listens_is_a_clean_end_and_nothing_is_begun(daemon, poll):
+    daemon.log.write_text("")
+    daemon.start(ready=False)
+    facts = Path(f"/proc/{daemon.process.pid}/status")
+
+    def stops_wait():
+        blocked = re.search(r"^SigBlk:\s+(\w+)$", facts.read_text(), re.MULTILINE)
+        return int(blocked[1], 16) >> (signal.SIGTERM - 1) & 1
+
+    poll(stops_wait, "the configuration to be read")
+    assert daemon.stop() == 0
+    told = daemon.tail()
+    assert "stopped" in told and "Traceback" not in told
+    assert "daemon.start" not in told, "it was heard before anything began"
+
+
 def test_systemd_hears_of_it_and_keeps_the_sockets_that_it_passed(daemon):
     address = str(daemon.root / "notify")
     with (
