@@ -158,9 +158,11 @@ class Catalog:
                 entries=dict(edit(before)),
             )
             if await asyncio.to_thread(self.store.write, fresh):
+                if fresh.generation > self.table.generation:
+                    self.table = fresh
                 if fresh.generation % KEPT_GENERATIONS == 0:
                     await asyncio.to_thread(self.store.prune)
-                return await self.look()
+                return fresh
         message = f"other gateways changed the catalog {ATTEMPTS} times meanwhile"
         raise LoradError("conflict", message, hint="again")
 

@@ -53,10 +53,10 @@ class Answer:
         return self.head.status
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """One daemon as it is now.  `instance` is another one after each start of it; "" while it is
-    not known.  `replica` is what the router looks at, and has the same name."""
+    """One daemon as it was at one moment.  `instance` is another one after each start of it; ""
+    while it is not known.  `replica` is what the router looks at, and has the same name."""
 
     name: str
     state: State

@@ -37,6 +37,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     pin: bool = False
     priority: int | None = None  # None: the daemons' own
     labels: dict[str, str] = {}
+    rank: int | None = None
+    num_bytes: int | None = None  # packed
+    targets: tuple[str, ...] = ()
     created_at: str = ""
     moved_at: str = ""  # when the name came to mean this
     generation: int = 0  # of the table that first said so

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 
 import msgspec
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -13,8 +14,11 @@ from lorad.api.respond import failure
 from lorad.api.server import HttpServer, bind_unix
 from lorad.errors import LoradError
 from lorad.fleet.line import Site
-from lorad.wire_operate import Held, HoldAsk
-from lorad.wire_status import ModelStatus, PoolPicture, Status
+from lorad.wire_openai import ModelCard, ModelFacts, ModelList
+from lorad.wire_operate import Drained, Held, HoldAsk
+from lorad.wire_status import ModelStatus, PoolPicture, Status, Version
+from lorad.wire_stream import Board, Load, Slot
+from lorad.wire_tenants import TenantPage
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -81,7 +85,8 @@ def row(name, rev, *, state="idle", **more):
 class SmallDaemon:
     """Both faces on one socket.  `words`: pieces that a completion streams; `hold` is an Event
     that it waits for after the first, `gone` counts clients that left.  `serves`: name -> revision,
-    `held` those that may be asked for beside them; `refuses`: name -> LoradError of a commit."""
+    `held` those that may be asked for beside them; `refuses`: name -> LoradError of a
+    commit, `answer` one of every completion."""
 
     def __init__(self, folder, name, *, words=(b"data: a\n\n", b"data: b\n\n")):
         self.name, self.path = name, folder / f"{name}.sock"
@@ -93,7 +98,16 @@ class SmallDaemon:
             Route("/admin/v1/status", self._status),
             Route("/admin/v1/slots", self._slots),
             Route("/admin/v1/adapters", self._adapters),
-            Route("/admin/v1/adapters/{name:path}", self._adapter, methods=["DELETE"]),
+            Route(
+                "/admin/v1/adapters/{name:path}", self._adapter, methods=["GET", "PATCH", "DELETE"]
+            ),
+            Route("/admin/v1/events", self._events),
+            Route("/admin/v1/board", self._board),
+            Route("/admin/v1/tenants", self._tenants),
+            Route("/admin/v1/{wish}", self._wish, methods=["POST"]),
+            Route("/version", self._version),
+            Route("/v1/models", self._models),
+            Route("/metrics", self._metrics),
             Route("/admin/v1/hold", self._hold, methods=["POST"]),
             Route("/admin/v1/uploads", self._open, methods=["POST"]),
             Route("/admin/v1/uploads/{id}/files/{file}", self._put, methods=["PUT"]),
@@ -101,9 +115,12 @@ class SmallDaemon:
             Route("/admin/v1/uploads/{id}", self._drop, methods=["DELETE"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
         ]
+        # a wish is looked for last, as routes are tried in their order
+        routes.sort(key=lambda route: "{wish}" in route.path)
+        self.tenants, self.events, self.answer = (), (), None
         self.serves, self.held, self.refuses = {}, {}, {}
         self.uploads, self.wishes, self.instance = {}, [], f"instance-{name}"
-        self.on_commit = None  # awaited with the upload's start
+        self.on_commit = None  # awaited with the upload's start; may raise LoradError
         self.app = Starlette(routes=routes)
         self.server = None
 
@@ -142,6 +159,8 @@ class SmallDaemon:
             name = msgspec.json.decode(body)["model"]
             if rev not in (self.serves.get(name), *self.held.get(name, ())):
                 return failure(LoradError("model_not_found", f"no {name} of {rev[:8]}"))
+        if self.answer is not None:
+            return failure(self.answer)
         if body == b"whole":
             return JSONResponse({"by": self.name}, 429, headers={"retry-after": "3"})
 
@@ -165,11 +184,82 @@ class SmallDaemon:
 
     async def _adapter(self, request):
         name = request.path_params["name"]
-        self.wishes.append(("remove", name))
         if name not in self.serves:
             return failure(LoradError("model_not_found", f"no {name}"))
+        if request.method == "GET":
+            return _json(self._detail(name))
+        if request.method == "PATCH":
+            if (error := self.refuses.get("patch")) is not None:
+                return failure(error)
+            patch = msgspec.json.decode(await request.body(), type=wire.AdapterPatch)
+            self.wishes.append(("patch", name, patch))
+            return _json(self._detail(name))
+        self.wishes.append(("remove", name))
         self.held.pop(name, None)
         return _json(wire.Removed(name=name, rev=self.serves.pop(name)))
+
+    def _detail(self, name):
+        known = next((one for one in self.rows if one.name == name), None)
+        shown = known or row(name, self.serves[name], state="registered", source="catalog")
+        return wire.AdapterDetail(adapter=shown, serving=None, candidate=None)
+
+    async def _events(self, request):
+        since = int(request.query_params.get("since", 0))
+        items = tuple(item for item in self.events if item.id > since)
+        return _json(wire.EventPage(items=items, instance_id=self.instance))
+
+    async def _board(self, request):
+        await self._quiet()
+        slots = {
+            one.name: Slot(
+                name=one.name,
+                rev=one.rev,
+                slot=0,
+                state=one.state,
+                pinned=False,
+                priority=50,
+                rank=8,
+                gpu_bytes=1024,
+                running=one.running,
+            )
+            for one in self.rows
+        }
+        status = status_of(self.name, state=self.state, instance_id=self.instance)
+        board = Board(sequence=1, time="2026-01-01T00:00:00Z", interval_seconds=0, status=status)
+        return _json(replace(board, slots=slots, load=Load(tokens_per_second=2.0)))
+
+    async def _tenants(self, request):
+        return _json(TenantPage(items=self.tenants))
+
+    async def _version(self, request):
+        return _json(Version(version="0", model="tiny", base="tiny", models=("tiny",)))
+
+    async def _models(self, request):
+        facts = ModelFacts(state="active")
+        given = {"created": 1, "max_model_len": 64, "lorad": facts}
+        base = ModelCard(id="tiny", root="base", parent=None, **given)
+        cards = [ModelCard(id=n, root=r, parent="tiny", **given) for n, r in self.serves.items()]
+        return _json(ModelList(data=[base, *cards]))
+
+    async def _metrics(self, request):
+        text = (
+            f'# TYPE lorad_ready gauge\nlorad_ready 1.0\n# TYPE x counter\nx{{a="{self.name}"}} 2\n'
+        )
+        return Response(text, media_type="text/plain")
+
+    async def _wish(self, request):
+        word, raw = request.path_params["wish"], await request.body()
+        self.wishes.append((word, msgspec.json.decode(raw)))
+        if word in ("drain", "resume"):
+            return _json(Drained(name=None, draining=word == "drain", running=1))
+        names = msgspec.json.decode(raw, type=wire.Names)
+        items = tuple(
+            wire.ItemResult(name=n, ok=True, state="idle", rev=self.serves[n])
+            if n in self.serves
+            else wire.ItemResult(name=n, ok=False, code="model_not_found", message=f"no {n}")
+            for n in names.names
+        )
+        return _json(wire.Results(items=items))
 
     async def _hold(self, request):
         ask = msgspec.json.decode(await request.body(), type=HoldAsk)
@@ -192,8 +282,11 @@ class SmallDaemon:
 
     async def _commit(self, request):
         start, files = self.uploads.pop(request.path_params["id"])
-        if self.on_commit is not None:
-            await self.on_commit(start)
+        try:
+            if self.on_commit is not None:
+                await self.on_commit(start)
+        except LoradError as error:
+            return failure(error)
         if (error := self.refuses.get(start.name)) is not None:
             return failure(error)
         rev = rev_of(files)

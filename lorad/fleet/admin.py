@@ -1,0 +1,215 @@
+"""Admin routes of a gateway: those of a daemon, on all members.
+
+Goes in: requests of operators.  Comes out: the same Structs as a daemon's.  Where the daemon's own
+handlers only need another service behind them, they are used as they are; what makes no sense of
+several daemons is refused by name.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lorad import wire
+from lorad.api import admin, asked, board
+from lorad.api.app import Route
+from lorad.api.respond import json
+from lorad.errors import LoradError
+from lorad.fleet import exposition
+from lorad.fleet.asking import V1, alive, call, each, given
+from lorad.fleet.catalog import Catalog
+from lorad.fleet.inference import Inference
+from lorad.fleet.listing import Listing
+from lorad.fleet.members import Ask, Lost, Member, Members
+from lorad.fleet.pulls import MAX_WAIT_SECONDS, Pulls
+from lorad.fleet.taking import read
+from lorad.fleet.wishes import Wishes
+from lorad.wire_operate import DrainAsk, Drained
+from lorad.wire_operations import PullStart
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+#: What is each member's own -> the next step.
+_OWN: dict[str, str] = {
+    "audit": "each member has its own: loractl -H MEMBER audit",
+    "config": "each member has its own: loractl -H MEMBER config",
+    "gc": "each member has a store of its own: loractl -H MEMBER gc",
+    "logs": "each member has its own: loractl -H MEMBER logs; loractl events has all members'",
+    "registry": "each member has its own; what all have is the catalog's table",
+    "reload": "each member has its own settings: loractl -H MEMBER reload",
+    "tenants": "they are of each member: loractl -H MEMBER tenant",
+    "verify": "each member has files of its own: loractl -H MEMBER verify",
+    "hold": "it is for gateways, at a member",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What the routes below need, beside what the daemon's own handlers find in `Deps`."""
+
+    members: Members
+    catalog: Catalog
+    listing: Listing
+    wishes: Wishes
+    pulls: Pulls
+    inference: Inference
+
+
+def desk_of(request: Request) -> Desk:
+    desk: Desk = request.app.state.desk
+    return desk
+
+
+async def adapter(request: Request) -> Response:
+    """GET shows one adapter, PATCH changes it (and shows it), DELETE takes its name away."""
+    desk, name = desk_of(request), request.path_params["name"]
+    if request.method == "DELETE":
+        keep = asked.flag(request, "keep_files")
+        return json(await desk.wishes.remove(name, keep_files=keep))
+    if request.method == "PATCH":
+        await desk.wishes.patch(name, await asked.body(request, wire.AdapterPatch))
+    return json(await desk.listing.detail(name))
+
+
+async def explain(request: Request) -> Response:
+    name = request.path_params["name"]
+    if request.method in ("PATCH", "DELETE") or "show" in request.query_params:
+        request.path_params["name"] = f"{name}/explain"
+        return await adapter(request)
+    return json(await desk_of(request).listing.explain(name))
+
+
+# ----------------------------------------------------------------- operating
+async def drain(request: Request) -> Response:
+    return json(await _all_drained(request, "drain"))
+
+
+async def resume(request: Request) -> Response:
+    return json(await _all_drained(request, "resume"))
+
+
+async def _all_drained(request: Request, route: str) -> Drained:
+    """On every member that answers; raises what one of them has against it, and deadline_exceeded
+    with what still runs there."""
+    desk, ask = desk_of(request), await asked.body(request, DrainAsk)
+    seconds = ask.timeout_s + 30.0 if route == "drain" else 10.0
+
+    async def one(member: Member) -> Drained:
+        answer = await call(
+            desk.members, member.name, "POST", f"{V1}/{route}", ask, seconds=seconds
+        )
+        return read(answer, Drained)
+
+    if ask.name is not None:
+        desk.listing.known(ask.name)
+    there = [member for member in desk.members.seen() if member.state != "lost"]
+    outcomes = await each(there, one)
+    for outcome in outcomes.values():
+        unknown = isinstance(outcome, LoradError) and outcome.code == "model_not_found"
+        if isinstance(outcome, LoradError) and not unknown:
+            raise outcome
+    done = list(given(outcomes).values())
+    return Drained(
+        name=ask.name,
+        draining=route == "drain",
+        running=sum(one.running for one in done),
+        cancelled=sum(one.cancelled for one in done),
+        changed=any(one.changed for one in done),
+        still=tuple(sorted({name for one in done for name in one.still})),
+    )
+
+
+async def cancel_request(request: Request) -> Response:
+    """At the member that has it."""
+    desk, id = desk_of(request), request.path_params["request_id"]
+    path = f"{V1}/requests/{quote(id, safe='')}"
+    outcomes = await each(alive(desk.members), lambda m: call(desk.members, m.name, "DELETE", path))
+    for answer in given(outcomes).values():
+        return Response(answer.body, media_type="application/json")
+    raise LoradError("not_found", f"no request {id[:64]!r} runs or waits on any member")
+
+
+async def scrape(request: Request) -> Response:
+    """Of all members that answer, and of the gateway."""
+    desk = desk_of(request)
+    ask = Ask("GET", "/metrics", face="admin")
+
+    async def one(member: Member) -> str:
+        answer = await desk.members.ask(member.name, ask)
+        if answer.status != 200:
+            raise Lost(member.name, f"its metrics answer {answer.status}")
+        return answer.body.decode()
+
+    pages = given(await each(alive(desk.members), one))
+    counts = desk.inference
+    text = exposition.merged({member.name: page for member, page in pages.items()})
+    text += exposition.own(
+        desk.members.seen(), counts.moved, counts.broken, desk.catalog.table.generation
+    )
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+# ----------------------------------------------------------------- pulls
+async def pull(request: Request) -> Response:
+    pulls, start = desk_of(request).pulls, await asked.body(request, PullStart)
+    if start.dry_run:
+        return json(await pulls.plan(start))
+    uid = asked.uid(request)
+    return json(pulls.begin(start, "" if uid is None else f"uid {uid}"), status=202)
+
+
+async def list_operations(request: Request) -> Response:
+    live = asked.flag(request, "live")
+    limit = asked.number(request, "limit", 100, 1, 1000)
+    return json(desk_of(request).pulls.page(live=live, limit=limit))
+
+
+async def operation(request: Request) -> Response:
+    pulls, id = desk_of(request).pulls, request.path_params["operation_id"]
+    if request.method == "DELETE":
+        return json(await pulls.cancel(id))
+    wait = asked.number(request, "wait_ms", 0, 0, int(MAX_WAIT_SECONDS * 1000))
+    return json(await pulls.wait(id, wait / 1000))
+
+
+def _refused(word: str, hint: str) -> Callable[[Request], Awaitable[Response]]:
+    async def refuse(request: Request) -> Response:
+        message = f"a gateway has no {word}"
+        raise LoradError("not_found", message, hint=hint)
+
+    return refuse
+
+
+_ADAPTER = ["GET", "PATCH", "DELETE"]
+ROUTES = [
+    Route("/metrics", scrape),
+    Route(f"{V1}/status", admin.status),
+    Route(f"{V1}/snapshot", admin.status),
+    Route(f"{V1}/slots", admin.slots),
+    Route(f"{V1}/events", admin.events),
+    Route(f"{V1}/board", board.board),
+    Route(f"{V1}/stream", board.stream),
+    Route(f"{V1}/adapters", admin.list_adapters),
+    Route(f"{V1}/adapters/{{name:path}}/explain", explain, methods=_ADAPTER),
+    Route(f"{V1}/adapters/{{name:path}}", adapter, methods=_ADAPTER),
+    Route(f"{V1}/load", admin.load, methods=["POST"]),
+    Route(f"{V1}/evict", admin.evict, methods=["POST"]),
+    Route(f"{V1}/pin", admin.pin, methods=["POST"]),
+    Route(f"{V1}/unpin", admin.unpin, methods=["POST"]),
+    Route(f"{V1}/drain", drain, methods=["POST"]),
+    Route(f"{V1}/resume", resume, methods=["POST"]),
+    Route(f"{V1}/requests/{{request_id}}", cancel_request, methods=["DELETE"]),
+    Route(f"{V1}/pulls", pull, methods=["POST"]),
+    Route(f"{V1}/operations", list_operations),
+    Route(f"{V1}/operations/{{operation_id}}", operation, methods=["GET", "DELETE"]),
+    Route(f"{V1}/uploads", admin.open_upload, methods=["POST"]),
+    Route(f"{V1}/uploads/{{upload_id}}/files/{{file}}", admin.put_file, methods=["PUT"]),
+    Route(f"{V1}/uploads/{{upload_id}}/commit", admin.commit_upload, methods=["POST"]),
+    Route(f"{V1}/uploads/{{upload_id}}", admin.drop_upload, methods=["DELETE"]),
+    *(
+        Route(f"{V1}/{word}{rest}", _refused(word, hint), methods=_METHODS)
+        for word, hint in _OWN.items()
+        for rest in ("", "/{rest:path}")
+    ),
+]

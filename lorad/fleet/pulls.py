@@ -1,0 +1,177 @@
+"""Pulls: the gateway fetches an adapter from elsewhere, once, and rolls it out.
+
+Goes in: a PullStart.  Comes out: an operation that goes on when its client leaves.  Operations are
+this gateway's own, and end with it; what was rolled out by then is in the catalog.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lorad import wire
+from lorad.config import Settings
+from lorad.errors import LoradError
+from lorad.fleet.staging import Stage
+from lorad.service.events import rfc3339, utc_now
+from lorad.service.threads import on_thread
+from lorad.sources.choice import fetcher_for
+from lorad.sources.errors import Cancelled
+from lorad.sources.fetch import Resolved
+from lorad.sources.reference import Reference, parse_reference
+from lorad.spelling import adapter_name
+from lorad.wire_operations import Operation, OperationPage, PulledFile, PullPlan, PullStart
+
+#: Operations that have ended and are remembered.
+KEPT = 200
+MAX_WAIT_SECONDS = 30.0
+
+Add = Callable[..., Awaitable[wire.Added]]
+
+
+@dataclass(slots=True)
+class _Op:
+    value: dict[str, Any]
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    stop: bool = False
+
+    def shown(self) -> Operation:
+        return Operation(**self.value)
+
+
+class Pulls:
+    """`add` is that of Wishes."""
+
+    def __init__(self, settings: Settings, stage: Stage, add: Add) -> None:
+        self._settings, self._stage, self._add = settings, stage, add
+        self._ops: dict[str, _Op] = {}
+
+    async def close(self) -> None:
+        tasks = [op.task for op in self._ops.values() if op.task is not None]
+        for op in self._ops.values():
+            op.stop = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def plan(self, start: PullStart) -> PullPlan:
+        reference = parse_reference(start.reference, start.revision)
+        resolved = await self._resolve(reference, start)
+        return PullPlan(
+            reference=resolved.reference,
+            commit=resolved.commit,
+            name=_name(start, reference),
+            files=tuple(PulledFile(name=f.name, num_bytes=f.size) for f in resolved.files),
+            total_bytes=resolved.total_bytes,
+        )
+
+    def begin(self, start: PullStart, actor: str) -> Operation:
+        reference = parse_reference(start.reference, start.revision)
+        name, now = _name(start, reference), rfc3339(utc_now())
+        op = _Op(
+            {
+                "id": secrets.token_hex(8),
+                "kind": "pull",
+                "target": reference.text,
+                "state": "running",
+                "name": name,
+                "actor": actor,
+                "created_at": now,
+                "updated_at": now,
+            }
+        )
+        self._ops[op.value["id"]] = op
+        for old in [id for id, o in self._ops.items() if o.over.is_set()][:-KEPT]:
+            del self._ops[old]
+        op.task = asyncio.ensure_future(self._run(op, reference, start, name))
+        return op.shown()
+
+    # ------------------------------------------------------------- operations
+    def page(self, *, live: bool, limit: int) -> OperationPage:
+        found = [op.shown() for op in reversed(self._ops.values())]
+        wanted = [op for op in found if not live or op.state == "running"]
+        return OperationPage(items=tuple(wanted[:limit]))
+
+    async def wait(self, id: str, seconds: float) -> Operation:
+        op = self._of(id)
+        await asyncio.wait({asyncio.ensure_future(op.over.wait())}, timeout=seconds)
+        return op.shown()
+
+    async def cancel(self, id: str) -> Operation:
+        op = self._of(id)
+        op.stop = True
+        if op.task is not None and not op.over.is_set():
+            op.task.cancel()
+            await asyncio.wait({op.task})
+        return op.shown()
+
+    def _of(self, id: str) -> _Op:
+        op = self._ops.get(id)
+        if op is None:
+            message = f"no operation {id[:40]!r} on this gateway"
+            raise LoradError("not_found", message, hint="loractl op ls")
+        return op
+
+    # ------------------------------------------------------------- the work
+    async def _run(self, op: _Op, reference: Reference, start: PullStart, name: str) -> None:
+        told: dict[str, Any]
+        try:
+            told = {"state": "done"} | await self._pull(op, reference, start, name)
+        except (asyncio.CancelledError, Cancelled):
+            told = {"state": "cancelled"}
+        except LoradError as error:
+            told = {
+                "state": "failed",
+                "code": error.code,
+                "message": error.message,
+                "hint": error.hint,
+                "reason": error.details.get("reason", ""),
+            }
+        op.value |= told | {"updated_at": rfc3339(utc_now())}
+        op.over.set()
+
+    async def _pull(
+        self, op: _Op, reference: Reference, start: PullStart, name: str
+    ) -> dict[str, Any]:
+        resolved = await self._resolve(reference, start)
+        op.value |= {"commit": resolved.commit, "total_bytes": resolved.total_bytes}
+
+        def progress(done: int, total: int | None) -> None:
+            op.value["done_bytes"] = done
+
+        staging = await self._stage.stage(resolved.total_bytes or 0)
+        try:
+            folder: Path = staging.path
+            await on_thread(
+                lambda: self._fetcher(reference, start).fetch(
+                    resolved, folder, progress, lambda: op.stop
+                )
+            )
+            added = await self._add(
+                staging,
+                name,
+                source=resolved.reference,
+                model=start.model,
+                replace=start.replace,
+                pin=start.pin or None,
+                load=start.load,
+            )
+        finally:
+            await self._stage.discard(staging)
+        return {"rev": added.rev}
+
+    async def _resolve(self, reference: Reference, start: PullStart) -> Resolved:
+        return await on_thread(lambda: self._fetcher(reference, start).resolve(reference))
+
+    def _fetcher(self, reference: Reference, start: PullStart) -> Any:
+        return fetcher_for(reference, self._settings, token=start.token, offline=start.offline)
+
+
+def _name(start: PullStart, reference: Reference) -> str:
+    name = start.name or adapter_name(reference.text)
+    if not name:
+        raise LoradError("invalid_value", "nothing of the reference is a name", hint="--name NAME")
+    return name

@@ -1,0 +1,199 @@
+"""Requests through a gateway: bytes as they are, losses made good once, streams that break."""
+
+import asyncio
+import json
+
+import pytest
+
+from lorad.errors import LoradError
+from lorad.fleet import presence
+from lorad.fleet.inference import events, model_of
+from lorad.fleet.members import Lost
+from lorad.wire_tenants import Tenant
+from tests.fakes.small_clusters import run
+
+LIMITS = {"rpm": 0, "tokens_per_minute": 0, "queue": 0, "max_priority": 100, "weight": 1.0}
+WHO = {"name": "acme", "adapters": ("*",), "base": True, "uids": (), "keys": ()}
+TENANT = Tenant(**WHO, **LIMITS, created_at="")
+
+
+@pytest.fixture(autouse=True)
+def quick_gateways(monkeypatch):
+    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.05)
+
+
+def home_of(c):
+    return max(c.daemons.values(), key=lambda daemon: len(daemon.asked))
+
+
+def test_bytes_and_headers_go_both_ways_and_only_a_gateway_says_a_revision():
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        body = b'{"model": "poet",  "prompt": "\xc3\xa4", "stream": true}'
+        headers = {
+            "content-type": "application/json",
+            "authorization": "Bearer sk-lorad-1",
+            "x-request-id": "req-7",
+            "x-lorad-rev": "0" * 64,
+            "traceparent": "00-ab-cd-01",
+        }
+        answer = await front.http.post("/v1/completions", content=body, headers=headers)
+        assert answer.status_code == 200 and answer.content == b"data: a\n\ndata: b\n\n"
+        assert answer.headers["x-request-id"] == "req-7"
+        assert answer.headers.get_list("content-type") == ["text/event-stream; charset=utf-8"]
+        got, sent = home_of(c).asked[-1]
+        assert sent == body and got["x-lorad-rev"] == c.rev(1)
+        for name in ("authorization", "x-request-id", "traceparent"):
+            assert got[name] == headers[name]
+
+    run(scenario)
+
+
+def test_a_refusal_of_a_member_is_passed_on_with_its_retry_after():
+    async def scenario(c, front):
+        error = LoradError("queue_full", "too many wait", retry_after=3)
+        for daemon in c.daemons.values():
+            daemon.answer = error
+        answer = await front.ask("tiny")
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+        assert answer.json()["error"]["code"] == "queue_full"
+        assert sum(len(daemon.asked) for daemon in c.daemons.values()) == 1, "nobody else is asked"
+
+    run(scenario)
+
+
+def test_one_that_cannot_take_it_now_is_passed_by_once():
+    async def scenario(c, front):
+        error = LoradError("engine_restarting", "the engine died")
+        first, *others = c.daemons.values()
+        first.answer = error
+        answers = [await front.ask("tiny") for _ in range(4)]
+        assert {answer.status_code for answer in answers} == {200}
+        for daemon in others:
+            daemon.answer, daemon.asked = error, []
+        first.asked = []
+        answer = await front.ask("tiny")
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+        assert sum(len(daemon.asked) for daemon in c.daemons.values()) == 2
+
+    run(scenario)
+
+
+def test_a_loss_before_the_first_byte_is_made_good_once():
+    async def scenario(c, front):
+        first, *others = c.daemons.values()
+        await first.stop()
+        answers = [await front.ask("tiny") for _ in range(3)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert front.gateway.inference.moved == 1, "it is doubted from then on"
+        for daemon in others:
+            await daemon.stop()
+        answer = await front.ask("tiny")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
+        for daemon in c.daemons.values():
+            await daemon.start()
+
+    run(scenario)
+
+
+def test_a_loss_in_mid_stream_ends_with_an_error_event():
+    async def scenario(c, front):
+        for daemon in c.daemons.values():
+            daemon.hold = asyncio.Event()
+        async with front.http.stream("POST", "/v1/completions", json={"model": "tiny"}) as answer:
+            pieces = answer.aiter_raw()
+            assert await anext(pieces) == b"data: a\n\n"
+            await home_of(c).stop()
+            rest = b"".join([piece async for piece in pieces])
+        name, _, data = rest.partition(b": ")
+        error = json.loads(data)["error"]
+        assert name == b"data" and error["code"] == "engine_restarting" and rest.endswith(b"\n\n")
+        assert b"[DONE]" not in rest and front.gateway.inference.broken == 1
+        await home_of(c).start()
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_ends_its_request_at_the_member():
+    async def scenario(c, front):
+        for daemon in c.daemons.values():
+            daemon.hold = asyncio.Event()
+        async with front.http.stream("POST", "/v1/completions", json={"model": "tiny"}) as answer:
+            assert await anext(answer.aiter_raw()) == b"data: a\n\n"
+        while not home_of(c).gone:
+            await asyncio.sleep(0.001)
+        assert all(m.replica.load == 0 for m in front.members.seen())
+
+    run(scenario)
+
+
+def test_names_that_the_catalog_does_not_have_reach_no_member():
+    async def scenario(c, front):
+        for daemon in c.daemons.values():
+            daemon.serves["stray"] = "0" * 64
+        for name in ("stray", "poet@abababab", "hf:a/b"):
+            answer = await front.ask(name)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+        assert not any(daemon.asked for daemon in c.daemons.values())
+
+    run(scenario)
+
+
+def test_a_body_without_a_model_is_a_members_to_refuse():
+    assert model_of(b'{"model": "a", "x": {"model": "b"}}') == "a"
+    for body in (b"", b"{", b'{"model": 5}', b"[]", b'"a"', b'{"x": 1}', b"[" * 100_000):
+        assert model_of(body) == ""
+
+
+def test_models_are_those_of_the_catalog_whether_a_member_has_them_or_not():
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        await front.add("clerk", 2)
+        await front.gateway.look()
+        cards = (await front.http.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["root"]) for card in cards] == [
+            ("tiny", "base"),
+            ("clerk", c.rev(2)),
+            ("poet", c.rev(1)),
+        ]
+        for daemon in c.daemons.values():
+            daemon.tenants = (TENANT,)
+            daemon.serves.pop("clerk", None)
+        await front.gateway.look()
+        cards = (await front.http.get("/v1/models")).json()["data"]
+        assert "clerk" not in {card["id"] for card in cards}, "a member tells whom it may be told"
+
+    run(scenario)
+
+
+def test_it_is_ready_as_long_as_one_member_is():
+    async def scenario(c, front):
+        first, *others = c.daemons.values()
+        for daemon in others:
+            daemon.state = "draining"
+        await front.members.look()
+        assert (await front.http.get("/readyz")).status_code == 200
+        first.state = "loading_base"
+        await front.members.look()
+        answer = await front.http.get("/readyz")
+        assert answer.status_code == 503
+        assert "a: loading_base; b: draining" in answer.json()["error"]["message"]
+        assert (await front.http.get("/livez")).status_code == 200
+
+    run(scenario)
+
+
+def test_a_stream_is_passed_on_in_whole_events():
+    async def scenario(pieces, lost):
+        async def parts():
+            for piece in pieces:
+                yield piece
+            if lost:
+                raise Lost("a", "gone", began=True)
+
+        return [data async for data in events(parts())]
+
+    pieces = [b"data: 1\n\nda", b"ta: 2\n", b"\n", b"data: 3"]
+    assert asyncio.run(scenario(pieces, False)) == [b"data: 1\n\n", b"data: 2\n\n", b"data: 3"]
+    *whole, last = asyncio.run(scenario(pieces, True))
+    assert whole == [b"data: 1\n\n", b"data: 2\n\n"] and b"engine_restarting" in last
