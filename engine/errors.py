@@ -20,6 +20,11 @@ Goes in: nothing.  Comes out: exception classes with a stable `code`.  Knows no 
 border that does is `lorad/errors.py`.
 """
 
+#: Next steps for a base whose files are not whole, are in another form, or are another model's.
+FETCH_AGAIN = "fetch the model again, whole; its files are not as they were published"
+OTHER_FILES = "name the folder of the model as it was published, in float32, bfloat16 or float16"
+OTHER_BASE = "another base: what would not be computed exactly is refused, never guessed"
+
 
 class EngineError(Exception):
     """Base of every error that the engine raises on purpose; `code` is stable and snake_case."""

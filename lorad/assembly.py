@@ -335,7 +335,10 @@ class Services:
         try:
             inbox.mkdir(mode=0o770, parents=True, exist_ok=True)
         except OSError as error:
-            raise BadConfig(f"watch.dir: cannot make {inbox}: {error.strerror}") from error
+            raise BadConfig(
+                f"watch.dir: cannot make {inbox}: {error.strerror}",
+                hint="make it for the daemon's user, or set another watch.dir",
+            ) from error
         return InboxWatcher(
             inbox,
             settle=watch.settle,

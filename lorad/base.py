@@ -54,7 +54,9 @@ def _read(settings: Settings, index: int) -> tuple[Path, BaseSpec]:
         hint = error.hint if fits or GENERATE in usual else _tasks(usual)
         raise BadConfig(f"{key}: {error.message}", hint=hint) from error
     except OSError as error:
-        raise BadConfig(f"{key}: {error}") from error
+        raise BadConfig(
+            f"{key}: {error}", hint="check who may read the folder, and its disk"
+        ) from error
     if isinstance(spec, EncoderSpec):
         raise BadConfig(
             f"{model_key(index, 'tasks')}: the base is an encoder, which generates nothing",

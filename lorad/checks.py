@@ -73,10 +73,16 @@ def _check_pools(settings: Settings) -> None:
 def _check_folders(settings: Settings) -> None:
     for key, text in (("registry.dir", settings.registry.dir), ("store.dir", settings.store.dir)):
         if (thing := _in_the_way(Path(text))) is not None:
-            raise RegistryUnusable(f"{key}: {thing} is not a directory")
+            raise RegistryUnusable(
+                f"{key}: {thing} is not a directory",
+                hint="set another directory, or move that away",
+            )
     watch = settings.watch
     if watch.mode != "off" and (thing := _in_the_way(Path(watch.dir))) is not None:
-        raise BadConfig(f"watch.dir: cannot make {watch.dir}: {thing} is not a directory")
+        raise BadConfig(
+            f"watch.dir: cannot make {watch.dir}: {thing} is not a directory",
+            hint="set another watch.dir, or move that away",
+        )
 
 
 def _check_sockets(settings: Settings) -> None:
@@ -85,7 +91,10 @@ def _check_sockets(settings: Settings) -> None:
             continue  # in a fresh directory, which only a start makes
         path = Path(face.socket)
         if (thing := _in_the_way(path.parent)) is not None:
-            raise CannotBind(f"cannot make {path.parent}: {thing} is not a directory")
+            raise CannotBind(
+                f"cannot make {path.parent}: {thing} is not a directory",
+                hint="set another socket, or move that away",
+            )
         check_unix(path, face.group)
     tcp, addresses = settings.tcp, [settings.metrics.tcp]
     if tcp.enabled:

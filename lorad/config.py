@@ -316,7 +316,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         dotted = f"lora.{key}" if key in hints(Lora) else model_key(index, key)
         where = self.origins.get(dotted)
         told = f"{dotted}{space}{rest}" + (f" ({where})" if where else "")
-        return BadConfig(told, hint=error.hint)
+        return BadConfig(told, hint=error.hint or f"lorad --print-config says where {key} is set")
 
 
 def model_key(index: int, key: str) -> str:
@@ -351,7 +351,8 @@ def check(settings: Settings) -> Settings:
     def need(ok: bool, key: str, rule: str, hint: str = "") -> None:
         if not ok:
             where = settings.origins.get(key)
-            raise BadConfig(f"{key}: {rule}" + (f" ({where})" if where else ""), hint=hint)
+            told = f"{key}: {rule}" + (f" ({where})" if where else "")
+            raise BadConfig(told, hint=hint or f"lorad --print-config says where {key} is set")
 
     need(bool(settings.models), "models", "a daemon needs a [[models]]")
     for index in range(len(settings.models)):
@@ -409,7 +410,7 @@ def _check_model(settings: Settings, index: int, need: Callable[..., None]) -> N
     need(bool(model.base), base, "a model needs a base: the folder of its files")
     folder = Path(model.base)
     known = any((folder / file).is_file() for file in ("config.json", "modules.json"))
-    need(known, base, f"no config.json in {folder}")
+    need(known, base, f"no config.json in {folder}", "give the folder of a Hugging Face model")
     need(bool(MODEL_NAME.fullmatch(model.name)), name, "letters, digits, dot, dash")
     same = [i for i, other in enumerate(settings.models[:index]) if other.name == model.name]
     need(

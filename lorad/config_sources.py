@@ -169,17 +169,27 @@ def _file(path: Path) -> Layer:
         with path.open("rb") as file:  # a pipe will do, but not one without an end
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
-            raise BadConfig(f"{path}: over {MAX_FILE_BYTES // MIB} MiB, wanted TOML")
+            raise BadConfig(
+                f"{path}: over {MAX_FILE_BYTES // MIB} MiB, wanted TOML",
+                hint="is this the file you meant?",
+            )
         text = data.decode("utf-8-sig")  # some editors begin with a mark
         return Layer(str(path), tomllib.loads(text), text)
     except tomllib.TOMLDecodeError as error:
-        raise BadConfig(f"{path}: {error}") from error
+        raise BadConfig(
+            f"{path}: {error}",
+            hint="strings are in quotes, tables in [brackets], and each key once",
+        ) from error
     except RecursionError:
-        raise BadConfig(f"{path}: nested too deeply") from None
+        raise BadConfig(f"{path}: nested too deeply", hint="is this the file you meant?") from None
     except UnicodeDecodeError as error:
-        raise BadConfig(f"{path}: not UTF-8 text") from error
+        raise BadConfig(
+            f"{path}: not UTF-8 text", hint="is this the file you meant?  save it as UTF-8"
+        ) from error
     except OSError as error:
-        raise BadConfig(f"{path}: {error.strerror or error}") from error
+        raise BadConfig(
+            f"{path}: {error.strerror or error}", hint="check the path, and who may read it"
+        ) from error
 
 
 def _environment(env: Mapping[str, str]) -> list[Layer]:
@@ -221,7 +231,10 @@ def _merge(
                 f"section [{section}]", section, [*SECTIONS, "models"], layer.at(section)
             )
         if not isinstance(values, dict):
-            raise BadConfig(f"{layer.at('', section)}: {section} must be a table")
+            raise BadConfig(
+                f"{layer.at('', section)}: {section} must be a table",
+                hint=f"write [{section}], and its settings below it",
+            )
         known = hints(SECTIONS[section])
         for key, raw in values.items():
             merged[section][key] = _read(layer, section, key, raw, known)
@@ -238,7 +251,7 @@ def _merge_models(
             index, _, key = dotted.rpartition(".")
             if not re.fullmatch(r"[0-9]{0,3}", index) or int(index or 0) > len(models):
                 rule = "models.0 is the first model, and none may be left out"
-                raise BadConfig(f"{layer.origin}: {rule}")
+                raise BadConfig(f"{layer.origin}: {rule}", hint="count the models from 0")
             number = int(index or 0)
             if number == len(models):
                 models.append({})
@@ -246,7 +259,10 @@ def _merge_models(
             origins[model_key(number, key)] = layer.origin
         return
     if not isinstance(values, list) or not all(isinstance(m, dict) for m in values):
-        raise BadConfig(f"{layer.at('models')}: write [[models]], with two brackets")
+        raise BadConfig(
+            f"{layer.at('models')}: write [[models]], with two brackets",
+            hint='a table [[models]], and in it base = "/path/to/model"',
+        )
     models.clear()
     for key in [key for key in origins if key.startswith("models.")]:
         del origins[key]  # of entries that are replaced
@@ -275,7 +291,10 @@ def _read(
     except ValueError as error:
         shown = str(raw) if isinstance(raw, str) else json.dumps(raw, default=str)
         where = layer.at(section, key, nth)
-        raise BadConfig(f"{where}: {section}.{key} = {shown!s}: expected {error}") from error
+        raise BadConfig(
+            f"{where}: {section}.{key} = {shown!s}: expected {error}",
+            hint="lorad --print-config shows every setting as it may be written",
+        ) from error
 
 
 def _without_model(files: tuple[Path, ...]) -> BadConfig:

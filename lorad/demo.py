@@ -273,7 +273,10 @@ def find_model(model: str | None) -> tuple[Path, str]:
     if folder.is_dir():
         return folder.resolve(), folder.resolve().name
     if model.count("/") != 1 or model.startswith((".", "/")):
-        raise DemoFailed(f"{model} is neither a folder nor ORG/NAME of the Hugging Face Hub")
+        raise DemoFailed(
+            f"{model} is neither a folder nor ORG/NAME of the Hugging Face Hub",
+            hint="a path with a config.json in it, or leave --model out",
+        )
     from huggingface_hub import snapshot_download
 
     say(f"fetching {model} from the Hugging Face Hub")
@@ -282,7 +285,10 @@ def find_model(model: str | None) -> tuple[Path, str]:
         return Path(snapshot_download(model, allow_patterns=patterns)), model.split("/")[1]
     except Exception as error:  # the Hub's client raises what its HTTP library does
         first = (str(error) or type(error).__name__).strip().splitlines()[0]
-        raise DemoFailed(f"cannot fetch {model}: {first}") from error
+        raise DemoFailed(
+            f"cannot fetch {model}: {first}",
+            hint="check the name and the network, or give a folder",
+        ) from error
 
 
 def find_adapters(model: Path, given: Path | None, own_model: bool, scratch: Path) -> list[Path]:

@@ -47,7 +47,10 @@ def ground(settings: Settings, places: paths.Paths, env: Mapping[str, str]) -> I
         try:
             store = Store(Path(settings.store.dir), budget_bytes=settings.store.budget)
         except (OSError, LoradError) as error:
-            raise RegistryUnusable(f"the store {settings.store.dir}: {error}") from error
+            raise RegistryUnusable(
+                f"the store {settings.store.dir}: {error}",
+                hint="check who may write there, or set another store.dir",
+            ) from error
         registry = Registry.open(state_dir, store=store)
         undo.callback(registry.close)
         try:
@@ -105,7 +108,10 @@ def _bind(path: Path, mode: int, group: str) -> socket.socket:
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     except OSError as error:
-        raise CannotBind(f"cannot make {path.parent}: {error.strerror}") from error
+        raise CannotBind(
+            f"cannot make {path.parent}: {error.strerror}",
+            hint="make it for the daemon's user, or set another [inference] and [admin] socket",
+        ) from error
     return bind_unix(path, mode, group)
 
 

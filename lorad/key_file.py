@@ -79,9 +79,14 @@ def _lines(path: Path, setting: str) -> list[str]:
             _check_private(os.fstat(file.fileno()), path, setting)
             return file.read(1 << 20).splitlines()
     except OSError as error:
-        raise BadConfig(f"{setting}: {path}: {error.strerror or error}") from None
+        raise BadConfig(
+            f"{setting}: {path}: {error.strerror or error}",
+            hint="check the path, and who may read it",
+        ) from None
     except UnicodeError:
-        raise BadConfig(f"{setting}: {path}: keys are ASCII text") from None
+        raise BadConfig(
+            f"{setting}: {path}: keys are ASCII text", hint="openssl rand -base64 32"
+        ) from None
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -91,7 +96,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def _check_private(found: os.stat_result, path: Path, setting: str) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise BadConfig(f"{setting}: {path} is not a file")
+        raise BadConfig(f"{setting}: {path} is not a file", hint="name a file with a key a line")
     if found.st_uid not in (0, os.geteuid()):
         raise BadConfig(
             f"{setting}: {path} belongs to uid {found.st_uid}", hint=f"chown it to {os.geteuid()}"

@@ -64,7 +64,10 @@ def _check_late(settings: Settings, text: RevisionText, pooling: PoolingSpec, in
     try:
         LateText(text.tokenizer, pooling.late)
     except TextError as error:
-        raise BadConfig(f"{model_key(index, 'base')}: {error}") from error
+        raise BadConfig(
+            f"{model_key(index, 'base')}: {error}",
+            hint="fetch the model again, whole: its tokenizer belongs to it",
+        ) from error
 
 
 def engine_config(
@@ -124,4 +127,7 @@ def _prompt(
 def _bad(settings: Settings, index: int, why: str) -> BadConfig:
     key = model_key(index, "pair_template")
     where = settings.origins.get(key)
-    return BadConfig(f"{key}: {why}" + (f" ({where})" if where else ""))
+    return BadConfig(
+        f"{key}: {why}" + (f" ({where})" if where else ""),
+        hint='a Jinja file that this model was trained with, or "qwen3-reranker"',
+    )

@@ -98,7 +98,10 @@ def _listener(fd: int, name: str) -> socket.socket:
         sock = socket.socket(fileno=fd)
         listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:
-        raise CannotBind(f"descriptor {fd}, named {name}, is no socket: {error}") from None
+        raise CannotBind(
+            f"descriptor {fd}, named {name}, is no socket: {error}",
+            hint="ListenStream= in the .socket unit",
+        ) from None
     if not listens or sock.type != socket.SOCK_STREAM:
         sock.close()
         raise CannotBind(

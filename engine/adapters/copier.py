@@ -77,7 +77,10 @@ class CudaCopier:
                 self._pool.fence(blocks, fence)  # they are given back, and wait as before
             self._stream.synchronize()  # what was queued may not write into blocks of others
             self._host.let_go(rev)
-            raise NoRoom(f"the device has no memory left to load it: {error}") from error
+            raise NoRoom(
+                f"the device has no memory left to load it: {error}",
+                hint="lower gpu_memory_utilization; nvidia-smi says who else holds its memory",
+            ) from error
 
     def _queue(
         self, source: torch.Tensor, blocks: Sequence[int], fences: Sequence[object]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ConfigError, ModelUnsupported
+from engine.errors import FETCH_AGAIN, OTHER_FILES, ConfigError, ModelUnsupported
 from engine.models.hf_config import MALFORMED, MAX_HEADER_BYTES, short, text_name, weight_files
 
 #: The dtypes that are read, and bytes an element.
@@ -58,7 +58,7 @@ class BaseFiles:
             self.tensors = self._read_headers()
         except OSError as error:
             self._close()
-            raise ConfigError(f"{folder} cannot be read: {error}") from None
+            raise ConfigError(f"{folder} cannot be read: {error}", hint=FETCH_AGAIN) from None
         except BaseException:
             self._close()
             raise
@@ -79,7 +79,9 @@ class BaseFiles:
         no such matrix of a float dtype."""
         tensor = self.tensors.get(name)
         if tensor is None or len(tensor.shape) != 2 or tensor.dtype not in ITEMSIZE:
-            raise ModelUnsupported(f"the base has no matrix {name} of a float dtype")
+            raise ModelUnsupported(
+                f"the base has no matrix {name} of a float dtype", hint=OTHER_FILES
+            )
         width = tensor.shape[1]
         return self.values(tensor, first * width, last * width).reshape(last - first, width)
 
@@ -112,7 +114,7 @@ class BaseFiles:
         return data
 
     def _cut(self, file: int, at: int) -> ConfigError:
-        return ConfigError(f"{self._paths[file]} ends at byte {at}: fetch it again")
+        return ConfigError(f"{self._paths[file]} ends at byte {at}", hint=FETCH_AGAIN)
 
     def _read_headers(self) -> dict[str, BaseTensor]:
         found: dict[str, BaseTensor] = {}
@@ -120,7 +122,9 @@ class BaseFiles:
             try:
                 found |= dict(self._entries(index))
             except MALFORMED as error:
-                raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
+                raise ConfigError(
+                    f"{path} has no readable safetensors header: {error}", hint=FETCH_AGAIN
+                ) from None
         return found
 
     def _entries(self, index: int) -> Iterator[tuple[str, BaseTensor]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from engine.errors import ModelUnsupported
+from engine.errors import OTHER_BASE, ModelUnsupported
 from engine.layout import (
     FUSED_NAMES,
     HEAD_DENSE,
@@ -311,7 +311,9 @@ def _ropes(
         full, near = RopeReader(renamed, reader_family, head_dim, positions).by_kind()
         ropes = tuple(near if window else full for window in windows)
     if any(rope is not None and rope.one_way_length(positions) < positions for rope in ropes):
-        raise ModelUnsupported(f"{config.where} rotates long sequences in another way than short")
+        raise ModelUnsupported(
+            f"{config.where} rotates long sequences in another way than short", hint=OTHER_BASE
+        )
     return ropes
 
 

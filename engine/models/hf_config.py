@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError, ModelUnsupported
+from engine.errors import FETCH_AGAIN, OTHER_BASE, ConfigError, ModelUnsupported
 
 # fmt: off
 #: Fields of config.json that say nothing about the forward pass of a dense decoder.
@@ -73,7 +73,7 @@ class Fields:
         self._asked.add(name)
         value = self.values.get(name, default)
         if value is _MISSING:
-            raise ModelUnsupported(f"{self.where} lacks {name}")
+            raise ModelUnsupported(f"{self.where} lacks {name}", hint=FETCH_AGAIN)
         return value
 
     def integer(self, name: str, default: int | None = None, *, most: int = LARGEST) -> int:
@@ -117,7 +117,7 @@ class Fields:
     def refusal(self, name: str, why: str) -> ModelUnsupported:
         """The error that names a field with its value; the caller raises it."""
         shown = json.dumps(self.values.get(name))
-        return ModelUnsupported(f"{self.where} has {name} = {short(shown)}: {why}")
+        return ModelUnsupported(f"{self.where} has {name} = {short(shown)}: {why}", hint=OTHER_BASE)
 
     def refuse_rest(self) -> None:
         """Raise ModelUnsupported for the first field that nobody asked for and that may matter."""
@@ -131,9 +131,12 @@ class Fields:
         value = self.take(name, _MISSING if default is None else default)
         if value is None:
             if default is None:
-                raise ModelUnsupported(f"{self.where} lacks {name}")
+                raise ModelUnsupported(f"{self.where} lacks {name}", hint=FETCH_AGAIN)
             return default
         return value
+
+
+_FOLDER = "give the folder of a Hugging Face model"
 
 
 def read_json(path: Path, *, required: bool) -> dict[str, Any]:
@@ -143,13 +146,13 @@ def read_json(path: Path, *, required: bool) -> dict[str, Any]:
     except FileNotFoundError:
         if not required:
             return {}
-        raise ConfigError(
-            f"{path.parent} has no {path.name}", hint="give the folder of a Hugging Face model"
-        ) from None
+        raise ConfigError(f"{path.parent} has no {path.name}", hint=_FOLDER) from None
+    except NotADirectoryError:
+        raise ConfigError(f"{path.parent} is not a folder", hint=_FOLDER) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        raise ConfigError(f"{path} cannot be read: {error}", hint=FETCH_AGAIN) from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} is not a JSON object")
+        raise ConfigError(f"{path} is not a JSON object", hint=FETCH_AGAIN)
     return value
 
 
@@ -165,9 +168,11 @@ def weights_dtype(folder: Path) -> str:
             header = json.loads(file.read(size)) if size <= MAX_HEADER_BYTES else {}
         tensors = {k: v["dtype"] for k, v in header.items() if k != "__metadata__"}
     except (OSError, *MALFORMED) as error:
-        raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
+        raise ConfigError(
+            f"{path} has no readable safetensors header: {error}", hint=FETCH_AGAIN
+        ) from None
     if not tensors:
-        raise ConfigError(f"{path} holds no tensors")
+        raise ConfigError(f"{path} holds no tensors", hint=FETCH_AGAIN)
     embedding = [d for name, d in tensors.items() if name.endswith("embed_tokens.weight")]
     numbers = [d for d in tensors.values() if str(d).startswith(("F", "BF"))]  # and no buffers
     return str((embedding or numbers or list(tensors.values()))[0])
@@ -189,7 +194,7 @@ def weight_files(folder: Path) -> list[Path]:
             hint="only safetensors weights are read; convert .bin checkpoints first",
         )
     if not isinstance(weight_map, dict):
-        raise ConfigError(f"weight_map in {folder / INDEX} is not an object")
+        raise ConfigError(f"weight_map in {folder / INDEX} is not an object", hint=FETCH_AGAIN)
     paths = [folder / name for name in sorted({str(name) for name in weight_map.values()})]
     for path in paths:
         if not os.path.isfile(path):  # Path.is_file raises for a name that is too long

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.errors import ModelUnsupported
+from engine.errors import FETCH_AGAIN, ModelUnsupported
 from engine.layout import BlockLayout, Shapes, adapter_block_bytes, kv_block_bytes
 from engine.models.families import FAMILIES, Family, identify
 from engine.models.head_spec import CLASSIFIER, DECODER_HEAD, HeadSpec, read_labels
@@ -276,7 +276,9 @@ def tokenizer_size(folder: Path) -> int:
         ids += vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]
         return max(int(i) for i in ids) + 1
     except (ValueError, KeyError, TypeError) as error:
-        raise ModelUnsupported(f"{path}: not a tokenizer file ({error})") from error
+        raise ModelUnsupported(
+            f"{path}: not a tokenizer file ({error})", hint=FETCH_AGAIN
+        ) from error
 
 
 def _token_ids(*values: Any) -> tuple[int, ...]:

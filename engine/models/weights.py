@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.errors import ConfigError, ModelUnsupported
+from engine.errors import FETCH_AGAIN, OTHER_FILES, ConfigError, ModelUnsupported
 from engine.models.hf_config import text_name, weight_files
 from engine.models.shard import WHOLE, Cut
 
@@ -43,14 +43,17 @@ def load(
         if place is None:
             if ignored(name):
                 continue
-            raise ModelUnsupported(f"{folder} has a tensor that the engine does not use: {name}")
+            raise ModelUnsupported(
+                f"{folder} has a tensor that the engine does not use: {name}", hint=OTHER_FILES
+            )
         if name in filled:
-            raise ConfigError(f"{folder} holds {name} twice")
+            raise ConfigError(f"{folder} holds {name} twice", hint=FETCH_AGAIN)
         tensor = _part(tensor, cut(name), place)
         if tensor.shape != place.shape or tensor.dtype not in _READABLE:
             raise ModelUnsupported(
                 f"{name} is {tuple(tensor.shape)} {tensor.dtype}, "
-                f"expected {tuple(place.shape)} in float32, bfloat16 or float16"
+                f"expected {tuple(place.shape)} in float32, bfloat16 or float16",
+                hint=OTHER_FILES,
             )
         place.copy_(tensor)
         filled.add(name)
@@ -58,7 +61,7 @@ def load(
     missing = sorted(places.keys() - filled)
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelUnsupported(f"{folder} lacks the tensor {missing[0]}{more}")
+        raise ModelUnsupported(f"{folder} lacks the tensor {missing[0]}{more}", hint=FETCH_AGAIN)
 
 
 def _part(tensor: Tensor, cut: Cut, place: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ def tensor_names(folder: Path) -> tuple[str, ...]:
             with safe_open(path, framework="pt") as file:
                 found += file.keys()
         except SafetensorError as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from None
+            raise ConfigError(f"{path} cannot be read: {error}", hint=FETCH_AGAIN) from None
     return tuple(found)
 
 
@@ -94,4 +97,4 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 for name in file.keys():  # noqa: SIM118 - the handle is no mapping
                     yield name, file.get_tensor(name)
         except SafetensorError as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from None
+            raise ConfigError(f"{path} cannot be read: {error}", hint=FETCH_AGAIN) from None

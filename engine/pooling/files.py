@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from engine.errors import ConfigError, ModelUnsupported
+from engine.errors import FETCH_AGAIN, OTHER_BASE, ConfigError, ModelUnsupported
 from engine.models.encoder_families import COLBERT, is_encoder
 from engine.models.hf_config import Fields, read_json, short
 from engine.pooling import late
@@ -93,7 +93,9 @@ def read_pooling(folder: Path) -> PoolingSpec:
         raise Fields(ours, late.PYLATE).refusal(late.MARKS, why)
     if COLBERT in (model.get("architectures") or ()):
         if modules:
-            raise ModelUnsupported(f"{MODULES_FILE} beside a checkpoint of the class {COLBERT}")
+            raise ModelUnsupported(
+                f"{MODULES_FILE} beside a checkpoint of the class {COLBERT}", hint=OTHER_BASE
+            )
         size = Fields(model, "config.json").integer("hidden_size")
         late_spec, dense = late.colbert(folder, size)
         return _each_token(found, model, late_spec, [dense], late.METADATA)
@@ -133,10 +135,12 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ConfigError(f"{path} is no list of modules: {error!r}") from None
+        raise ConfigError(f"{path} is no list of modules: {error!r}", hint=FETCH_AGAIN) from None
     for kind, where in rows:
         if PurePosixPath(where).is_absolute() or ".." in PurePosixPath(where).parts:
-            raise ModelUnsupported(f"{MODULES_FILE} leads out of the folder: {kind} in {where}")
+            raise ModelUnsupported(
+                f"{MODULES_FILE} leads out of the folder: {kind} in {where}", hint=OTHER_BASE
+            )
     return rows
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError, EngineError, ModelUnsupported
+from engine.errors import FETCH_AGAIN, ConfigError, EngineError, ModelUnsupported
 from engine.models.bases import BaseSpec, read_base
 from engine.models.encoder_families import is_encoder
 from engine.models.encoder_spec import EncoderSpec
@@ -74,11 +74,13 @@ def read_model(config: PoolingConfig) -> tuple[Path, BaseSpec, PoolingSpec]:
         length = config.max_length or spec.default_length
         raise ConfigError(
             f"{pooling.origin}: queries have {pooling.late.query_length} tokens, and an input"
-            f" {length} at the most"
+            f" {length} at the most",
+            hint="raise max_model_len, or leave it out",
         )
     if any(size > width for size in pooling.dimensions):
         raise ModelUnsupported(
-            f"matryoshka_dimensions has {max(pooling.dimensions)}, a vector has {width} numbers"
+            f"matryoshka_dimensions has {max(pooling.dimensions)}, a vector has {width} numbers",
+            hint=FETCH_AGAIN,
         )
     if config.max_length > spec.default_length:
         raise ConfigError(
@@ -124,10 +126,14 @@ def _check_words(spec: BaseSpec, pooling: PoolingSpec) -> None:
         return
     if isinstance(spec, EncoderSpec) or spec.num_labels:
         what = "an encoder" if isinstance(spec, EncoderSpec) else "a classifier"
-        raise ConfigError(f"score_tokens = {list(tokens)}: the base is {what}, which scores itself")
+        raise ConfigError(
+            f"score_tokens = {list(tokens)}: the base is {what}, which scores itself",
+            hint="leave score_words out",
+        )
     if max(tokens) >= spec.vocab_size:
         raise ConfigError(
-            f"score_tokens = {list(tokens)}: the base has {spec.vocab_size} token ids"
+            f"score_tokens = {list(tokens)}: the base has {spec.vocab_size} token ids",
+            hint="name words of this model's own vocabulary",
         )
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.errors import ModelUnsupported
+from engine.errors import FETCH_AGAIN, ModelUnsupported
 from engine.kernels.elementwise import activate
 from engine.kernels.gemm import linear
 from engine.models import weights
@@ -65,7 +65,8 @@ class Pooler:
             assert isinstance(step, DenseSpec)
             if step.d_in != self.width:
                 raise ModelUnsupported(
-                    f"{step.folder} takes {step.d_in} numbers, what is ahead gives {self.width}"
+                    f"{step.folder} takes {step.d_in} numbers, what is ahead gives {self.width}",
+                    hint=FETCH_AGAIN,
                 )
             self._steps.append(Dense(step, folder, torch.device(device)))
             self.width = step.d_out

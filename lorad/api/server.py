@@ -51,7 +51,10 @@ def bind_unix(path: Path, mode: int, group: str = "") -> socket.socket:
         listener.bind(str(path))
     except OSError as error:
         listener.close()
-        raise CannotBind(f"cannot bind {path}: {os.strerror(error.errno or 0)}") from None
+        raise CannotBind(
+            f"cannot bind {path}: {os.strerror(error.errno or 0)}",
+            hint="check who may write to its directory, or set another socket",
+        ) from None
     finally:
         os.umask(before)
     try:
@@ -90,7 +93,10 @@ def check_tcp(address: str) -> None:
         try:
             probe.bind((host, 0))
         except OSError as error:
-            raise CannotBind(f"cannot bind {address}: {os.strerror(error.errno or 0)}") from None
+            raise CannotBind(
+                f"cannot bind {address}: {os.strerror(error.errno or 0)}",
+                hint="an address of this machine: ip addr lists them",
+            ) from None
 
 
 def bind_tcp(address: str) -> socket.socket:
@@ -102,7 +108,10 @@ def bind_tcp(address: str) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise CannotBind(f"cannot bind {address}: {os.strerror(error.errno or 0)}") from None
+        raise CannotBind(
+            f"cannot bind {address}: {os.strerror(error.errno or 0)}",
+            hint="another port, or ss -ltnp says who has this one",
+        ) from None
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
@@ -144,7 +153,10 @@ def _clear_stale(path: Path) -> None:
     elif code in (0, errno.EAGAIN, errno.EINPROGRESS):
         raise LockHeld(f"another process answers on {path}", hint="loractl status")
     elif code != errno.ENOENT:
-        raise CannotBind(f"cannot tell whether {path} is in use: {os.strerror(code)}")
+        raise CannotBind(
+            f"cannot tell whether {path} is in use: {os.strerror(code)}",
+            hint="check who may write to it, or set another socket",
+        )
 
 
 def _is_socket(path: Path) -> bool:
@@ -154,7 +166,10 @@ def _is_socket(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise CannotBind(f"cannot bind {path}: {os.strerror(error.errno or 0)}") from None
+        raise CannotBind(
+            f"cannot bind {path}: {os.strerror(error.errno or 0)}",
+            hint="check who may search its directory, or set another socket",
+        ) from None
     if not stat.S_ISSOCK(mode):
         raise CannotBind(f"{path} exists and is not a socket", hint="move it out of the way")
     return True

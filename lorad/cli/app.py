@@ -40,6 +40,7 @@ from lorad.cli import (
     top,
     verify,
 )
+from lorad.cli.next_steps import next_step
 from lorad.cli.options import Options, asks_json, hoist, may_ask, output_format, seconds
 from lorad.cli.output import complain, flush, json_text, one_line, print_line
 from lorad.cli.reach import advise
@@ -80,14 +81,6 @@ OWN_EXITS: Mapping[str, int] = {
     "missing_package": 1,
     "dashboard_failed": 1,
     "bug": 1,
-}
-
-#: Where the daemon gives no next step of its own.
-HINTS: Mapping[str, str] = {
-    "model_not_found": "loractl ls",
-    "not_found": "is this the admin socket?  loractl -H unix:///path/admin.sock",
-    "loading_base": "loractl ping says when it is ready",
-    "draining": "loractl status says why: it stops, or loractl resume ends it",
 }
 
 
@@ -240,7 +233,7 @@ def _fail(error: BaseException, telling: Telling) -> int:
 def _explain(error: BaseException, command: str) -> Trouble:
     match error:
         case ApiError() | Failed():
-            hint = error.hint or HINTS.get(error.code, "")
+            hint = error.hint or next_step(error.code, command)
             return Trouble(error.code, error.message, hint=hint, details=error.details)
         case Unreachable():
             advice = advise(error)

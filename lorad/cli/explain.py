@@ -53,7 +53,11 @@ def explain(
             ("next", told.next + _when(told.next_seconds)),
             *([("try", told.hint)] if told.hint else []),
             ("requests", f"{told.running} running, {told.waiting} waiting{_turn(told)}"),
-            *([("load", f"{_seconds(told.load_seconds)} from here")] if told.load_seconds else []),
+            *(
+                [("load", f"{_seconds(told.load_seconds)} from where it is")]
+                if told.load_seconds
+                else []
+            ),
         ]
     )
     if told.room is not None:
@@ -70,12 +74,13 @@ def _room(room: wire_explain.ExplainedRoom) -> list[tuple[str, str]]:
         ("  slots", f"{room.free_slots} free"),
         (
             "  would go",
-            f"{human_bytes(room.idle_bytes)} of {room.idle_adapters} idle adapters, "
-            f"{human_bytes(room.kv_cached_bytes)} of cached KV",
+            f"{_many(room.idle_adapters, 'idle adapter')} with {human_bytes(room.idle_bytes)}, "
+            f"and {human_bytes(room.kv_cached_bytes)} of cached KV",
         ),
         (
             "  kv",
-            f"{human_bytes(room.kv_active_bytes)} in use, floor {human_bytes(room.kv_floor_bytes)}",
+            f"{human_bytes(room.kv_active_bytes)} in use; "
+            f"{human_bytes(room.kv_floor_bytes)} of the room are for it alone",
         ),
     ]
     if room.reserved_for:
@@ -98,22 +103,30 @@ def _holder(holder: wire_explain.Holder) -> str:
 
 
 def _cost(cost: wire_explain.ExplainedCost) -> list[tuple[str, str]]:
-    place = f"{cost.place} of {cost.victims}" if cost.place else UNKNOWN
+    place = f"as number {cost.place} of {cost.victims}" if cost.place else "not as things are"
     held = f", held for {human_age(cost.held_seconds)}" if cost.held_seconds else ""
     return [
         ("  policy", cost.policy + (", pinned" if cost.pinned else "")),
         ("  priority", str(cost.priority)),
         (
             "  use",
-            f"{cost.uses:.2f} of late, {cost.uses_a_minute:.2f} a minute, "
-            f"{100 * cost.reuse_chance:.0f}% within one",
+            f"{cost.uses:.2f} requests of late, {cost.uses_a_minute:.2f} a minute; "
+            f"{100 * cost.reuse_chance:.0f}% likely within the next",
         ),
-        ("  return", f"{_seconds(cost.return_seconds)} if it left now"),
+        ("  return", f"{_seconds(cost.return_seconds)}, if it left the GPU now"),
         ("  size", human_bytes(cost.num_bytes)),
-        ("  saves", f"{_seconds(cost.saved_seconds)} of loading an hour and GiB"),
+        ("  saves", f"{_seconds(cost.saved_seconds)} of loading in an hour, for each GiB"),
         ("  makes way", place + held),
-        ("  moves", f"{cost.loads} loads, {cost.evictions} evictions, {cost.thrashes} thrashes"),
+        (
+            "  moves",
+            f"{_many(cost.loads, 'load')}, {_many(cost.evictions, 'eviction')}, "
+            f"{_many(cost.thrashes, 'load')} soon after one",
+        ),
     ]
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _turn(told: wire_explain.Explained) -> str:

@@ -139,6 +139,8 @@ def _against_cards(generation: int, cards: int) -> Iterator[str]:
 def need_backup(file: Path) -> None:
     """RegistryUnusable unless `file` is a sound registry of a schema that is known."""
     if not file.is_file():
-        raise RegistryUnusable(f"{file} is not there")
+        raise RegistryUnusable(
+            f"{file} is not there", hint="backups/ in the state directory has what there is"
+        )
     if migrate.inspect(file).kind is not migrate.Kind.REGISTRY or not copies.good(file):
         raise RegistryUnusable(f"{file} is no sound backup of a registry", hint="try an older one")

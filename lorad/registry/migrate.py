@@ -101,7 +101,10 @@ def upgrade(
             assert raw is not None
             mode = raw.cursor().execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode != "wal":
-                raise RegistryUnusable(f"{path}: its file system cannot do WAL (got {mode})")
+                raise RegistryUnusable(
+                    f"{path}: its file system cannot do WAL (got {mode})",
+                    hint="set registry.dir to a local disk",
+                )
             config = Config()
             config.set_main_option("script_location", str(scripts or migrations_dir()))
             config.attributes["connection"] = connection

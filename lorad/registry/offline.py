@@ -117,7 +117,10 @@ def export(place: Place) -> tuple[RegistryEntry, ...]:
 def need(place: Place) -> None:
     """RegistryUnusable where there is no registry."""
     if migrate.inspect(place.database).kind is migrate.Kind.ABSENT:
-        raise RegistryUnusable(f"there is no registry at {place.database}")
+        raise RegistryUnusable(
+            f"there is no registry at {place.database}",
+            hint="--state-dir names the directory of a lorad that has run",
+        )
 
 
 def take_in(

@@ -63,7 +63,11 @@ class Writer:
         future: Future[T] = Future()
         with self._closing:
             if self._closed:
-                future.set_exception(RegistryUnusable("the registry is closed"))
+                future.set_exception(
+                    RegistryUnusable(
+                        "the registry is closed", hint="lorad is stopping; start it again"
+                    )
+                )
             else:
                 self._jobs.put(_Job(work, then, future))
         return future

@@ -483,4 +483,9 @@ class EngineLink:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("engine supervision failed", exc_info=task.exception())
-            self._fail(StartError(f"engine supervision failed: {task.exception()}"))
+            self._fail(
+                StartError(
+                    f"engine supervision failed: {task.exception()}",
+                    hint="this is a fault of lorad: report the traceback in its log",
+                )
+            )

@@ -85,7 +85,9 @@ class TextService:
         try:
             self.base = RevisionText(Tokenizer.load(base), ChatTemplate.load(base))
         except TextError as error:
-            raise BadConfig(f"{key}: {error}") from error
+            raise BadConfig(
+                f"{key}: {error}", hint="fetch the model again, whole: its tokenizer belongs to it"
+            ) from error
         #: Told, on any thread, of a revision whose files are not where they should be.
         self.on_missing: Callable[[str], None] = lambda rev: None
         self._folder_of = folder_of

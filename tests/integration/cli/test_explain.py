@@ -76,15 +76,15 @@ def test_why_and_what_next_come_first_and_all_numbers_follow(server, loractl):
         "why 2 of its requests wait, and there is no room for it",
         "next others make way for it (in 1.2 s)",
         "requests 0 running, 2 waiting; turn 1 of 3",
-        "load 1.6 ms from here",
+        "load 1.6 ms from where it is",
     ]
     assert "kept for acme/sql" in lines
     assert "held by vip 160M pinned" in lines
     assert "held by busy 80M draining 2 running, 33 tokens to go at most" in lines
     assert "held by 4 more" in lines
-    assert "use 3.50 of late, 0.48 a minute, 38% within one" in lines
-    assert "makes way 2 of 9, held for 31s" in lines
-    assert "moves 5 loads, 4 evictions, 2 thrashes" in lines
+    assert "use 3.50 requests of late, 0.48 a minute; 38% likely within the next" in lines
+    assert "makes way as number 2 of 9, held for 31s" in lines
+    assert "moves 5 loads, 4 evictions, 2 loads soon after one" in lines
 
 
 def test_json_has_the_numbers_as_they_are(server, loractl):

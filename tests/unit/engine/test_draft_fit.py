@@ -141,3 +141,13 @@ def test_the_memory_plan_says_what_drafting_takes() -> None:
     )
     assert "draft" not in plain.table()
     assert plan.reserve == plain.reserve - (1 << 26)
+
+
+def test_a_file_in_place_of_a_folder_is_told_as_such(folder):
+    base = folder("base")
+    file = folder("draft") / "config.json"
+    config = EngineConfig(model=str(base), speculation="draft", draft_model=str(file))
+    with pytest.raises(ConfigError) as refused:
+        read_draft(config, read_spec(base))
+    assert refused.value.message == f"draft_model = {str(file)!r}: {file} is not a folder"
+    assert refused.value.hint == "give the folder of a Hugging Face model"
