@@ -1,11 +1,13 @@
 """Checks: what a start would refuse, found before it takes anything.
 
 Goes in: Settings.  Comes out: what was looked at, or the StartError that a start would end with,
-and so its exit status.  Asks no device and no registry, makes no folder, and takes nothing that a
-daemon which runs might hold: `lorad --check` may be asked beside it.
+and so its exit status.  Of a device it asks no more than whether there is one, and of the registry
+nothing; it makes no folder, and takes nothing that a daemon which runs might hold: `lorad --check`
+may be asked beside it.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -16,8 +18,9 @@ from engine.errors import ConfigError
 from lorad import key_file
 from lorad.api.server import check_tcp, check_unix
 from lorad.base import check_base, check_files, spec_of
-from lorad.config import Settings
+from lorad.config import Model, Settings
 from lorad.errors import BadConfig, CannotBind, RegistryUnusable
+from lorad.metrics.nvml import has_card
 from lorad.tracing import tracing
 
 
@@ -54,13 +57,36 @@ def _check_fit(settings: Settings) -> None:
             check_fit(settings.engine_config(index), spec)
         except ConfigError as error:
             raise settings.refused(error, index) from error
-    _check_pools(settings)
+    _check_together(settings)
 
 
-def _check_pools(settings: Settings) -> None:
+def _check_together(settings: Settings) -> None:
+    """Of those that generate: shares of a card, and arenas in host memory.  Where there is no card
+    `auto` is the CPU."""
+    generate = [m for m in settings.models if not m.pools]
+    on_card = [m for m in generate if m.device != "cpu"]
+    if on_card and not has_card():
+        on_card = [m for m in on_card if m.device == "cuda"]
+    _check_shares(settings, on_card)
+    _check_pools([m for m in generate if m not in on_card])
+
+
+def _check_shares(settings: Settings, models: Sequence[Model]) -> None:
+    shares = [m.gpu_memory_utilization for m in models]
+    if len(shares) < 2 or sum(shares) <= 1.0:
+        return
+    key = "models.gpu_memory_utilization"
+    where = settings.origins.get(key)
+    words = " + ".join(f"{share:g}" for share in shares)
+    raise BadConfig(
+        f"{key}: {words} = {sum(shares):g} of one GPU" + (f" ({where})" if where else ""),
+        hint='give each [[models]] its share, 1.0 together at the most; or device = "cpu"',
+    )
+
+
+def _check_pools(models: Sequence[Model]) -> None:
     """Arenas in host memory are taken whole at a start: together they have to fit."""
-    arenas = (m for m in settings.models if m.device == "cpu" and not m.pools)
-    pools = [m.cpu_pool for m in arenas for _ in range(m.replicas)]
+    pools = [m.cpu_pool for m in models for _ in range(m.replicas)]
     total = psutil.virtual_memory().total
     if len(pools) > 1 and sum(pools) > total:
         message = (

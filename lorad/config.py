@@ -425,18 +425,8 @@ def _check_model(settings: Settings, index: int, need: Callable[..., None]) -> N
 
 
 def _check_together(settings: Settings, need: Callable[..., None]) -> None:
-    """What the models have of [lora], and of one GPU."""
+    """What the models have of [lora]; of a card or of the host's memory, `checks.py` looks."""
     check_lora(settings.models, settings.lora, settings.origins, need)
-    shares = [
-        m.gpu_memory_utilization for m in settings.models if m.device != "cpu" and not m.pools
-    ]
-    words = " + ".join(f"{share:g}" for share in shares)
-    need(
-        len(shares) < 2 or sum(shares) <= 1.0,
-        "models.gpu_memory_utilization",
-        f"{words} = {sum(shares):g} of one GPU",
-        'give each [[models]] its share, 1.0 together at the most; or device = "cpu"',
-    )
 
 
 def resolved(settings: Settings, paths: Paths) -> Settings:

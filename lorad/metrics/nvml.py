@@ -6,6 +6,7 @@ structures are those of NVML's C interface, which does not change.
 """
 
 import ctypes
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,14 @@ class GpuUse:
     busy: float | None
 
 
+def has_card(library: str = LIBRARY) -> bool:
+    """Whether the driver shows this process a card; `CUDA_VISIBLE_DEVICES` may hide all of them."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is not None and shown.strip() in ("", "-1"):
+        return False
+    return Nvml(library).count() > 0
+
+
 class Nvml:
     """Opened at the first question.  Not for several threads at once."""
 
@@ -46,6 +55,13 @@ class Nvml:
         self._library: Any = None
         self._tried = False
         self._handles: dict[str, ctypes.c_void_p] = {}
+
+    def count(self) -> int:
+        """Cards of this machine; 0 too where nothing can be known."""
+        found = ctypes.c_uint(0)
+        if self._open() and self._library.nvmlDeviceGetCount_v2(ctypes.byref(found)) == _SUCCESS:
+            return found.value
+        return 0
 
     def look(self, uuid: str) -> GpuUse | None:
         """None if nothing can be known."""

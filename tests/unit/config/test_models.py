@@ -2,9 +2,11 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from lorad import checks
 from lorad.checks import described
 from lorad.config_sources import dump, load
 from lorad.errors import BadConfig
@@ -87,7 +89,6 @@ def test_variables_change_a_model_by_its_place_and_add_one_behind_the_last(confi
     ("entries", "rest", "message"),
     [
         (("a", 'b name = "a"'), "", r"models\.1\.name: two models are called a \(.*:5\)"),
-        (("a", "b"), "", r"models\.gpu_memory_utilization: 0\.9 \+ 0\.9 = 1\.8 of one GPU"),
         (("a replicas = 0",), "", r"models\.replicas: 1 to 64: engines of this model \(.*:3\)"),
         (("a", "b replicas = 65"), "", r"models\.1\.replicas: 1 to 64"),
         ((f"a{CPU}", "b threads = -1"), "", r"models\.1\.threads.*lorad\.toml:6"),
@@ -105,11 +106,46 @@ def test_what_is_wrong_is_told_by_the_model_that_has_it(configure, entries, rest
     assert re.search(message, refused.value.message), refused.value.message
 
 
-def test_shares_of_one_gpu_may_be_all_of_it_together(configure):
+@pytest.fixture
+def together(monkeypatch):
+    """together(settings, card=...): whether a start takes all of them on a machine with a card, or
+    without one, and of so much memory."""
+
+    def look(settings, *, card, memory=64 << 30):
+        monkeypatch.setattr(checks, "has_card", lambda: card)
+        told = SimpleNamespace(total=memory)
+        monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: told)
+        checks._check_together(settings)
+
+    return look
+
+
+def test_shares_of_one_gpu_may_be_all_of_it_together(configure, together):
     share = "gpu_memory_utilization"
     settings = configure(f"a {share} = 0.6", f"b {share} = 0.4", "bert")
     assert len(settings.models) == 3
-    configure("a", f"b{CPU}", "bert")  # what is on the CPU, and what pools, has no share
+    together(settings, card=True)
+    # What is on the CPU, and what pools, has no share.
+    together(configure("a", f"b{CPU}", "bert"), card=True)
+
+
+def test_shares_are_more_than_a_card_only_where_there_is_one(configure, together):
+    settings = configure("a", "b")
+    with pytest.raises(BadConfig) as refused:
+        together(settings, card=True)
+    message = r"models\.gpu_memory_utilization: 0\.9 \+ 0\.9 = 1\.8 of one GPU"
+    assert re.search(message, refused.value.message), refused.value.message
+    together(settings, card=False)
+    with pytest.raises(BadConfig):  # which has to be there then
+        together(configure('a device = "cuda"', 'b device = "cuda"'), card=False)
+
+
+def test_without_a_card_auto_takes_its_pool_of_the_hosts_memory(configure, together):
+    settings = configure('a cpu_pool = "4GiB"', f'b{CPU}; cpu_pool = "4GiB"', "bert")
+    together(settings, card=True, memory=6 << 30)
+    together(settings, card=False, memory=8 << 30)
+    with pytest.raises(BadConfig, match=r"models\.cpu_pool: 8\.0 GiB for 2 engines"):
+        together(settings, card=False, memory=6 << 30)
 
 
 def test_what_one_kind_of_model_has_is_allowed_where_one_of_them_is(configure):

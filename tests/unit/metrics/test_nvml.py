@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lorad.metrics.nvml import Nvml
+from lorad.metrics.nvml import Nvml, has_card
 
 UUID = "GPU-1"
 
@@ -13,10 +13,14 @@ UUID = "GPU-1"
 class Library:
     """Fills the structures that it is given, as libnvidia-ml does."""
 
-    busy = 25
+    busy, cards = 25, 2
 
     def __init__(self):
         self.nvmlInit_v2 = lambda: 0
+
+    def nvmlDeviceGetCount_v2(self, count):
+        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = self.cards
+        return 0
 
     def nvmlDeviceGetHandleByUUID(self, uuid, handle):
         return 0 if uuid == UUID.encode() else 6
@@ -55,6 +59,18 @@ def test_without_the_card_or_the_library_there_is_nothing(library):
     assert Nvml().look("") is None
     library.nvmlInit_v2 = lambda: 9
     assert Nvml().look(UUID) is None
+
+
+def test_a_card_is_there_unless_all_are_hidden(library, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert has_card()
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert not has_card()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert has_card()
+    library.cards = 0
+    assert not has_card() and not has_card("libno-such-library.so.1")
 
 
 def test_a_machine_without_the_driver_says_nothing():
