@@ -34,7 +34,7 @@ from engine.messages import (
     Submit,
 )
 from engine.pooling.config import PoolingConfig
-from engine.pooling.requests import PoolRequest, PoolResult
+from engine.pooling.requests import PoolingTask, PoolRequest, PoolResult
 from lorad.errors import TABLE, BadConfig, LoradError, NoUsableDevice, StartError, from_engine
 from lorad.service.events import EventRing, Level
 from lorad.service.flights import Flights, OnDelta
@@ -379,8 +379,10 @@ class EngineLink:
             raise LoradError("internal_error", f"the first forward pass failed: {delta.message}")
 
     async def _pool_once(self) -> None:
+        assert self.info is not None and self.info.pooling is not None
+        task: PoolingTask = "embed" if self.info.pooling.kinds else "tokens"
         try:
-            await self._inputs.run(PoolRequest(request_id=WARM_UP_ID, tokens=[0]))
+            await self._inputs.run(PoolRequest(request_id=WARM_UP_ID, tokens=[0], task=task))
         except LoradError as error:
             message = f"the first forward pass failed: {error.message}"
             raise LoradError("internal_error", message) from error
