@@ -6,8 +6,9 @@ counters from one scrape to the next, so that each only grows; one scrape at a t
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from engine.adapters.states import RESIDENT, State
 from engine.messages import RevisionStatus
@@ -78,7 +79,8 @@ class AdapterMetrics:
             now.known, now.pinned, now.resident, requests.uses(moved), time.monotonic()
         )
         bases = frozenset(sources.meter.bases)
-        self._counters(sheet, labelled | bases, now, moved, churn, engines, bases)
+        rest_of = partial(_rest_of, sources) if len(sources.models) > 1 else _the_rest
+        self._counters(sheet, labelled | bases, now, moved, churn, engines, bases, rest_of)
         self._gauges(sheet, labelled, now)
         self._places(sheet, labelled, now, sources)
         self._traffic(sheet, labelled | bases, now, sources)
@@ -92,6 +94,7 @@ class AdapterMetrics:
         churn: Churn,
         engines: Collection[EngineCounts],
         bases: frozenset[str],
+        rest_of: Callable[[str], str],
     ) -> None:
         known = now.known | bases
         raw: dict[str, Mapping[Key, float]] = {
@@ -105,7 +108,7 @@ class AdapterMetrics:
             **requests.series(moved),
         }
         for name, series in self._series.items():
-            series.fold(raw[name], labelled, known)
+            series.fold(raw[name], labelled, known, rest_of)
             sheet.puts(name, series)
 
     def _gauges(self, sheet: Sheet, labelled: frozenset[str], now: Named) -> None:
@@ -150,7 +153,7 @@ class AdapterMetrics:
                 mine = (n for n in values if not several or models.get(n) == seen.name)
                 own = {base: getattr(one.base, gauge), **{n: values[n] for n in mine}}
                 own[""] = max(getattr(one, gauge) - sum(own.values()), 0)
-                shown |= summed(own, labelled, f"{OTHER}:{seen.name}" if several else OTHER)
+                shown |= summed(own, labelled, _rest(seen.name) if several else OTHER)
             sheet.puts(f"requests_{gauge}", (((name,), n) for name, n in sorted(shown.items())))
 
 
@@ -163,6 +166,21 @@ def gateway(sheet: Sheet, now: Named, slots: int) -> None:
         for names in (resident, waiting)
     )
     sheet.put(GATEWAY, time.time(), *joined, str(slots))
+
+
+def _the_rest(name: str) -> str:
+    return OTHER
+
+
+def _rest_of(sources: Sources, name: str) -> str:
+    """Of several models, the rest of those on the same one as `name`."""
+    entry = sources.catalog.get(name)
+    return OTHER if entry is None else _rest(entry.model)
+
+
+def _rest(model: str) -> str:
+    """As `Metrics` reads it, and shows it as __other__ of that model."""
+    return f"{OTHER}:{model}"
 
 
 def _added(counts: Sequence[Counter[Key]]) -> Mapping[Key, float]:

@@ -2,12 +2,12 @@
 
 Goes in: who is pinned, resident and used, and counters by name that only grow.  Comes out: at most
 `limit` names, and series of which each only grows: what an adapter counts while it has no label
-goes to `__other__`, and stays there.  An adapter that gets one begins at 0, one that loses it or is
-removed takes its series along.  Knows no metric.
+goes to `__other__`, or to its model's where there are several, and stays there.  An adapter that
+gets one begins at 0, one that loses it or is removed takes its series along.  Knows no metric.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 
 from lorad.metrics.metric import OTHER
 
@@ -84,12 +84,19 @@ class Series:
         self._seen: dict[Key, float] = {}
         self._names: set[str] = set()  # of those
         self._shown: dict[Key, float] = {}
+        self._rests = {OTHER}  # where names without a label have counted
 
-    def fold(self, raw: Mapping[Key, float], labelled: Set[str], known: Set[str]) -> None:
+    def fold(
+        self,
+        raw: Mapping[Key, float],
+        labelled: Set[str],
+        known: Set[str],
+        rest_of: Callable[[str], str] = lambda name: OTHER,
+    ) -> None:
         """Add what `raw` has grown by since the last time; what is as it was may be left out.
 
         `known`: every name that exists; those beyond are forgotten.  What shrank was forgotten by
-        its owner and began again.
+        its owner and began again.  `rest_of`: where a name counts that has no label.
         """
         if gone := self._names - known:
             self._seen = {key: value for key, value in self._seen.items() if key[0] not in gone}
@@ -102,11 +109,13 @@ class Series:
             before = seen.get(key)
             if value != before:
                 grown = value if before is None or value < before else value - before
-                target = key if name in labelled else (OTHER, *key[1:])
+                target = key if name in labelled else (rest_of(name), *key[1:])
                 shown[target] = shown.get(target, 0.0) + grown
                 seen[key] = value
                 self._names.add(name)
-        lasting = {OTHER, *labelled}
+                if name not in labelled:
+                    self._rests.add(target[0])
+        lasting = self._rests | labelled
         self._shown = {key: value for key, value in shown.items() if key[0] in lasting}
 
     def __iter__(self) -> Iterator[tuple[Key, float]]:

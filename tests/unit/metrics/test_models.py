@@ -113,6 +113,39 @@ def test_the_rest_of_each_models_adapters_are_told_apart(two, told):
     ]
 
 
+def test_what_the_rest_of_each_models_adapters_count_is_told_apart(two, told):
+    """And what an adapter counted without a label stays there when it gets one."""
+    for name, model in (("sql", "tiny"), ("bash", "tiny"), ("topics", "vectors")):
+        two.world.catalog.put(Entry(name, f"rev-{name}", model=model))
+    two.take("tiny", told.snapshot(told.status("sql"), told.status("bash")))
+    two.take("vectors", told.snapshot(told.status("topics")))
+    labelled = two.metrics._adapters._labelled
+
+    def count(name, tokens):
+        asked = {"tenant": "", "num_inputs": 1, "num_tokens": tokens, "received": 0.0}
+        model = two.world.catalog.get(name).model
+        two.meter.pooled("embeddings", name=name, model=model, **asked)
+
+    labelled._limit = 0
+    for name, tokens in (("sql", 4), ("bash", 2), ("topics", 7)):
+        count(name, tokens)
+    rest = [
+        'lorad_prompt_tokens_total{adapter="__other__",model="tiny"} 6.0',
+        'lorad_prompt_tokens_total{adapter="__other__",model="vectors"} 7.0',
+    ]
+
+    def shown():
+        return [line for line in two.of("lorad_prompt_tokens_total") if "__base__" not in line]
+
+    assert sorted(shown()) == rest
+    labelled._limit = 3
+    count("topics", 1)
+    assert sorted(shown()) == [
+        *rest,
+        'lorad_prompt_tokens_total{adapter="topics",model="vectors"} 1.0',
+    ]
+
+
 def test_requests_of_each_model_are_timed_apart(two):
     for model, times in (("tiny", 1), ("vectors", 2)):
         for _ in range(times):
