@@ -15,7 +15,7 @@ import typer
 
 from engine import histogram
 from engine.adapters import reasons
-from lorad import config, config_sources, config_values, errors, event_types
+from lorad import config_sections, config_sources, config_values, errors, event_types
 from lorad.cli import app as loractl
 from lorad.cli import serve as lorad
 from lorad.metrics.metric import OTHER, Metric
@@ -70,7 +70,7 @@ def events() -> str:
 
 # ----------------------------------------------------------------- configuration.md
 def configuration() -> str:
-    sections = {"models": config.Model, **config.SECTIONS}
+    sections = {"models": config_sections.Model, **config_sections.SECTIONS}
     matched(WORDS["configuration"], sections, "sections")
     parts = [_CONFIGURATION]
     for name, kind in sections.items():
@@ -107,7 +107,7 @@ def type_name(hint: Any) -> str:
 
 _CONFIGURATION = """# Configuration
 
-Made by `python docs/generate.py` from `lorad/config.py`.
+Made by `python docs/generate.py` from `lorad/config_sections.py`.
 
 Later ones win: the default, `lorad.toml` in the configuration directory (`/etc/lorad`, or
 `~/.config/lorad`), `conf.d/*.toml` beside it in the order of their names, the file of `--config` or

@@ -5,15 +5,12 @@ Opens no socket.
 """
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import TYPE_CHECKING
 
+from lorad.config_sections import Inference, Metrics, Tcp
 from lorad.config_tasks import Need
 
-if TYPE_CHECKING:
-    from lorad.config import Metrics, Settings
 
-
-def check_metrics(metrics: "Metrics", need: Need) -> None:
+def check_metrics(metrics: Metrics, need: Need) -> None:
     need(metrics.adapter_labels >= 0, "metrics.adapter_labels", "0 or more")
     if not metrics.tcp:
         return
@@ -30,13 +27,12 @@ def check_metrics(metrics: "Metrics", need: Need) -> None:
     )
 
 
-def check_tcp(settings: "Settings", need: Need) -> None:
-    tcp = settings.tcp
+def check_tcp(tcp: Tcp, inference: Inference, need: Need) -> None:
     if not tcp.enabled:
         return
     beyond = not _address(tcp.bind, "tcp.bind", need).is_loopback
     need(
-        not beyond or bool(tcp.api_keys_file) or settings.inference.auth == "key",
+        not beyond or bool(tcp.api_keys_file) or inference.auth == "key",
         "tcp.bind",
         f"{tcp.bind} can be reached from other machines, and there are no keys",
         'tcp.api_keys_file = "/etc/lorad/secrets/api-keys", or inference.auth = "key" for tenants',

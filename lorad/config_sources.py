@@ -18,7 +18,8 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 
 from engine.config import GIB, KIB, MIB
-from lorad.config import SECTIONS, Model, Settings, check, model_key, resolved
+from lorad.config import Settings, check, model_key, resolved
+from lorad.config_sections import SECTIONS, Model
 from lorad.config_values import convert, convert_text, hints
 from lorad.errors import BadConfig
 from lorad.paths import Paths, find

@@ -6,14 +6,12 @@ would do nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.config import PoolsToo
 from engine.pooling.config import PoolingConfig
 from engine.pooling.fit import CLASSIFY, EMBED, GENERATE, RERANK
-
-if TYPE_CHECKING:
-    from lorad.config import Lora, Model
+from lorad.config_sections import Lora, Model
 
 POOLING = (EMBED, CLASSIFY, RERANK)
 #: Of a model that generates: it has KV, blocks of it, and graphs of steps.
@@ -39,7 +37,7 @@ Need = Callable[..., None]
 
 
 def check_tasks(
-    model: "Model", key_of: Callable[[str], str], origins: Mapping[str, str], need: Need
+    model: Model, key_of: Callable[[str], str], origins: Mapping[str, str], need: Need
 ) -> None:
     """`key_of` a setting is how it is told."""
     tasks, key = model.tasks or (GENERATE,), key_of("tasks")
@@ -62,9 +60,7 @@ def check_tasks(
         need(idle, key_of(name), f"only a model that {kind} has it, and this one does not")
 
 
-def check_lora(
-    models: Sequence["Model"], lora: "Lora", origins: Mapping[str, str], need: Need
-) -> None:
+def check_lora(models: Sequence[Model], lora: Lora, origins: Mapping[str, str], need: Need) -> None:
     """[lora] is for all models: refused is what none of them has."""
     pools = {model.pools for model in models}
     if len(pools) > 1:
@@ -75,12 +71,12 @@ def check_lora(
         need(idle, f"lora.{name}", f"only a model that {kind} has it, and this one does not")
 
 
-def _is_default(section: "Model | Lora", name: str) -> bool:
+def _is_default(section: Model | Lora, name: str) -> bool:
     """A file of all defaults says nothing, whatever the model."""
     return bool(getattr(section, name) == getattr(type(section)(), name))
 
 
-def of_pooling(model: "Model", lora: "Lora", *, many: bool) -> PoolingConfig:
+def of_pooling(model: Model, lora: Lora, *, many: bool) -> PoolingConfig:
     """Raises ConfigError.  Where nobody said how many inputs a step has (`many`), the engine
     does."""
     told: dict[str, Any] = {"max_num_seqs": model.max_num_seqs} if many else {}
@@ -109,7 +105,7 @@ def of_pooling(model: "Model", lora: "Lora", *, many: bool) -> PoolingConfig:
     )
 
 
-def pools_too(model: "Model") -> PoolsToo:
+def pools_too(model: Model) -> PoolsToo:
     """What an engine that generates is told besides."""
     return PoolsToo(
         root=model.base,

@@ -17,7 +17,7 @@ from msgspec import structs
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.pooling.config import PoolingConfig
-from lorad.config import Model
+from lorad.config_sections import Model
 from lorad.service.engine_link import EngineLink, Refusal, Turn
 from lorad.service.events import EventRing
 from lorad.service.picture import Picture

@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from lorad.config import SECTIONS, Settings, model_key
+from lorad.config import Settings, model_key
+from lorad.config_sections import SECTIONS
 from lorad.errors import LoradError, StartError
 from lorad.service.events import EventRing
 from lorad.wire_operate import Reloaded, RunningConfig

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from engine.client import EncoderSpec
 from lorad.base import fingerprint_of, folder_of, spec_of
-from lorad.config import Model, Settings, model_key
+from lorad.config import Settings, model_key
+from lorad.config_sections import Model
 from lorad.engines import Engines
 from lorad.pairs import engine_config, pair_form
 from lorad.registry.registry import Registry

@@ -14,7 +14,8 @@ from lorad import wire, wire_explain, wire_status
 from lorad.api.sse import PING_SECONDS
 from lorad.api.uploads import Stage, Staging, Uploads
 from lorad.board.stream import Message
-from lorad.config import Limits, Settings
+from lorad.config import Settings
+from lorad.config_sections import Limits
 from lorad.errors import LoradError
 from lorad.metrics.http import UNMATCHED, HttpCounts
 from lorad.registry.records import OperationRecord

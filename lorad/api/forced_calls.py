@@ -12,7 +12,7 @@ import msgspec
 
 from lorad.api import formats
 from lorad.api.conversation import invalid
-from lorad.config import Limits
+from lorad.config_sections import Limits
 from lorad.errors import LoradError
 from lorad.service.ask import Format, Tool
 from lorad.wire_openai import ChatRequest

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from lorad.api.body import decode
-from lorad.config import Limits
+from lorad.config_sections import Limits
 from lorad.errors import LoradError
 from lorad.service.ask import Format, FormatKind
 from lorad.wire_openai import GenerateRequest, ResponseFormat, StructuredOutputs

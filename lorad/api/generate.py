@@ -18,7 +18,7 @@ from lorad.api.respond import json
 from lorad.api.shapes import ChatShape, CompletionShape, Gathered
 from lorad.api.stream import TokenStream
 from lorad.api.tool_shape import ToolShape
-from lorad.config import Limits
+from lorad.config_sections import Limits
 from lorad.service.ask import Ask
 from lorad.service.generation import Generation
 

@@ -16,7 +16,7 @@ from engine.messages import SamplingParams
 from lorad.api import forced_calls, formats, params
 from lorad.api.body import decode, fields
 from lorad.api.conversation import invalid, messages, template_vars, wanted_tools
-from lorad.config import Limits
+from lorad.config_sections import Limits
 from lorad.errors import LoradError
 from lorad.service.ask import Ask
 from lorad.wire_openai import ChatRequest, CompletionRequest, GenerateRequest

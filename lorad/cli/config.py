@@ -188,7 +188,7 @@ def _rows(settings: Mapping[str, Any], origins: Mapping[str, str]) -> list[Row]:
 
 def _spelled(dotted: str, value: object) -> str:
     """As lorad.toml would have it."""
-    from lorad.config import SECTIONS, Model
+    from lorad.config_sections import SECTIONS, Model
     from lorad.config_sources import spelled
     from lorad.config_values import hints
 

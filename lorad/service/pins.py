@@ -8,7 +8,7 @@ An adapter that is pinned already never counts against itself.
 from collections.abc import Callable
 
 from engine.messages import EngineInfo
-from lorad.config import Lora
+from lorad.config_sections import Lora
 from lorad.errors import LoradError
 from lorad.registry.records import RevisionRecord
 from lorad.registry.registry import Registry

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.messages import EngineSnapshot
-from lorad.config import Model, Settings
+from lorad.config import Settings
+from lorad.config_sections import Model
 from lorad.routing.affinity import Reason
 from lorad.service.adapters import AdapterService
 from lorad.service.catalog import Catalog

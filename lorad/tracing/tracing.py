@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from lorad import __version__
-from lorad.config import Otel
+from lorad.config_sections import Otel
 from lorad.errors import BadConfig
 from lorad.service.threads import on_thread
 from lorad.service.trace import PoolTrace, Trace

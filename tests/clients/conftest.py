@@ -24,7 +24,7 @@ import pytest
 from lorad.api.app import inference_tcp_app
 from lorad.api.server import HttpServer, bind_tcp
 from lorad.api.tcp import TcpKeys
-from lorad.config import Limits
+from lorad.config_sections import Limits
 from lorad.errors import LoradError
 from lorad.key_file import read as read_keys
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lorad.client import openai
-from lorad.config import Limits
+from lorad.config_sections import Limits
 from lorad.demo_model import cache_dir
 
 _FAKES = Path(__file__).parent.parent / "fakes" / "api_server.py"

@@ -28,7 +28,8 @@ from lorad.api.guard import admin_uids
 from lorad.api.server import HttpServer, bind_unix
 from lorad.api.uploads import Uploads
 from lorad.board.stream import Message, Stream
-from lorad.config import Admin, Inference, Limits, Model, Settings
+from lorad.config import Settings
+from lorad.config_sections import Admin, Inference, Limits, Model
 from lorad.errors import LoradError
 from lorad.log_ring import LogRing
 from lorad.metrics.http import HttpCounts

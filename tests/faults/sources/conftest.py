@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.config import HuggingFace, Pull, Settings, Watch
+from lorad.config import Settings
+from lorad.config_sections import HuggingFace, Pull, Watch
 
 ROOT = Path(__file__).parents[2]
 #: Whatever the machine that runs the tests is told about hubs and stores.

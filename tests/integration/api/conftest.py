@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.config import KIB, Limits
+from lorad.config import KIB
+from lorad.config_sections import Limits
 
 _FAKES = Path(__file__).parents[2] / "fakes" / "api_server.py"
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lorad.config import Limits
+from lorad.config_sections import Limits
 
 ASK = {"model": "acme/sql", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from engine.pooling.spec import PoolingSpec
-from lorad.config import Limits
+from lorad.config_sections import Limits
 from lorad.errors import LoradError
 
 CLS, SEP = 256, 257

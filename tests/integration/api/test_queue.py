@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lorad.config import Limits
+from lorad.config_sections import Limits
 
 ASK = {"model": "acme/sql", "messages": [{"role": "user", "content": "hi"}]}
 CHAT = "/v1/chat/completions"

@@ -3,7 +3,7 @@
 import json
 import selectors
 
-from lorad.config import Limits
+from lorad.config_sections import Limits
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 CHAT = "/v1/chat/completions"

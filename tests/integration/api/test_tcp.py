@@ -10,7 +10,7 @@ import pytest
 from lorad.api.app import ADMIN, HEALTH, INFERENCE, admin_tcp_app, inference_tcp_app
 from lorad.api.server import HttpServer, bind_tcp
 from lorad.api.tcp import TcpKeys
-from lorad.config import Tcp
+from lorad.config_sections import Tcp
 from lorad.key_file import NONE, Keys
 from lorad.registry.records import KeyRecord, TenantRecord
 from lorad.service import keys as tenant_keys

@@ -15,7 +15,8 @@ import pytest
 
 from lorad import wire, wire_status
 from lorad.cli.app import invoke
-from lorad.config import KIB, Limits
+from lorad.config import KIB
+from lorad.config_sections import Limits
 from lorad.errors import LoradError
 
 _FAKES = Path(__file__).parents[2] / "fakes" / "api_server.py"

@@ -18,7 +18,7 @@ from engine.pooling.config import PoolingConfig
 from engine.pooling.core import PoolingCore
 from engine.pooling.files import read_pooling
 from engine.pooling.requests import AbortPool, PoolRequest, PoolResult
-from lorad.config import Limits
+from lorad.config_sections import Limits
 from lorad.errors import LoradError, from_engine
 from lorad.service.live import Crowd
 from lorad.service.meter import Meter

@@ -9,7 +9,8 @@ import pytest
 from lorad import wire_status
 from lorad.caller import Unreachable
 from lorad.cli.card import Card
-from lorad.config import HuggingFace, Settings
+from lorad.config import Settings
+from lorad.config_sections import HuggingFace
 from lorad.doctor import disks, hub, machine, sockets
 
 GIB = 1 << 30

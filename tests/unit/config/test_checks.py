@@ -9,9 +9,10 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.fit import check_fit, check_floors
 from lorad import checks
-from lorad.config import Admin, Inference, Lora, Metrics, Model, Settings, Tcp, Watch
-from lorad.config import RegistrySection as Registry
-from lorad.config import StoreSection as Store
+from lorad.config import Settings
+from lorad.config_sections import Admin, Inference, Lora, Metrics, Model, Tcp, Watch
+from lorad.config_sections import RegistrySection as Registry
+from lorad.config_sections import StoreSection as Store
 from lorad.errors import BadConfig, CannotBind, RegistryUnusable, StartError
 
 

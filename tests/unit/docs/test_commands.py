@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 from engine.adapters import reasons
-from lorad import config, errors
+from lorad import config_sections, errors
 from lorad.cli.app import app as loractl
 from lorad.cli.serve import app as lorad
 
@@ -92,7 +92,7 @@ def test_a_slip_is_noticed():
 
 
 def settings() -> set[str]:
-    kinds = {"models": config.Model, **config.SECTIONS}
+    kinds = {"models": config_sections.Model, **config_sections.SECTIONS}
     return {f"{name}.{key}" for name, kind in kinds.items() for key in kind.__struct_fields__}
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from lorad import errors
 from lorad.api.app import OPEN
-from lorad.config import Admin, Inference, Shutdown
+from lorad.config_sections import Admin, Inference, Shutdown
 from lorad.config_sources import load
 from lorad.config_values import parse_duration
 

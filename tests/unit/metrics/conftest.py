@@ -7,8 +7,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import EngineSnapshot, PoolStatus, RevisionStatus
-from lorad.config import Metrics as MetricsSection
-from lorad.config import Model, RegistrySection, Settings, StoreSection
+from lorad.config import Settings
+from lorad.config_sections import Metrics as MetricsSection
+from lorad.config_sections import Model, RegistrySection, StoreSection
 from lorad.metrics.http import HttpCounts
 from lorad.metrics.metrics import Metrics
 from lorad.metrics.sources import Sources

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
-from lorad.config import Model
+from lorad.config_sections import Model
 from lorad.metrics.metrics import Metrics
 from lorad.metrics.table import GATEWAY, OF_ENGINES
 from lorad.service.catalog import Entry

@@ -6,7 +6,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Fatal
-from lorad.config import Model
+from lorad.config_sections import Model
 from lorad.engines import Engines, on_cards, visible
 from lorad.errors import NoUsableDevice
 from lorad.service.events import EventRing

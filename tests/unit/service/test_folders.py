@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from engine.errors import AdapterInvalid
-from lorad.config import Lora, Settings, Watch
+from lorad.config import Settings
+from lorad.config_sections import Lora, Watch
 from lorad.errors import LoradError
 from lorad.service.files import AdapterFiles
 from lorad.service.folders import Folders

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lorad.config import Lora
+from lorad.config_sections import Lora
 from lorad.errors import LoradError
 from lorad.service.pins import PinRoom
 

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from engine.messages import EngineSnapshot, PoolStatus, RevisionStatus
-from lorad.config import Model
+from lorad.config_sections import Model
 from lorad.service.snapshot import _drafts
 
 POOL = PoolStatus(

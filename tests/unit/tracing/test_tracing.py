@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from engine.messages import SamplingParams
 from lorad import config, config_sources
-from lorad.config import Otel
+from lorad.config_sections import Otel
 from lorad.errors import BadConfig, LoradError
 from lorad.service.ask import Ask
 from lorad.service.trace import Trace

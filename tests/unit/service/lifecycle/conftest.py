@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from engine.messages import Fatal, PackedManifest, SamplingParams
-from lorad.config import Limits
+from lorad.config_sections import Limits
 from lorad.registry import writer
 from lorad.service.ask import Ask
 from lorad.service.requests import RequestService

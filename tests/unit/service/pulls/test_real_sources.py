@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lorad.config import HuggingFace, Pull, Settings, Watch
+from lorad.config import Settings
+from lorad.config_sections import HuggingFace, Pull, Watch
 from lorad.service.fetching import Fetching, Refetch
 from lorad.service.pulls import Pulls
 from lorad.sources.choice import fetcher_for
