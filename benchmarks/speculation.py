@@ -1,4 +1,4 @@
-"""What guesses are worth from end to end: the same answers with drafts and without, on a real model.
+"""What guesses are worth from end to end: the same answers with and without, on a real model.
 
     python benchmarks/speculation.py --model DIR [--draft DIR] [--batches 1,8,64] [--device auto]
                                      [--tokens 128] [--rounds 3] [--longest 4,8]

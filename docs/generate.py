@@ -298,8 +298,8 @@ Beside these there are `process_*` of the daemon's own process.
   label stays with `{OTHER}`, so that every series only grows and sums of rates are
   right. The series of a removed adapter go away.
 - **`model`**, where several are served: beside each `adapter`, also `{OTHER}`, and on what is of
-  one engine ("and `model`" below). The base models are then told apart by it. One model alone has no
-  such label.
+  one engine ("and `model`" below). The base models are then told apart by it. One model alone has
+  no such label.
 - **Histograms** have no adapter, but `kind`: `base` or `lora`.
 - **Counters** start at 0 with the daemon, and go on when the engine is restarted.
 - No label comes from the text of a request. There is no tenant label unless `metrics.tenant_label`

@@ -18,7 +18,8 @@ from engine.errors import ConfigError
 from lorad import key_file
 from lorad.api.server import check_tcp, check_unix
 from lorad.base import check_base, check_files, spec_of
-from lorad.config import Model, Settings
+from lorad.config import Settings
+from lorad.config_sections import Model
 from lorad.errors import BadConfig, CannotBind, RegistryUnusable
 from lorad.metrics.nvml import has_card
 from lorad.tracing import tracing
