@@ -41,6 +41,8 @@ from starting import SPARE_SEQUENCES, TOKENS_A_SECOND, adapter_bytes
 from streams import Line
 from workloads import Sizes
 
+from engine.adapters.copier import CudaCopier
+from engine.adapters.copy_calls import each_piece, one_batch
 from engine.config import EngineConfig
 from engine.models.spec import ModelSpec, read_spec
 
@@ -73,6 +75,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=16, help="distinct packed files [16]")
     parser.add_argument("--verify", choices=("off", "sample", "full"), default="sample")
     parser.add_argument("--blocks", type=int, default=0, help="of the pool [what the card holds]")
+    parser.add_argument(
+        "--copies", choices=("usual", "torch", "each", "batch"), default="usual", help="[usual]"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--scratch", type=Path, help="where packed files lie [a tempdir]")
     options = parser.parse_args(argv)
@@ -102,6 +107,13 @@ def config_of(options: argparse.Namespace, spec: ModelSpec) -> EngineConfig:
         ram_cache=options.ram * adapter_bytes(spec, device),
         verify_on_load=options.verify,
     )
+
+
+def choose_copies(fleet: Fleet, way: str) -> None:
+    """Who makes a load's copies: rivals of what the engine chooses (`copy_calls.py`)."""
+    copier = fleet.core.machine.copier
+    if way != "usual" and isinstance(copier, CudaCopier):
+        copier.calls = {"torch": lambda: None, "each": each_piece, "batch": one_batch}[way]()
 
 
 def lines(options: argparse.Namespace, fleet: Fleet, case: str) -> Iterator[Line]:
@@ -167,9 +179,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         driver = OfflineDriver(config, Path(scratch), files=options.files)
         print(driver.table, file=sys.stderr, flush=True)
         fleet = Fleet(driver, options.ram)
+        choose_copies(fleet, options.copies)
         machine: Line = {"benchmark": "churn", "torch": torch.__version__}
         machine |= {"model": options.model.name, "device": driver.facts["device"]}
         machine |= {"dtype": driver.facts["dtype"], "files": options.files}
+        machine |= {"copies": options.copies}
 
         def emit(line: Line) -> None:
             print(json.dumps(machine | line), flush=True)

@@ -6,6 +6,7 @@ waits: on CUDA a copy stream runs beside the compute stream, on the CPU one thre
 Knows nothing of states, slots or why a revision is wanted.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -14,21 +15,24 @@ from typing import Protocol
 
 import torch
 
+from engine.adapters.copy_calls import CopyCalls, Piece, usual
 from engine.errors import NoRoom
 from engine.memory.arena import Arena
+
+log = logging.getLogger(__name__)
 
 #: Bytes of one copy at the most.  Forty copies of 2 MiB take 0.34 ms of the step loop (an H200);
 #: one of 80 MiB could keep a step's own upload waiting for as long as it takes, 1.5 ms.
 RUN_BYTES = 8 << 20
 
 
-def runs(blocks: Sequence[int], most: int) -> list[tuple[int, int, int]]:
+def runs(blocks: Sequence[int], most: int) -> list[Piece]:
     """(index, first block, count) of blocks that lie in a row, at most `most` of them at a time.
 
     Blocks that one adapter left are free in the order in which it held them, so that the next one
     of its size finds most of them in a row again.
     """
-    found: list[tuple[int, int, int]] = []
+    found: list[Piece] = []
     for index, block in enumerate(blocks):
         if found:
             start, first, count = found[-1]
@@ -42,7 +46,14 @@ def runs(blocks: Sequence[int], most: int) -> list[tuple[int, int, int]]:
 class Source(Protocol):
     """Host memory: `HostCache`, or what another rank sees of it."""
 
-    def hold(self, rev: str) -> torch.Tensor: ...
+    def hold(self, rev: str) -> int:
+        """The address of its first block; valid until `let_go`."""
+        ...
+
+    def held(self, rev: str) -> torch.Tensor:
+        """(num_blocks, block_bytes) of what is held."""
+        ...
+
     def let_go(self, rev: str) -> None: ...
 
 
@@ -54,12 +65,18 @@ class Fences(Protocol):
 
 
 class CudaCopier:
-    """Copies on a stream of its own.  Used from the step loop's thread only."""
+    """Copies on a stream of its own.  Used from the step loop's thread only.
+
+    Through `calls` of the driver; once it has refused, or where it is missing, through torch.
+    """
 
     def __init__(self, arena: Arena, host: Source, pool: Fences) -> None:
+        self.calls: CopyCalls | None = usual()
         self._arena = arena
         self._host = host
         self._pool = pool
+        self._target = arena.bytes.data_ptr()
+        self._most = max(1, RUN_BYTES // arena.block_bytes)  # blocks of a copy
         self._stream = torch.cuda.Stream(arena.device)  # type: ignore[no-untyped-call]
         self._events: dict[str, torch.cuda.Event] = {}
 
@@ -71,7 +88,7 @@ class CudaCopier:
         source = self._host.hold(rev)
         fences = self._pool.take_fences(blocks)
         try:
-            self._events[rev] = self._queue(source, blocks, fences)
+            self._events[rev] = self._queue(rev, source, blocks, fences)
         except torch.OutOfMemoryError as error:
             for fence in fences:
                 self._pool.fence(blocks, fence)  # they are given back, and wait as before
@@ -83,18 +100,32 @@ class CudaCopier:
             ) from error
 
     def _queue(
-        self, source: torch.Tensor, blocks: Sequence[int], fences: Sequence[object]
+        self, rev: str, source: int, blocks: Sequence[int], fences: Sequence[object]
     ) -> torch.cuda.Event:
         for fence in fences:
             assert isinstance(fence, torch.cuda.Event)
             self._stream.wait_event(fence)
+        pieces = runs(blocks, self._most)
+        if self.calls is None or not self._called(self.calls, source, pieces):
+            self._copy(self._host.held(rev), pieces)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def _called(self, calls: CopyCalls, source: int, pieces: Sequence[Piece]) -> bool:
+        """False if the driver refused; what is queued by then is copied once more, to the same."""
+        size, stream = self._arena.block_bytes, self._stream.cuda_stream
+        result = calls.queue(self._target, source, pieces, size, stream)
+        if result:
+            log.warning("the driver refuses copies with error %d; torch makes them now", result)
+            self.calls = None
+        return not result
+
+    def _copy(self, source: torch.Tensor, pieces: Sequence[Piece]) -> None:
         with torch.cuda.stream(self._stream):
-            for i, block, count in runs(blocks, max(1, RUN_BYTES // self._arena.block_bytes)):
+            for i, block, count in pieces:
                 target = self._arena.bytes[block : block + count]
                 target.copy_(source[i : i + count], non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        return event
 
     def poll(self) -> list[str]:
         """Revisions whose copies are complete, each reported once."""
@@ -145,7 +176,8 @@ class ThreadCopier:
 
     def start(self, rev: str, blocks: Sequence[int]) -> None:
         """Queue the copies of `rev`.  CPU steps end before their blocks are freed: no fence."""
-        copy = _Copy(rev, tuple(blocks), self._host.hold(rev))
+        self._host.hold(rev)
+        copy = _Copy(rev, tuple(blocks), self._host.held(rev))
         self._copies[rev] = copy
         self._jobs.put(copy)
 

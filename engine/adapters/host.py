@@ -86,6 +86,7 @@ class HostCache:
         size = self.limit_bytes
         arena = torch.empty(size, dtype=torch.uint8) if memory is None else memory(size)
         self._arena = arena.view(total, block_bytes)
+        self._address = arena.data_ptr()
         if pinned and total:
             pin(self._arena)
         self._extents = ExtentAllocator(total)
@@ -178,12 +179,21 @@ class HostCache:
         return lost
 
     # ------------------------------------------------------------- for the copier
-    def hold(self, rev: str) -> Tensor:
-        """(num_blocks, block_bytes) of `rev`; stays valid until `let_go`."""
+    def hold(self, rev: str) -> int:
+        """The address of the first block of `rev`; its bytes stay valid until `let_go`.
+
+        A view of them would be the dearest part of a load's bookkeeping (`copy_calls`).
+        """
         entry = self._entries[rev]
         assert entry.ready, f"copy of {rev} before its read ended"
         entry.holds += 1
         self._entries.move_to_end(rev)
+        return self._address + entry.start * self.block_bytes
+
+    def held(self, rev: str) -> Tensor:
+        """(num_blocks, block_bytes) of what is held."""
+        entry = self._entries[rev]
+        assert entry.holds, f"{rev} is not held"
         return self._view(entry)
 
     def place(self, rev: str) -> int:

@@ -158,7 +158,11 @@ class _Shards:
     def begin(self, rev: str, place: int, blocks: int) -> None:
         self._places[rev] = place + self._rank * blocks, blocks
 
-    def hold(self, rev: str) -> Tensor:
+    def hold(self, rev: str) -> int:
+        start, _ = self._places[rev]
+        return self._arena.data_ptr() + start * self._block_bytes
+
+    def held(self, rev: str) -> Tensor:
         start, blocks = self._places[rev]
         return self._arena[start : start + blocks]
 

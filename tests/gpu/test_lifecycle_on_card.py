@@ -87,8 +87,8 @@ def test_a_copy_without_memory_on_the_card_fails_alone(
     copier = driver.core.machine.copier
     queue = copier._queue
 
-    def no_memory(source, blocks, fences):
-        queue(source, blocks[:1], fences)  # some of it is under way already
+    def no_memory(rev, source, blocks, fences):
+        queue(rev, source, blocks[:1], fences)  # some of it is under way already
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     other = driver.submit("other", prompt(30), max_tokens=20, ignore_eos=True)

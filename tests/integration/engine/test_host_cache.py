@@ -60,7 +60,9 @@ def test_a_read_brings_exactly_the_files_bytes(make_cache, make_file) -> None:
     cache, path = make_cache(4), make_file("a", 3)
     assert read(cache, "a", path, 3) == ""
     assert cache.ready("a")
-    assert cache.hold("a").numpy().tobytes() == Path(path).read_bytes()
+    address, held = cache.hold("a"), cache.held("a")
+    assert held.numpy().tobytes() == Path(path).read_bytes()
+    assert address == held.data_ptr(), "what holds it by its address finds the same bytes"
     assert cache.used_bytes == 3 * BLOCK
 
 
@@ -119,7 +121,8 @@ def test_the_least_recently_used_entry_gives_way_and_a_protected_one_does_not(
 def test_an_entry_in_a_copy_keeps_its_bytes_until_the_copy_lets_go(make_cache, make_file) -> None:
     cache, path, other = make_cache(2), make_file("a", 2), make_file("bb", 2)
     read(cache, "a", path, 2)
-    held = cache.hold("a")
+    cache.hold("a")
+    held = cache.held("a")
     cache.drop("a")
     assert not cache.ready("a")
     assert not cache.want("bb", other, 2 * BLOCK), "its room is still being copied"
