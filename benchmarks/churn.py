@@ -69,6 +69,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--few", type=int, default=16, help="the other count of bystanders [16]")
     parser.add_argument("--residents", default="64,1000", help="on the GPU in host-time [64,1000]")
+    parser.add_argument("--parts", action="store_true", help="of host-time, each one's own")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--every", type=float, default=0.05, help="seconds between newcomers [.05]")
@@ -145,7 +146,8 @@ def lines(options: argparse.Namespace, fleet: Fleet, case: str) -> Iterator[Line
         case "host-time":
             counts = [int(n) for n in options.residents.split(",")]
             most = min(HOST_LOADS, options.ram)
-            yield from host.host_time([n for n in counts if n <= fleet.most], most)
+            counts = [n for n in counts if n <= fleet.most]
+            yield from host.host_time(counts, most, parts=options.parts)
         case "resident":
             yield from host.resident()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from churn_fleet import Fleet
+from load_parts import Parts
 from rig import random_prompt
 from streams import Failed, Line, at_least, bars_of
 
@@ -76,17 +77,26 @@ class HostCases:
         self.rng = np.random.default_rng(0)
 
     # ------------------------------------------------------------- host time of a load
-    def host_time(self, residents: Sequence[int], fleet: int) -> Iterator[Line]:
+    def host_time(
+        self, residents: Sequence[int], fleet: int, *, parts: bool = False
+    ) -> Iterator[Line]:
         """Loads from host memory by command, one after the other, each into room that another has
-        to leave; with so many `residents` on the GPU."""
+        to leave; with so many `residents` on the GPU.  `parts`: and where the time of each goes."""
         for room in residents:
             newcomers = range(room, room + fleet)
             with self.fleet.room_for(room):
                 self.fleet.settle(range(room), "gpu")
                 self.fleet.settle(newcomers, "ram")  # last: the others passed through it
-                yield {"case": "host-time", "resident": room, **self._loads(newcomers)}
+                line: Line = {"case": "host-time", "resident": room}
+                if not parts:
+                    yield line | self._loads(newcomers)
+                    continue
+                timed = Parts(self.core)
+                with timed.timing():
+                    line |= self._loads(newcomers, timed)
+                yield line | {"parts_us": timed.median()}
 
-    def _loads(self, newcomers: Sequence[int]) -> Line:
+    def _loads(self, newcomers: Sequence[int], parts: Parts | None = None) -> Line:
         names = self._start()
         puts: list[float] = []
         watch = Watch(self.fleet)
@@ -96,7 +106,11 @@ class HostCases:
                 until = time.monotonic() + self.seconds
                 for adapter in newcomers:  # each but once: the second time it is there
                     calm = [watch.step()[1] for _ in range(BEFORE)]
+                    if parts:
+                        parts.begin_load()
                     loud = self._one_load(watch, adapter)
+                    if parts:
+                        parts.end_load()
                     idle = statistics.median(s.advance for s in calm)
                     idle_cpu = statistics.median(s.cpu for s in calm)
                     pause = statistics.median(s.pause for s in calm)

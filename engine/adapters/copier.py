@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from engine.adapters.copy_calls import CopyCalls, Piece, usual
+from engine.adapters.copy_calls import CopyCalls, Piece
 from engine.errors import NoRoom
 from engine.memory.arena import Arena
 
@@ -67,11 +67,11 @@ class Fences(Protocol):
 class CudaCopier:
     """Copies on a stream of its own.  Used from the step loop's thread only.
 
-    Through `calls` of the driver; once it has refused, or where it is missing, through torch.
+    Through torch, or through `calls` of the driver until it refuses one.
     """
 
     def __init__(self, arena: Arena, host: Source, pool: Fences) -> None:
-        self.calls: CopyCalls | None = usual()
+        self.calls: CopyCalls | None = None
         self._arena = arena
         self._host = host
         self._pool = pool

@@ -118,11 +118,6 @@ class OneBatch:
         return result
 
 
-def usual() -> CopyCalls | None:
-    """What loads are copied with; None: torch has to."""
-    return each_piece()
-
-
 def each_piece(library: str = LIBRARY) -> EachPiece | None:
     """None where there is no such driver."""
     loaded = _load(library)

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,7 @@ class DeviceSlots:
         staged = min(STAGED, num_slots)
         self._staging = torch.zeros(staged, words, dtype=torch.int32, pin_memory=self._cuda)
         self._rows: Ints = self._staging.numpy()
+        self._staged = self._staging.unbind()
         self._outlines = Outlines(layout)
         self._events: list[torch.cuda.Event | None] = [None] * staged
         self._turn = 0
@@ -68,9 +70,9 @@ class DeviceSlots:
                 hint="raise max_rank",
             )
         index = self._next()
-        used = self.blocks_at + len(blocks)
         outline.fill(self._rows[index], self.blocks_at, blocks)
-        self.table[slot, :used].copy_(self._staging[index, :used], non_blocking=self._cuda)
+        # All of it: what lies behind these blocks is never read, and parts would be two more views.
+        self.table[slot].copy_(self._staged[index], non_blocking=self._cuda)
         self.max_rank[slot] = outline.max_rank
         self.extras[slot] = outline.extras
         if self._cuda:
@@ -94,65 +96,79 @@ class Outline:
     max_rank: int
     extras: bool  # any bias or gain
     units: int  # of a block
-    entries: Ints  # (modules, ENTRY_WORDS), as if every block were block 0
-    places: Longs  # of these in the row
-    starts: Longs  # (modules, 2): A's and B's first block, in the adapter's own list
+    entries: Ints  # (all entries, ENTRY_WORDS), as if every block were block 0; zeros if none
+    #: (all entries, 2): A's and B's first block, in the adapter's own list; -1 if there is none.
+    starts: Longs
 
     def fill(self, row: Ints, blocks_at: int, blocks: Sequence[int]) -> None:
         """Write it into `row`, which becomes that of an adapter in `blocks`: entries (see
         engine/kernels/lora_place.py), then the block ids."""
-        held = np.array(blocks, dtype=np.int32)
+        count = len(blocks)
+        held = np.array((*blocks, 0), dtype=np.int32)  # -1 finds the 0
         entries = row[:blocks_at].reshape(-1, ENTRY_WORDS)
-        if len(self.places) < len(entries):
-            entries[:] = 0
-        if len(self.places):
-            mine = self.entries.copy()
-            mine[:, 1:3] += (held * self.units)[self.starts]
-            entries[self.places] = mine
-        row[blocks_at : blocks_at + len(held)] = held
+        entries[:] = self.entries
+        entries[:, 1:3] += (held * self.units)[self.starts]
+        row[blocks_at : blocks_at + count] = held[:count]
 
 
 def outline_of(modules: Sequence[PackedModule], layout: BlockLayout) -> Outline:
     """Of those `modules` that the kernels know."""
-    modules = [m for m in modules if m.layer < layout.shapes.num_layers]
+    num_layers = layout.shapes.num_layers
+    modules = [m for m in modules if m.layer < num_layers]
     where = starts(tuple((m.layer, MODULE_ID[m.module], m.rank, m.b_rows) for m in modules), layout)
-    entries = np.zeros((len(modules), ENTRY_WORDS), dtype=np.int32)
-    entries[:, 0] = where[:, 1]
-    entries[:, 1:3] = where[:, [3, 5]]
-    entries[:, 3] = np.array([m.scaling for m in modules], dtype=np.float32).view(np.int32)
-    entries[:, 4:6] = where[:, [2, 4]]
-    entries[:, 6] = [m.bias * HAS_BIAS + m.gain * HAS_GAIN for m in modules]
+    places, shape = where[:, 0], (num_layers * len(MODULES), ENTRY_WORDS)
+    entries = np.zeros(shape, dtype=np.int32)
+    entries[places, 0] = where[:, 1]
+    entries[places, 1:3] = where[:, [3, 5]]
+    entries[places, 3] = np.array([m.scaling for m in modules], dtype=np.float32).view(np.int32)
+    entries[places, 4:6] = where[:, [2, 4]]
+    entries[places, 6] = [m.bias * HAS_BIAS + m.gain * HAS_GAIN for m in modules]
+    firsts = np.full((len(entries), 2), -1, dtype=np.int64)
+    firsts[places] = where[:, [2, 4]]
     return Outline(
         max_rank=max((m.rank for m in modules), default=1),
         extras=any(m.bias or m.gain for m in modules),
         units=layout.block_bytes // ROW_ALIGN,
         entries=entries,
-        places=where[:, 0].copy(),
-        starts=where[:, [2, 4]],
+        starts=firsts,
     )
 
 
 class Outlines:
-    """The outlines that were used last.  Adapters of a fleet share few, and a look-up by what is in
-    a manifest is one pass in C over it."""
+    """The outlines that were used last.
+
+    Adapters of a fleet share few, and those of one engine share the modules themselves
+    (`adapters/orders.py`): these are found by which object they are.  Others take a look-up by what
+    is in them, one pass in C.
+    """
 
     def __init__(self, layout: BlockLayout, most: int = 256) -> None:
         self._layout = layout
         self._most = most
         self._encode = Encoder().encode
         self._known: OrderedDict[bytes, Outline] = OrderedDict()
+        self._same: OrderedDict[int, tuple[Sequence[PackedModule], Outline]] = OrderedDict()
 
     def of(self, modules: Sequence[PackedModule]) -> Outline:
         """Of a manifest's modules."""
+        same = self._same.get(id(modules))
+        if same is not None:  # which keeps them, so that no others are at their place
+            return same[1]
         key = self._encode(modules)
         outline = self._known.get(key)
         if outline is None:
             outline = self._known[key] = outline_of(modules, self._layout)
-            if len(self._known) > self._most:
-                self._known.popitem(last=False)
+            _trim(self._known, self._most)
         else:
             self._known.move_to_end(key)
+        self._same[id(modules)] = modules, outline
+        _trim(self._same, self._most)
         return outline
+
+
+def _trim(known: OrderedDict[Any, Any], most: int) -> None:
+    if len(known) > most:
+        known.popitem(last=False)
 
 
 @lru_cache(maxsize=256)

@@ -6,12 +6,17 @@ each, at once or when the move that it asks for has ended.  Knows nothing of req
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from engine.adapters.movements import Movements
 from engine.adapters.revision import Drain, PendingLoad, Revision
 from engine.adapters.states import State
 from engine.layout import stream_id
-from engine.messages import AddRevision, Evict, Load, RemoveRevision, SetRevision
+from engine.messages import AddRevision, Evict, Load, PackedModule, RemoveRevision, SetRevision
 from engine.recency import Usage
+
+#: Sorts of adapters whose modules are kept to be shared.
+MOST_SHARED = 256
 
 AdapterCommand = AddRevision | RemoveRevision | Load | Evict | SetRevision
 
@@ -37,6 +42,7 @@ class Orders:
         self._base = base
         self._max_rank = max_rank
         self._clock = clock
+        self._shared: dict[tuple[PackedModule, ...], tuple[PackedModule, ...]] = {}
 
     def carry_out(self, command: AdapterCommand) -> None:
         """Begin any of them."""
@@ -72,7 +78,7 @@ class Orders:
         revision = known.get(manifest.rev)
         if revision is None:
             revision = Revision(
-                manifest,
+                replace(manifest, modules=self._share(manifest.modules)),
                 command.priority,
                 pinned=False,
                 since=self._clock(),
@@ -83,6 +89,13 @@ class Orders:
             revision.removing = False
             self._journal.answer_removes(revision, "conflict", "added again meanwhile")
         self._mark(command, revision)
+
+    def _share(self, modules: tuple[PackedModule, ...]) -> tuple[PackedModule, ...]:
+        """The modules of another that are equal, if there is one: adapters of a fleet are alike,
+        and hundreds of modules each are most of what ten thousand of them take here."""
+        if len(self._shared) >= MOST_SHARED:
+            self._shared.clear()
+        return self._shared.setdefault(modules, modules)
 
     def _set(self, command: SetRevision) -> None:
         revision = self._known(command.command_id, command.rev)

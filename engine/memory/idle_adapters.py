@@ -176,8 +176,10 @@ class IdleAdapters:
         """Who leaves next, of all.  `rank` adds to what orders a kind the same for all of it."""
         for kind in [kind for kind in self._groups if kind[1]]:
             self._move_lost(kind)
-        heads = map(self._head, self._groups.values())
-        return min(heads, key=lambda row: (rank(row), row.generation), default=None)
+        heads = [self._head(group) for group in self._groups.values()]
+        if len(heads) < 2:
+            return heads[0] if heads else None
+        return min(heads, key=lambda row: (rank(row), row.generation))
 
     def check(self) -> None:
         """Raise AssertionError unless sums, places and rows agree."""
@@ -219,7 +221,7 @@ class IdleAdapters:
         dearer without: to notice that once it comes first is enough."""
         while (group := self._groups.get(kind)) is not None:
             row = self._head(group)
-            if self._kind(row, kind[2]) == kind:
+            if self._in_ram(row.rev):
                 return
             self.remove(row)
             self._file(row, held=kind[2])

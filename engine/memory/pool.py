@@ -10,8 +10,8 @@ sequence uses, which the prefix index asked to keep.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Owner(Enum):
@@ -21,8 +21,7 @@ class Owner(Enum):
     ADAPTER = "adapter"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolCounts:
+class PoolCounts(NamedTuple):
     """Blocks by use; they add up to the pool."""
 
     free: int
@@ -102,7 +101,7 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> list[int]:
         """Give up one reference to each; returns those that are now cached."""
         cached = []
-        refs, kept, owners = self._refs, self._kept, self._owner
+        refs, kept = self._refs, self._kept
         for block in blocks:
             left = refs[block] - 1
             assert left >= 0, f"block {block} is freed twice"
@@ -113,9 +112,23 @@ class BlockPool:
                 self._num_cached += 1
                 cached.append(block)
             else:
-                self._num_adapter -= owners[block] is Owner.ADAPTER
                 self._put_back(block)
         return cached
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Free an adapter's blocks."""
+        refs, owners, stamps, stamp = self._refs, self._owner, self._stamps, self.stamp
+        for block in blocks:
+            assert refs[block] == 1 and owners[block] is Owner.ADAPTER, (
+                f"block {block} is another's"
+            )
+            refs[block], owners[block] = 0, None
+            if stamps[block] is not None:  # nobody has asked for what it was freed with before
+                self._stamp(block)
+            else:
+                stamps[block] = stamp
+        self._free.extend(blocks)
+        self._num_adapter -= len(blocks)
 
     def keep(self, block: int) -> None:
         """Do not free this KV block when its last user leaves."""
@@ -175,8 +188,12 @@ class BlockPool:
         assert (cached, adapter) == (self._num_cached, self._num_adapter), "counts drifted"
 
     def _put_back(self, block: int) -> None:
+        self._num_adapter -= self._owner[block] is Owner.ADAPTER
         self._owner[block] = None
         self._free.append(block)
+        self._stamp(block)
+
+    def _stamp(self, block: int) -> None:
         stamp, older = self.stamp, self._stamps[block]
         if stamp is None or older is stamp:
             return

@@ -150,18 +150,24 @@ class Reclaimer:
         those that came up less than GRACE_SECONDS before `now` and are have served nobody.
         """
         urgent, idle = self._reserved_for == rev, self.idle
-        late, own = now - GRACE_SECONDS, idle.find(rev)
-        spared = [own] if own else []
+        spared = [own] if (own := idle.find(rev)) else []
         if urgent:
+            late = now - GRACE_SECONDS
             spared += [a for a in idle.awaited.values() if not a.served and a.loaded_at > late]
-        counts, reserved = self.pool.counts, 0 if urgent else self._reserved
-        excess = counts.adapter + reserved + count - (self.pool.num_blocks - self.kv_floor)
+        if not spared:  # usually, and a load's bookkeeping is dearest where it is seldom needed
+            return self._take_adapter(count, urgent, need_slot)
         with idle.without(spared):
-            blocks = idle.blocks - (0 if urgent else idle.awaited_blocks)
-            nobody = len(idle) == (0 if urgent else len(idle.awaited))
-            room = counts.free + counts.kv_cached + blocks - reserved
-            if (need_slot and nobody) or excess > blocks or room < count:
-                return None
+            return self._take_adapter(count, urgent, need_slot)
+
+    def _take_adapter(self, count: int, urgent: bool, need_slot: bool) -> list[int] | None:
+        idle, counts, reserved = self._idle, self.pool.counts, 0 if urgent else self._reserved
+        excess = counts.adapter + reserved + count - (self.pool.num_blocks - self.kv_floor)
+        blocks = idle.blocks - (0 if urgent else idle.awaited_blocks)
+        nobody = len(idle) == (0 if urgent else len(idle.awaited))
+        room = counts.free + counts.kv_cached + blocks - reserved
+        if (need_slot and nobody) or excess > blocks or room < count:
+            return None
+        if need_slot or excess > 0 or counts.free < count:
             victims = _Victims(self, idle, self._kv, awaited=urgent)
             if need_slot:
                 excess -= victims.evict_adapter()
@@ -190,7 +196,7 @@ class Reclaimer:
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """An adapter leaves its blocks; its copy has ended."""
-        self.pool.release(blocks)
+        self.pool.give_back(blocks)
 
     def reprice(self, identity: str) -> None:
         """The priority of KV under `identity` may be another than before."""
