@@ -37,12 +37,11 @@ from churn_loads import Newcomers
 from churn_mix import Mixes, MixSizes
 from offline import OfflineDriver
 from random_model import ensure_model
+from rig import start_quickly
 from starting import SPARE_SEQUENCES, TOKENS_A_SECOND, adapter_bytes
 from streams import Line
 from workloads import Sizes
 
-from engine.adapters.copier import CudaCopier
-from engine.adapters.copy_calls import each_piece, one_batch
 from engine.config import EngineConfig
 from engine.models.spec import ModelSpec, read_spec
 
@@ -53,7 +52,7 @@ CLIFF = 16, 8
 #: Seconds between newcomers where first tokens are looked at one by one.
 APART = 0.1
 #: Adapters that are loaded, once each, in `host-time`.
-HOST_LOADS = 40
+HOST_LOADS = 48
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -76,9 +75,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=16, help="distinct packed files [16]")
     parser.add_argument("--verify", choices=("off", "sample", "full"), default="sample")
     parser.add_argument("--blocks", type=int, default=0, help="of the pool [what the card holds]")
-    parser.add_argument(
-        "--copies", choices=("usual", "torch", "each", "batch"), default="usual", help="[usual]"
-    )
+    parser.add_argument("--copies", default="usual", help="in host-time: usual,torch,each,batch")
+    parser.add_argument("--quick", action="store_true", help="nothing is captured ahead")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--scratch", type=Path, help="where packed files lie [a tempdir]")
     options = parser.parse_args(argv)
@@ -108,13 +106,6 @@ def config_of(options: argparse.Namespace, spec: ModelSpec) -> EngineConfig:
         ram_cache=options.ram * adapter_bytes(spec, device),
         verify_on_load=options.verify,
     )
-
-
-def choose_copies(fleet: Fleet, way: str) -> None:
-    """Who makes a load's copies: rivals of what the engine chooses (`copy_calls.py`)."""
-    copier = fleet.core.machine.copier
-    if way != "usual" and isinstance(copier, CudaCopier):
-        copier.calls = {"torch": lambda: None, "each": each_piece, "batch": one_batch}[way]()
 
 
 def lines(options: argparse.Namespace, fleet: Fleet, case: str) -> Iterator[Line]:
@@ -147,7 +138,8 @@ def lines(options: argparse.Namespace, fleet: Fleet, case: str) -> Iterator[Line
             counts = [int(n) for n in options.residents.split(",")]
             most = min(HOST_LOADS, options.ram)
             counts = [n for n in counts if n <= fleet.most]
-            yield from host.host_time(counts, most, parts=options.parts)
+            ways = options.copies.split(",")
+            yield from host.host_time(counts, most // len(ways), ways, parts=options.parts)
         case "resident":
             yield from host.resident()
 
@@ -176,16 +168,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     ensure_model(options.model)
     config = config_of(options, read_spec(options.model))
+    if options.quick:
+        start_quickly()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         driver = OfflineDriver(config, Path(scratch), files=options.files)
         print(driver.table, file=sys.stderr, flush=True)
         fleet = Fleet(driver, options.ram)
-        choose_copies(fleet, options.copies)
         machine: Line = {"benchmark": "churn", "torch": torch.__version__}
         machine |= {"model": options.model.name, "device": driver.facts["device"]}
         machine |= {"dtype": driver.facts["dtype"], "files": options.files}
-        machine |= {"copies": options.copies}
 
         def emit(line: Line) -> None:
             print(json.dumps(machine | line), flush=True)

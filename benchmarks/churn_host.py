@@ -19,6 +19,8 @@ from load_parts import Parts
 from rig import random_prompt
 from streams import Failed, Line, at_least, bars_of
 
+from engine.adapters.copier import CudaCopier
+from engine.adapters.copy_calls import each_piece, one_batch
 from engine.layout import MODULES, place, stream_order
 from engine.messages import Abort, Load, PackedManifest, PackedModule, StepFrame
 
@@ -78,23 +80,46 @@ class HostCases:
 
     # ------------------------------------------------------------- host time of a load
     def host_time(
-        self, residents: Sequence[int], fleet: int, *, parts: bool = False
+        self, residents: Sequence[int], fleet: int, ways: Sequence[str], *, parts: bool = False
     ) -> Iterator[Line]:
         """Loads from host memory by command, one after the other, each into room that another has
-        to leave; with so many `residents` on the GPU.  `parts`: and where the time of each goes."""
+        to leave; with so many `residents` on the GPU, and `fleet` loads for each of the `ways` to
+        copy.  `parts`: and where the time of each goes."""
         for room in residents:
-            newcomers = range(room, room + fleet)
             with self.fleet.room_for(room):
                 self.fleet.settle(range(room), "gpu")
-                self.fleet.settle(newcomers, "ram")  # last: the others passed through it
-                line: Line = {"case": "host-time", "resident": room}
-                if not parts:
-                    yield line | self._loads(newcomers)
-                    continue
-                timed = Parts(self.core)
-                with timed.timing():
-                    line |= self._loads(newcomers, timed)
-                yield line | {"parts_us": timed.median()}
+                for turn, way in enumerate(ways):
+                    newcomers = range(room + turn * fleet, room + (turn + 1) * fleet)
+                    self.fleet.settle(newcomers, "ram")  # last: the others passed through it
+                    line: Line = {"case": "host-time", "resident": room, "copies": way}
+                    with self._copying(way):
+                        yield line | self._timed(newcomers, parts=parts)
+
+    def _timed(self, newcomers: Sequence[int], *, parts: bool) -> Line:
+        if not parts:
+            return self._loads(newcomers)
+        timed = Parts(self.core)
+        with timed.timing():
+            line = self._loads(newcomers, timed)
+        return line | {"parts_us": timed.median()}
+
+    @contextmanager
+    def _copying(self, way: str) -> Iterator[None]:
+        """`way`: a rival of what the engine chooses, or "usual"; only a card has any."""
+        copier = self.core.machine.copier
+        if way == "usual" or not isinstance(copier, CudaCopier):
+            yield
+            return
+        usual = copier.calls
+        copier.calls = {"torch": lambda: None, "each": each_piece, "batch": one_batch}[way]()
+        if copier.calls is None and way != "torch":
+            raise Failed(f"no driver here copies by {way}")
+        try:
+            yield
+            if copier.calls is None and way != "torch":
+                raise Failed(f"the driver refused to copy by {way}")
+        finally:
+            copier.calls = usual
 
     def _loads(self, newcomers: Sequence[int], parts: Parts | None = None) -> Line:
         names = self._start()

@@ -1,6 +1,9 @@
 """A daemon under random traffic for long: does anything that it holds grow?
 
-    python benchmarks/soak.py --model DIR [--minutes 20]      (5 are enough on a card)
+    python benchmarks/soak.py --model DIR [--minutes 20] [--within SECONDS]
+
+On a card 5 minutes are enough.  --within bounds all of it, the start too: traffic has what is left.
+SIGTERM ends the traffic, and the verdict is of what there was; while it starts, it ends all.
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  Clients stream completions on any adapter and give up some; an operator loads,
@@ -21,6 +24,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -64,6 +68,8 @@ REPORT_PATIENCE = 20.0
 QUIET_PATIENCE = 60.0
 #: After the last request: connections that were kept alive end, and their tasks with them.
 SETTLE_SECONDS = 2.0
+#: What is kept of --within for the last requests, for quiet and for the daemon's end.
+END_SECONDS = 25.0
 
 
 class Probe:
@@ -167,30 +173,46 @@ def run(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
     reports.mkdir()
     script = Path(__file__).with_name("soak_daemon.py")
     environment = os.environ | {"SOAK_REPORTS": str(reports), "SOAK_TYPES": str(options.types)}
+    began = time.monotonic()
     daemon = DaemonRig(options.model, _settings(options), scratch, (str(script),), environment)
     try:
         daemon.wait_ready()
+        print(f"ready after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         traffic = Traffic(daemon, options.adapters, options.clients, options.seed)
         traffic.prepare()
         probe = Probe(daemon, reports)
         before = probe.quiet()
+        print(f"traffic after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         yield {"kind": "idle"} | before
         samples = []
+        early = _end_early()
+        started = time.monotonic()
+        until = started + 60 * options.minutes
+        if options.within:
+            until = min(until, began + options.within - END_SECONDS)
         traffic.start()
         try:
-            until = time.monotonic() + 60 * options.minutes
-            while time.monotonic() < until or len(samples) < 4:
+            while (time.monotonic() < until and not early.is_set()) or len(samples) < 4:
                 time.sleep(options.every)
                 samples.append(probe.sample())
                 yield {"kind": "sample"} | samples[-1]
         finally:
             traffic.stop()
+        lasted = time.monotonic() - started
         after = probe.quiet()
         yield {"kind": "idle"} | after
-        done: Line = {"kind": "verdict", "done": dict(sorted(traffic.counts.items()))}
+        done: Line = {"kind": "verdict", "minutes": round(lasted / 60, 2)}
+        done |= {"done": dict(sorted(traffic.counts.items()))}
         yield done | verdict(samples, before, after, traffic.wrong)
     finally:
         daemon.close()
+
+
+def _end_early() -> threading.Event:
+    """From now on SIGTERM ends the traffic, and nothing else."""
+    early = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: early.set())
+    return early
 
 
 def _settings(options: argparse.Namespace) -> str:
@@ -217,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--within", type=float, default=0.0, metavar="SECONDS", help="[no bound]")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between samples [2]")
     parser.add_argument("--adapters", type=int, default=12)
     parser.add_argument("--clients", type=int, default=8)

@@ -1,12 +1,14 @@
 """Milliseconds of one forward pass by its rows, its adapters and its chunk: graph and eager.
 
     python benchmarks/step_sizes.py --model DIR [--seqs 96] [--steps 64+128:8,0+512:1,...]
-                                    [--profile FILE]
+                                    [--small-rows 128] [--quick] [--profile FILE]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  A step is decode+chunk:adapters: so many decode rows, on as many adapters of
-rank 16 in turn (0: the base model), beside a chunk of a prompt on the first of them.  Decode rows
-have --context tokens before them, and so has the chunk.
+rank 16 in turn (0: the base model), beside a chunk of a prompt on the first of them, or with
+`:adapters+` on one more.  Decode rows have --context tokens before them, and so has the chunk.
+--small-rows: up to which mixed steps of few segments are tiled as small ones (`tiles.py`); --quick:
+nothing is compiled or captured ahead.
 
 JSON lines on stdout, two kinds:
   rung   a padded size with nothing but padding in it: what rows and sequences cost by themselves
@@ -31,9 +33,10 @@ import checkout  # noqa: F401
 import torch
 from kernel_table import tabulate
 from random_model import ensure_model
-from rig import RANK, Rig
+from rig import RANK, Rig, start_quickly
 
 from engine.config import EngineConfig
+from engine.kernels import tiles
 from engine.kernels.lora_meta import LoraMeta
 from engine.ladder import Rung
 from engine.messages import SamplingParams
@@ -55,12 +58,13 @@ class Steps:
         self.context = context
         self._block = 0
 
-    def work(self, decode: int, chunk: int, adapters: int) -> StepWork:
-        """Rows of one slot stand together; the chunk is on the first."""
-        slots = [row.slot for row in self.core.slots.rows.values()][:adapters] or [-1]
+    def work(self, decode: int, chunk: int, adapters: int, *, apart: bool = False) -> StepWork:
+        """Rows of one slot stand together; the chunk is on the first, or on one of its own."""
+        rows = [row.slot for row in self.core.slots.rows.values()]
+        slots = rows[:adapters] or [-1]
         chunks = [self._chunk(1, slots[n % len(slots)]) for n in range(decode)]
         if chunk:
-            chunks.append(self._chunk(chunk, slots[0]))
+            chunks.append(self._chunk(chunk, rows[adapters] if apart else slots[0]))
         chunks.sort(key=lambda c: (c.seq.slot, c.length > 1))
         return StepWork(tuple(chunks))
 
@@ -183,24 +187,33 @@ def main() -> int:
     parser.add_argument("--seqs", type=int, default=96, help="max_num_seqs")
     parser.add_argument("--steps", default=STEPS)
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--small-rows", type=int, default=tiles.SMALL_ROWS_OF_FEW)
+    parser.add_argument("--graph-tokens", type=int, default=512)
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--profile", type=Path, metavar="FILE")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("error: graphs need a CUDA card\n  try: a machine that has one", file=sys.stderr)
         return 2
     ensure_model(options.model)
+    tiles.SMALL_ROWS_OF_FEW = options.small_rows
+    if options.quick:
+        start_quickly()
     cases = []
     for step in options.steps.split(","):
         rows, _, adapters = step.partition(":")
         decode, _, chunk = rows.partition("+")
-        cases.append((step, int(decode), int(chunk or 0), int(adapters or 0)))
+        on, apart = int(adapters.rstrip("+") or 0), adapters.endswith("+")
+        cases.append((step, int(decode), int(chunk or 0), on, apart))
+    most = max(on + apart for *_, on, apart in cases)
     config = EngineConfig(
         model=str(options.model),
         device="cuda",
         max_num_seqs=options.seqs,
-        max_model_len=options.context + max(chunk for _, _, chunk, _ in cases) + 1,
-        slots=max(1, *(adapters for *_, adapters in cases)),
+        max_model_len=options.context + max(chunk for _, _, chunk, *_ in cases) + 1,
+        slots=max(1, most),
         max_rank=RANK,
+        graph_tokens=options.graph_tokens,
     )
     with tempfile.TemporaryDirectory() as scratch:
         started = time.perf_counter()
@@ -213,6 +226,7 @@ def main() -> int:
             "torch": torch.__version__,
             "model": options.model.name,
             "context": options.context,
+            "small_rows": options.small_rows,
         }
         ready = round(time.perf_counter() - started, 1)
         print(json.dumps(machine | {"ready_s": ready, "graphs": graphs.num_graphs}), flush=True)
@@ -221,12 +235,12 @@ def main() -> int:
         for rung in sorted({rung for rung, _ in rig.core.runner.usual()}):
             line = {"kind": "rung", "rung": rung, "graph_ms": steps.padding(rung)}
             print(json.dumps(machine | line), flush=True)
-        rig.load(range(max(adapters for *_, adapters in cases)))
-        for name, decode, chunk, adapters in cases:
-            told = steps.measure(steps.work(decode, chunk, adapters))
+        rig.load(range(most))
+        for name, decode, chunk, adapters, apart in cases:
+            told = steps.measure(steps.work(decode, chunk, adapters, apart=apart))
             print(json.dumps(machine | {"kind": "step", "step": name} | told), flush=True)
             if options.profile and told["rung"]:
-                profile = steps.kernels(steps.work(decode, chunk, adapters))
+                profile = steps.kernels(steps.work(decode, chunk, adapters, apart=apart))
                 tables.append({"batch": decode, "adapters": adapters, "step": name} | profile)
         rig.close()
     if options.profile:
