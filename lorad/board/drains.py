@@ -16,6 +16,9 @@ from lorad.service.catalog import Catalog
 from lorad.service.gate import STOPPING, Gate
 from lorad.wire_stream import Drain
 
+#: Drains of which it is known how they began; a look forgets those that have ended.
+MOST_UNSEEN = 256
+
 
 class Requests(Protocol):
     """Of RequestService; `name` None means all requests."""
@@ -41,12 +44,12 @@ class Drains:
 
     def begin(self, name: str, now: float) -> None:
         """An operator drains a name, or "" all, at this moment."""
-        self._begun[name] = _Begun(now, self._requests.running(name or None))
+        self._note(name, _Begun(now, self._requests.running(name or None)))
 
     def begin_revision(self, rev: str, status: RevisionStatus | None, now: float) -> None:
         """The engine drains it; `status` is what was known of it before."""
         leases = status.leases if status is not None else 0
-        self._begun[self._catalog.label(rev)] = _Begun(now, leases)
+        self._note(self._catalog.label(rev), _Begun(now, leases))
 
     def look(self, now: float, held: Iterable[RevisionStatus]) -> dict[str, Drain]:
         """All of them, by name.  `now` in seconds of a monotonic clock; `held`: revisions that are
@@ -59,6 +62,13 @@ class Drains:
         for key in self._begun.keys() - drains.keys():
             del self._begun[key]
         return drains
+
+    def _note(self, key: str, begun: _Begun) -> None:
+        """Where nobody looks, drains end unseen: one was kept for each revision."""
+        self._begun.pop(key, None)
+        if len(self._begun) >= MOST_UNSEEN:
+            del self._begun[next(iter(self._begun))]
+        self._begun[key] = begun
 
     def _names(self, now: float) -> list[Drain]:
         """Those that an operator holds, and the daemon."""

@@ -102,3 +102,13 @@ def test_of_a_held_name_whose_revision_drains_too_the_operators_word_is_told(dra
     gate.held.add("sql")
     now = told.status("r1", state="draining", leases=1, drain_cause="manual", drain_seconds=1.0)
     assert drains.look(1.0, [now])["sql"].held
+
+
+def test_where_nobody_looks_only_the_latest_are_known(drains, told):
+    for n in range(2000):
+        drains.begin_revision(f"{n:012x}", told.status("r1", leases=n), float(n))
+    assert len(drains._begun) == 256
+    last = told.status(f"{1999:012x}", state="draining", leases=1)
+    [drain] = drains.look(2000.0, [last]).values()
+    assert drain.begun_with == 1999
+    assert len(drains._begun) == 1
