@@ -22,6 +22,7 @@ import msgspec
 
 import engine
 from engine.config import EngineConfig
+from engine.draft_fit import doubt as draft_doubt
 from engine.errors import AdapterInvalid, EngineDied, EngineError
 from engine.fit import check_fit
 from engine.layout import BlockLayout
@@ -58,6 +59,7 @@ __all__ = [
     "ModelSpec",
     "check_fit",
     "check_weight_files",
+    "draft_doubt",
     "pack",
     "packed_layout",
     "read_base",

@@ -11,6 +11,10 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelUnsupported
 from engine.models.spec import ModelSpec, read_spec, tokenizer_size
 
+#: A guess costs that share of a step which the draft's weights are of the served model's.  Right 7
+#: times of 10, as every draft is taken to be at first (`speculation.py`), it is worth none above.
+MOST_SHARE = 0.4
+
 
 def read_draft(config: EngineConfig, spec: ModelSpec) -> ModelSpec | None:
     """The spec of `config.draft_model`; None where no model drafts.
@@ -33,6 +37,18 @@ def read_draft(config: EngineConfig, spec: ModelSpec) -> ModelSpec | None:
         hint = "a draft is token ids: name a model that shares the tokenizer"
         raise _refusal(config, f"another vocabulary: {wrong}", hint)
     return draft
+
+
+def doubt(draft: ModelSpec, spec: ModelSpec) -> str:
+    """Why a model that may draft for the served one, of `spec`, will hardly be asked; "" if it will
+    be."""
+    own, other = num_weights(draft), num_weights(spec)
+    if own <= MOST_SHARE * other:
+        return ""
+    return (
+        f"{own / 1e6:,.1f} M weights, {own / other:.0%} of the {other / 1e6:,.1f} M that it drafts "
+        "for: a guess of it costs more than it saves, and hardly any is asked for; a tenth pays"
+    )
 
 
 def check_reach(config: EngineConfig, draft: ModelSpec | None) -> None:

@@ -14,6 +14,7 @@ from engine.client import (
     BaseSpec,
     EncoderSpec,
     check_weight_files,
+    draft_doubt,
     read_base,
     read_model,
     usual_tasks,
@@ -29,6 +30,20 @@ from lorad.service.text import TextService
 def spec_of(settings: Settings, index: int = 0) -> BaseSpec:
     """What config.json says.  Raises BadConfig for a model that is not served, or not for this."""
     return _read(settings, index)[1]
+
+
+def drafts_in_doubt(settings: Settings) -> tuple[str, ...]:
+    """Of each model that guesses for another and is too large to pay, a line."""
+    found = []
+    for index, model in enumerate(settings.models):
+        if not model.draft_model:
+            continue
+        spec, draft = spec_of(settings, index), read_base(Path(model.draft_model))
+        if isinstance(spec, EncoderSpec) or isinstance(draft, EncoderSpec):
+            continue
+        if why := draft_doubt(draft, spec):
+            found.append(f"{model_key(index, 'draft_model')} = {model.draft_model}: {why}")
+    return tuple(found)
 
 
 def folder_of(settings: Settings, index: int = 0) -> Path:

@@ -15,9 +15,9 @@ import psutil
 from engine.client import EncoderSpec, check_fit
 from engine.config import GIB
 from engine.errors import ConfigError
-from lorad import key_file
+from lorad import config, key_file
 from lorad.api.server import check_tcp, check_unix
-from lorad.base import check_base, check_files, spec_of
+from lorad.base import check_base, check_files, drafts_in_doubt, spec_of
 from lorad.config import Settings
 from lorad.config_sections import Model
 from lorad.errors import BadConfig, CannotBind, RegistryUnusable
@@ -39,6 +39,12 @@ def check_start(settings: Settings) -> None:
     tracing.check(settings.otel)
     _check_folders(settings)
     _check_sockets(settings)
+
+
+def doubts(settings: Settings) -> tuple[str, ...]:
+    """What is allowed and probably not meant, in the files of the models too; of settings that
+    `check_start` found nothing against."""
+    return (*config.doubts(settings), *drafts_in_doubt(settings))
 
 
 def described(settings: Settings) -> tuple[str, ...]:

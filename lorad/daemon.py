@@ -19,8 +19,9 @@ from functools import partial
 from typing import Any
 
 from engine.collector import spare_what_is_there
-from lorad import __version__, config, logs, paths
+from lorad import __version__, logs, paths
 from lorad.assembly import Services
+from lorad.checks import doubts
 from lorad.config import Settings
 from lorad.dump import dump_state
 from lorad.errors import LoradError, RegistryUnusable, StartError
@@ -142,7 +143,7 @@ class Daemon:
         for name in self.services.names.shadowed():
             text = f"an adapter is called {name!r} as a base is: requests mean the base"
             publish("config.warning", level="warn", message=text)
-        for text in config.doubts(self.settings):
+        for text in doubts(self.settings):
             publish("config.warning", level="warn", message=text)
 
     async def _all_ready(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from lorad import wire
-from lorad.cli.output import Column, Table, note, print_document, print_items, print_line
+from lorad.cli.output import Column, Table, complain, note, print_document, print_items, print_line
 from lorad.cli.session import Failed, session
 from lorad.errors import BadConfig, StartError
 from lorad.wire_operate import RunningConfig
@@ -109,11 +109,13 @@ def check(
     s = session(context)
     settings = _load(file)
     try:
-        from lorad.checks import check_all, described  # reads a tokenizer
+        from lorad.checks import check_all, described, doubts  # reads a tokenizer
 
         check_all(settings)
     except StartError as error:
         raise _failed(error) from None
+    for doubt in doubts(settings):
+        complain(f"warning: {doubt}")
     if s.options.machine:
         print_document({"schema": "lorad/config-check.v1", "ok": True}, s.options)
     else:

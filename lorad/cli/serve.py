@@ -7,6 +7,7 @@ lorad holds the lock.  Errors are one line and the next step, never a traceback.
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -155,13 +156,15 @@ def _serve(
 
 
 def _check(settings: "Settings") -> int:
-    from lorad.checks import check_all, described  # reads a tokenizer: not needed to print
+    from lorad.checks import check_all, described, doubts  # reads a tokenizer: not needed to print
 
     try:
         check_all(settings)
     except StartError as error:
         error.print()
         return error.exit
+    for doubt in doubts(settings):
+        print(f"lorad: warning: {doubt}", file=sys.stderr)
     print("\n".join((*described(settings), "the configuration is valid")))
     return 0
 

@@ -84,6 +84,17 @@ def test_weights_of_a_draft_that_are_cut_are_refused_too(daemon, folder, base):
     assert status == 2 and told.startswith(f"lorad: error: models.draft_model: {weights} ends at")
 
 
+def test_a_draft_that_is_too_large_to_pay_is_valid_and_warned_of(daemon, folder, base):
+    line = f'speculation = "draft"\ndraft_model = "{base}"'
+    daemon.config.write_text(daemon.config.read_text().replace("deterministic = true", line))
+    status, told = daemon.refused("--check")
+    assert status == 0, told
+    assert told.startswith(f"lorad: warning: models.draft_model = {base}: ")
+    assert "100% of the" in told and told.count("\n") == 1
+    assert _loractl(daemon)[0] == 0
+    assert _loractl(daemon)[2] == told.removeprefix("lorad: ")
+
+
 def _loractl(daemon):
     """`loractl config check` where that daemon would start: (status, stdout, stderr)."""
     command = [sys.executable, "-m", "lorad.cli.app", "config", "check", str(daemon.config)]

@@ -6,11 +6,19 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.draft_fit import check_reach, draft_block_bytes, num_weights, read_draft
+from engine.draft_fit import (
+    MOST_SHARE,
+    check_reach,
+    doubt,
+    draft_block_bytes,
+    num_weights,
+    read_draft,
+)
 from engine.errors import ConfigError
 from engine.fit import check_fit
 from engine.memory.budget import MemoryPlan
 from engine.models.spec import read_spec
+from engine.speculation import _Record
 
 CONFIG = {
     "model_type": "llama",
@@ -151,3 +159,19 @@ def test_a_file_in_place_of_a_folder_is_told_as_such(folder):
         read_draft(config, read_spec(base))
     assert refused.value.message == f"draft_model = {str(file)!r}: {file} is not a folder"
     assert refused.value.hint == "give the folder of a Hugging Face model"
+
+
+def test_one_that_is_too_large_to_pay_is_doubted_with_both_sizes(folder) -> None:
+    spec = read_spec(folder("base", num_hidden_layers=8))
+    small = read_spec(folder("small", num_hidden_layers=1))
+    large = read_spec(folder("large", num_hidden_layers=6))
+    assert doubt(small, spec) == ""
+    share = num_weights(large) / num_weights(spec)
+    assert share > MOST_SHARE
+    assert doubt(large, spec).startswith("0.1 M weights, 76% of the 0.1 M that it drafts for: ")
+
+
+def test_the_share_above_which_it_does_not_pay_is_where_none_is_asked_for_at_first() -> None:
+    fresh = _Record()
+    assert fresh.length(8, MOST_SHARE) > 0
+    assert fresh.length(8, MOST_SHARE + 0.02) == 0
