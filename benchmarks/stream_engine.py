@@ -22,14 +22,12 @@ from engine.messages import (
     Answer,
     Command,
     EngineInfo,
-    EngineSnapshot,
     GetSnapshot,
-    PoolStatus,
-    RevisionStatus,
     SequenceDelta,
     StepFrame,
     Submit,
 )
+from engine.status_messages import EngineSnapshot, PoolStatus, RevisionStatus
 
 MAX_TOKENS = 1 << 16
 #: Ids below are bytes, as every byte-level vocabulary begins; words follow.

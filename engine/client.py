@@ -25,6 +25,7 @@ from engine.config import EngineConfig
 from engine.draft_fit import doubt as draft_doubt
 from engine.errors import AdapterInvalid, EngineDied, EngineError
 from engine.fit import check_fit
+from engine.framing import encode_frame, event_reader
 from engine.layout import BlockLayout
 from engine.messages import (
     Abort,
@@ -41,8 +42,6 @@ from engine.messages import (
     StepFrame,
     Submit,
     Verified,
-    encode_frame,
-    event_reader,
 )
 from engine.models.bases import BaseSpec, read_base
 from engine.models.encoder_spec import EncoderSpec

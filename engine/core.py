@@ -32,7 +32,6 @@ from engine.messages import (
     Answer,
     Command,
     EngineInfo,
-    EngineSnapshot,
     Explain,
     GetSnapshot,
     PackedManifest,
@@ -54,6 +53,7 @@ from engine.sequence import POOLED, StepWork
 from engine.snapshot import Painter, Traffic
 from engine.startup import Machine, build
 from engine.stats import Stats
+from engine.status_messages import EngineSnapshot
 from engine.verifier import Verifier
 
 #: How long an idle loop sleeps if nobody rings: never needed, but a lost ring must not hang it.

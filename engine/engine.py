@@ -19,7 +19,6 @@ from engine.errors import error_of
 from engine.library import Library
 from engine.messages import (
     EngineInfo,
-    EngineSnapshot,
     FinishReason,
     GetSnapshot,
     SamplingParams,
@@ -29,6 +28,7 @@ from engine.messages import (
 )
 from engine.pooling.calls import PoolingCalls, in_order, requests_of
 from engine.pooling.requests import PoolingTask, PoolResult, unpacked
+from engine.status_messages import EngineSnapshot
 
 
 @dataclass(slots=True)

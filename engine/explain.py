@@ -15,7 +15,7 @@ from engine.adapters.revision import Revision
 from engine.adapters.slots import SlotRow
 from engine.adapters.states import State
 from engine.memory.reclaim import Reclaimer
-from engine.messages import CostInputs, Explanation, Holder, RoomStatus
+from engine.status_messages import CostInputs, Explanation, Holder, RoomStatus
 
 #: Holders that are named: the largest of those that cannot make way now.
 MOST_HOLDERS = 8

@@ -24,6 +24,7 @@ import msgspec
 from engine.collector import collecting_nothing, spare_what_is_there
 from engine.config import EngineConfig
 from engine.errors import EngineError
+from engine.framing import command_reader, encode_frame, in_parts
 from engine.last_words import spare_stderr
 from engine.messages import (
     Answer,
@@ -36,9 +37,6 @@ from engine.messages import (
     Shutdown,
     Starting,
     StepFrame,
-    command_reader,
-    encode_frame,
-    in_parts,
 )
 from engine.pooling.config import PoolingConfig
 from engine.stats import Stats

@@ -15,8 +15,8 @@ from engine.adapters.slots import SlotTable
 from engine.adapters.states import State
 from engine.memory.pool import BlockPool
 from engine.memory.prefix import PrefixIndex
-from engine.messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
 from engine.stats import Stats
+from engine.status_messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
 
 
 @dataclass(frozen=True, slots=True)

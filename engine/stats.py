@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from engine.histogram import ADAPTERS, BYTES, SECONDS, TOKENS, Histogram
-from engine.messages import HistogramStatus, StepsStatus
 from engine.sequence import Status, StepWork
+from engine.status_messages import HistogramStatus, StepsStatus
 
 
 def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from engine.messages import AdapterEvent, EngineInfo, EngineSnapshot
+from engine.messages import AdapterEvent, EngineInfo
+from engine.status_messages import EngineSnapshot
 from lorad import __version__
 from lorad.api.guard import admin_uids
 from lorad.board.board import Boards

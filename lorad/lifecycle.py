@@ -7,7 +7,7 @@ Comes out: the state that people are shown.  Knows neither SQL nor commands.
 from typing import Protocol
 
 from engine.adapters.states import State
-from engine.messages import RevisionStatus
+from engine.status_messages import RevisionStatus
 
 _AWAY = frozenset({State.QUARANTINED, State.MISSING})
 

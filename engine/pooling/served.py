@@ -20,7 +20,6 @@ from engine.messages import (
     Answer,
     Command,
     EngineInfo,
-    EngineSnapshot,
     Explain,
     GetSnapshot,
     SequenceDelta,
@@ -35,6 +34,7 @@ from engine.pooling.requests import PoolResult, packed
 from engine.pooling_messages import NO_GENERATION
 from engine.snapshot import Painter, Traffic
 from engine.stats import Stats
+from engine.status_messages import EngineSnapshot
 from engine.verifier import Verifier
 
 #: As between two looks of a generating engine at its card.

@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
 from engine.adapters.states import State
-from engine.messages import AdapterEvent, EngineSnapshot, RevisionStatus
+from engine.messages import AdapterEvent
+from engine.status_messages import EngineSnapshot, RevisionStatus
 from lorad.board import slots
 from lorad.board.churn import RecentChurn
 from lorad.board.drains import Drains

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.adapters.states import State
-from engine.messages import RevisionStatus
+from engine.status_messages import RevisionStatus
 from lorad.metrics.churn import REASONS
 from lorad.service.catalog import Catalog
 from lorad.service.gate import STOPPING, Gate

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import structs
 
 from engine.adapters.states import State
-from engine.messages import EngineSnapshot, RevisionStatus
+from engine.status_messages import EngineSnapshot, RevisionStatus
 from lorad.service.catalog import Catalog
 from lorad.service.names import tenant_of
 from lorad.wire_stream import WINDOW_SECONDS, Slot

@@ -7,7 +7,7 @@ Goes in: a tick about once a second, with the engine's snapshot if there is an e
 from collections.abc import Callable
 
 from engine.histogram import SECONDS, Histogram
-from engine.messages import EngineSnapshot
+from engine.status_messages import EngineSnapshot
 from lorad.board.windows import Growing, Window, spread
 from lorad.service.meter import Meter
 from lorad.wire_stream import WINDOW_SECONDS, Load, Spread

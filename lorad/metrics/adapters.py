@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.adapters.states import RESIDENT, State
-from engine.messages import RevisionStatus
+from engine.status_messages import RevisionStatus
 from lorad.metrics import requests
 from lorad.metrics.churn import Churn
 from lorad.metrics.engine_counts import EngineCounts

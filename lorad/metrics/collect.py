@@ -13,7 +13,7 @@ from typing import get_args
 
 from engine.adapters.states import State
 from engine.histogram import ADAPTERS, BYTES, SECONDS, TOKENS
-from engine.messages import EngineSnapshot
+from engine.status_messages import EngineSnapshot
 from lorad.metrics.adapters import counted_states
 from lorad.metrics.engine_counts import Totals
 from lorad.metrics.sheet import Sheet

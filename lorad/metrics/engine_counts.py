@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
-from engine.messages import EngineSnapshot, HistogramStatus, RevisionStatus, StepsStatus
+from engine.status_messages import EngineSnapshot, HistogramStatus, RevisionStatus, StepsStatus
 from lorad.service.meter import BASE, KINDS, Kind
 
 STEPS = ("seconds", "batch_tokens", "adapters", "lora_bytes")

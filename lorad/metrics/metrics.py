@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from engine.histogram import LOAD_SECONDS, Histogram
-from engine.messages import AdapterEvent, EngineSnapshot
+from engine.messages import AdapterEvent
+from engine.status_messages import EngineSnapshot
 from lorad.metrics import collect
 from lorad.metrics.adapters import AdapterMetrics, gateway, named
 from lorad.metrics.churn import DRAIN_OUTCOMES, DRAIN_REASONS, Churn

@@ -11,7 +11,8 @@ from typing import Protocol
 import msgspec
 
 from engine.adapters.states import State
-from engine.messages import Explain, Explanation
+from engine.messages import Explain
+from engine.status_messages import Explanation
 from lorad import wire_explain
 from lorad.errors import LoradError
 from lorad.lifecycle import shown_state

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from engine.adapters.states import STORED, State
-from engine.messages import EngineInfo, EngineSnapshot, RevisionStatus
+from engine.messages import EngineInfo
+from engine.status_messages import EngineSnapshot, RevisionStatus
 from lorad import wire, wire_status
 from lorad.errors import LoradError
 from lorad.lifecycle import shown_state

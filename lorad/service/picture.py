@@ -9,7 +9,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from engine.messages import Answer, EngineSnapshot, GetSnapshot, RevisionStatus
+from engine.messages import Answer, GetSnapshot
+from engine.status_messages import EngineSnapshot, RevisionStatus
 from lorad.errors import LoradError
 from lorad.service.hanging import answered
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from engine.adapters.states import RESIDENT, State
-from engine.messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
+from engine.status_messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
 
 
 class Looked(Protocol):

@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from engine.adapters.states import State
-from engine.messages import EngineInfo, EngineSnapshot, Submit
+from engine.messages import EngineInfo, Submit
 from engine.pooling.requests import PoolRequest, PoolResult
+from engine.status_messages import EngineSnapshot
 from lorad.routing import affinity
 from lorad.routing.affinity import Reason
 from lorad.service.engine_link import LinkState

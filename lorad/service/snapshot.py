@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.messages import EngineSnapshot
+from engine.status_messages import EngineSnapshot
 from lorad.config import Settings
 from lorad.config_sections import Model
 from lorad.routing.affinity import Reason

@@ -19,15 +19,13 @@ from engine.messages import (
     Answer,
     EngineInfo,
     EngineReady,
-    EngineSnapshot,
     Fatal,
     GetSnapshot,
-    PoolStatus,
-    RevisionStatus,
     Starting,
     StepFrame,
     Submit,
 )
+from engine.status_messages import EngineSnapshot, PoolStatus, RevisionStatus
 
 BLOCK_BYTES = 100
 BOX = {"num_blocks": 24, "slots": 3, "kv_floor": 4, "ram_blocks": 10, "blocks_in_flight": 6}

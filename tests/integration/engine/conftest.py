@@ -20,7 +20,6 @@ from engine.messages import (
     Command,
     PackedManifest,
     PackedModule,
-    RevisionStatus,
     SamplingParams,
     SequenceDelta,
     StepFrame,
@@ -28,6 +27,7 @@ from engine.messages import (
     TokenLogprobs,
 )
 from engine.models.spec import read_spec
+from engine.status_messages import RevisionStatus
 
 BLOCK_SIZE = 16
 DEADLINE = 180.0  # seconds: what no test ever needs, on the interpreter and busy cores either

@@ -24,6 +24,7 @@ from engine.client import (
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import AdapterInvalid, EngineDied, EngineError
+from engine.framing import encode_frame
 from engine.messages import (
     AddRevision,
     EngineReady,
@@ -36,7 +37,6 @@ from engine.messages import (
     Starting,
     StepFrame,
     Submit,
-    encode_frame,
 )
 
 WEIGHTS = "adapter_model.safetensors"
@@ -337,7 +337,8 @@ def test_a_packer_that_cannot_write_is_an_error_of_ours(peft_folder, model_dir, 
 
 FLOOD = """
 import socket, sys
-from engine.messages import Starting, encode_frame
+from engine.messages import Starting
+from engine.framing import encode_frame
 sock = socket.socket(fileno=int(sys.argv[1]))
 word = "x" * 1000
 for number in range(20_000):  # 20 MB
@@ -386,7 +387,8 @@ def test_a_client_that_is_behind_can_be_stopped() -> None:
 
 CREW = """
 import signal, socket, subprocess, sys
-from engine.messages import Starting, encode_frame
+from engine.messages import Starting
+from engine.framing import encode_frame
 sock = socket.socket(fileno=int(sys.argv[1]))
 other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 other.send_signal(signal.SIGSTOP)

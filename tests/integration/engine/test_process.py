@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig
-from engine.messages import Event, Fatal, Heartbeat, Starting, event_reader
+from engine.framing import event_reader
+from engine.messages import Event, Fatal, Heartbeat, Starting
 from engine.process import Outbox
 
 #: A process with the real main around a core that does `body` in its step.

@@ -15,7 +15,6 @@ from engine.adapters.pack import pack_into
 from engine.client import EngineClient
 from engine.messages import (
     AddRevision,
-    EngineSnapshot,
     Evict,
     GetSnapshot,
     Load,
@@ -28,6 +27,7 @@ from engine.messages import (
 from engine.pooling.config import PoolingConfig
 from engine.pooling.engine import PoolingEngine
 from engine.pooling.requests import Floats, PoolRequest
+from engine.status_messages import EngineSnapshot
 from lorad.errors import LoradError
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing

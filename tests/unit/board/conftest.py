@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import fields
 
-from engine.messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
+from engine.status_messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
 from lorad.wire_status import PoolPicture, Status
 
 POOL = PoolStatus(

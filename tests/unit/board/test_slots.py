@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import EngineSnapshot, RevisionStatus
+from engine.status_messages import EngineSnapshot, RevisionStatus
 from lorad.board.slots import SlotWindows, held_of, rows
 from lorad.service.catalog import Catalog, Entry
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.messages import EngineSnapshot, PoolStatus, RevisionStatus
+from engine.status_messages import EngineSnapshot, PoolStatus, RevisionStatus
 from lorad.config import Settings
 from lorad.config_sections import Metrics as MetricsSection
 from lorad.config_sections import Model, RegistrySection, StoreSection

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.histogram import Histogram
-from engine.messages import HistogramStatus, PrefixStatus, StepsStatus
+from engine.status_messages import HistogramStatus, PrefixStatus, StepsStatus
 from lorad.metrics.metric import OTHER
 from lorad.metrics.table import GATEWAY, GATEWAYS, METRICS, NAMES
 from lorad.service.meter import NameCounts

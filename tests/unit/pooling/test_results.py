@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from engine import messages
-from engine.messages import Answer, Event, StepFrame, encode_frame, event_reader, in_parts
+from engine.framing import encode_frame, event_reader, in_parts
+from engine.messages import Answer, Event, StepFrame
 from engine.pooling import requests
 from engine.pooling.requests import PoolResult, packed, unpacked
 from engine.pooling_messages import Pooled

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from engine.adapters.states import State
-from engine.messages import RevisionStatus
+from engine.status_messages import RevisionStatus
 from lorad.lifecycle import shown_state
 
 

@@ -21,7 +21,6 @@ from engine.messages import (
     Answer,
     EngineInfo,
     EngineReady,
-    EngineSnapshot,
     Evict,
     Explain,
     Fatal,
@@ -29,15 +28,13 @@ from engine.messages import (
     Load,
     PackedManifest,
     PackedModule,
-    PoolStatus,
-    PrefixStatus,
     RemoveRevision,
-    RevisionStatus,
     SequenceDelta,
     SetRevision,
     StepFrame,
     VerifyRevision,
 )
+from engine.status_messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
 from lorad.errors import LoradError
 from lorad.registry.registry import Registry
 from lorad.service.adapters import AdapterService

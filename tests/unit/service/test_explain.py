@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from engine.messages import CostInputs, Explanation, Holder, RoomStatus
+from engine.status_messages import CostInputs, Explanation, Holder, RoomStatus
 from lorad.errors import LoradError
 from lorad.service.explain import Explaining, tell
 from lorad.service.gate import HELD, Gate

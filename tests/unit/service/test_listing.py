@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.messages import PackedModule, RevisionStatus
+from engine.messages import PackedModule
+from engine.status_messages import RevisionStatus
 from lorad import wire, wire_status
 from lorad.errors import LoradError
 from lorad.service import picture

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from engine.messages import EngineSnapshot, PoolStatus, RevisionStatus
+from engine.status_messages import EngineSnapshot, PoolStatus, RevisionStatus
 from lorad.config_sections import Model
 from lorad.service.snapshot import _drafts
 
