@@ -59,14 +59,7 @@ def load(
 ) -> tuple[Settings, Paths]:
     """Read every layer, check the whole, fill in the directories.  Raises BadConfig."""
     paths = find(env)
-    layers = [*_files(config, env, paths), *_environment(env)]
-    if flags:
-        layers.append(Layer("flag", _nest(flags)))
-    merged: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
-    models: list[dict[str, object]] = []
-    origins: dict[str, str] = {}
-    for layer in layers:
-        _merge(layer, merged, models, origins)
+    merged, models, origins = _layered(config, env, paths, flags)
     if not models:
         raise _without_model(places(config, env, paths))
     settings = Settings(
@@ -75,6 +68,31 @@ def load(
         **{name: SECTIONS[name](**values) for name, values in merged.items()},  # type: ignore[arg-type]
     )
     return check(resolved(settings, paths)), paths
+
+
+def load_for_gateway(config: Path | None, env: Mapping[str, str]) -> Settings:
+    """The same layers for who serves no model: directories stay as they are written."""
+    merged, _, origins = _layered(config, env, find(env), None)
+    return Settings(
+        models=(),
+        origins=origins,
+        **{name: SECTIONS[name](**values) for name, values in merged.items()},  # type: ignore[arg-type]
+    )
+
+
+def _layered(
+    config: Path | None, env: Mapping[str, str], paths: Paths, flags: Mapping[str, str] | None
+) -> tuple[dict[str, dict[str, object]], list[dict[str, object]], dict[str, str]]:
+    """Sections, models, and where each value is from."""
+    layers = [*_files(config, env, paths), *_environment(env)]
+    if flags:
+        layers.append(Layer("flag", _nest(flags)))
+    merged: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
+    models: list[dict[str, object]] = []
+    origins: dict[str, str] = {}
+    for layer in layers:
+        _merge(layer, merged, models, origins)
+    return merged, models, origins
 
 
 def dump(settings: Settings) -> str:

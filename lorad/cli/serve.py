@@ -113,6 +113,73 @@ def demo(
     raise typer.Exit(run_demo(model, adapters, keep))
 
 
+@app.command()
+def gateway(
+    member: Annotated[
+        list[str],
+        typer.Option(
+            "--member",
+            metavar="NAME=PLACE",
+            help="A daemon: the folder of its sockets, or INFERENCE_URL,ADMIN_URL. Once for each.",
+        ),
+    ],
+    catalog: Annotated[
+        str,
+        typer.Option("--catalog", metavar="PLACE", help="A shared folder, or s3://BUCKET/PREFIX."),
+    ],
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="DIR", help="For its sockets and uploads.")
+    ],
+    bind: Annotated[
+        str, typer.Option("--bind", metavar="HOST:PORT", help="Serve on TCP, too.")
+    ] = "",
+    api_keys: Annotated[
+        str,
+        typer.Option("--api-keys", metavar="FILE", help="Keys of applications that come over TCP."),
+    ] = "",
+    admin_keys: Annotated[
+        str,
+        typer.Option("--admin-keys", metavar="FILE", help="Keys of operators who come over TCP."),
+    ] = "",
+    member_key: Annotated[
+        Path | None,
+        typer.Option("--member-key", metavar="FILE", help="The key of members' admin URLs."),
+    ] = None,
+    lease: Annotated[
+        float,
+        typer.Option(
+            "--lease",
+            metavar="SECONDS",
+            min=0,
+            help="Without a look at the catalog for so long, it serves no adapters; 0 is for ever.",
+        ),
+    ] = 60.0,
+    config: Config = None,
+) -> None:
+    """Serve several daemons as one, over a catalog of adapters that all of them share."""
+    from lorad import config_sources, logs
+
+    try:
+        settings = config_sources.load_for_gateway(config, os.environ)
+        logs.setup(settings.log.level, settings.log.format, os.environ)
+        from lorad.fleet import serving  # imports the server
+
+        key = member_key.read_text(encoding="utf-8").split()[-1] if member_key is not None else ""
+        wanted = serving.Wanted(
+            sites=serving.sites_of(member, key),
+            catalog=catalog,
+            folder=folder,
+            bind=bind,
+            api_keys=api_keys,
+            admin_keys=admin_keys,
+            lease_seconds=lease,
+        )
+        raise typer.Exit(serving.run(wanted, settings))
+    except StartError as error:
+        error.print(logs.error_mark(os.environ))
+        raise typer.Exit(error.exit) from None
+
+
 def _serve(
     config: Path | None,
     print_config: bool,

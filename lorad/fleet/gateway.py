@@ -28,15 +28,16 @@ from lorad.api import missing
 from lorad.api.app import INFERENCE, OPEN, Route
 from lorad.api.deps import Deps
 from lorad.api.guard import Bounds, Guard, admin_uids
+from lorad.api.identity import key_of
 from lorad.api.respond import json
-from lorad.api.tcp import TcpKeys, admit_operator
+from lorad.api.tcp import KnownHost, TcpKeys, admit_operator
 from lorad.api.uploads import Uploads
 from lorad.config import Settings
 from lorad.errors import LoradError
 from lorad.fleet import admin, models
 from lorad.fleet.asking import V1, alive, each, given
 from lorad.fleet.catalog import Catalog
-from lorad.fleet.inference import Inference, ask_of, response_of
+from lorad.fleet.inference import KNOWN, Inference, ask_of, response_of
 from lorad.fleet.listing import Listing, own_status
 from lorad.fleet.members import Answer, Ask, Member, Members
 from lorad.fleet.presence import LEASE_SECONDS, Presence
@@ -46,7 +47,6 @@ from lorad.fleet.staging import Stage
 from lorad.fleet.taking import read
 from lorad.fleet.watch import Boards, Events
 from lorad.fleet.wishes import Wishes
-from lorad.key_file import NONE, Keys
 from lorad.metrics.http import HttpCounts
 from lorad.service.events import EventRing
 from lorad.wire_openai import ModelList
@@ -59,8 +59,8 @@ LOOK_SECONDS = 5.0
 
 
 class Gateway:
-    """`folder`: of its own, for uploads.  `admin_keys` let operators in who are no local peers;
-    `sockets` are shown by `loractl status`."""
+    """`folder`: of its own, for uploads.  `keys`: of whoever comes over TCP, see `app`; `sockets`
+    are shown by `loractl status`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Gateway:
         folder: Path,
         *,
         settings: Settings | None = None,
-        admin_keys: Keys = NONE,
+        keys: TcpKeys | None = None,
         lease_seconds: float = LEASE_SECONDS,
         sockets: tuple[str, str] = ("", ""),
     ) -> None:
@@ -107,7 +107,7 @@ class Gateway:
         self.boards = Boards(members, catalog, self.listing, self.ring)
         uploads = Uploads(cast(Any, stage), max_bytes=self.settings.watch.max_adapter_bytes)
         self._deps = self._make_deps(uploads)
-        self._keys = TcpKeys(admin=admin_keys)
+        self._keys = keys or TcpKeys()
         self._desk = admin.Desk(
             members, catalog, self.listing, self.wishes, self.pulls, self.inference
         )
@@ -161,9 +161,12 @@ class Gateway:
 
     # ------------------------------------------------------------- apps
     def app(self) -> Starlette:
-        """Both faces on one: operators' routes need a key of `admin_keys`."""
+        """Both faces on one, for TCP: operators' routes need a key of `keys.admin`, the others one
+        of `keys.inference`.  Where that has none, members say who is let in, and no page that came
+        by a name of its own is."""
         routes = [*self._inference_routes(), *admin.ROUTES]
-        return self._app(routes, admit=self._admit, streamed=True)
+        known = () if self._keys.inference else (Middleware(KnownHost, deps=self._deps),)
+        return self._app(routes, *known, admit=self._admit, streamed=True)
 
     def inference_app(self) -> Starlette:
         """For applications: members say who is let in."""
@@ -176,13 +179,19 @@ class Gateway:
         return self._app(routes, admit=lambda scope, headers: None, uids=uids, streamed=True)
 
     def _admit(self, scope: Scope, headers: Any) -> None:
-        if scope["path"].startswith(V1) or scope["path"] == "/metrics":
+        if scope["path"].startswith(f"{V1}/") or scope["path"] == "/metrics":
             admit_operator(self._keys, scope, headers)
+        elif self._keys.inference:
+            name = self._keys.inference.name_of(key_of(headers))
+            if name is None:
+                hint = "authorization: Bearer KEY"
+                raise LoradError("invalid_api_key", "an API key is needed here", hint=hint)
+            scope[KNOWN] = name
 
     def _app(
         self,
         routes: list[Route],
-        *,
+        *more: Middleware,
         admit: Callable[[Scope, Any], None],
         uids: frozenset[int] | None = None,
         streamed: bool = False,
@@ -200,7 +209,7 @@ class Gateway:
         guard = Middleware(Guard, bounds=bounds, counts=self._counts, on_gone=self._note_gone)
         app = Starlette(
             routes=routes,
-            middleware=[guard],
+            middleware=[guard, *more],
             exception_handlers={HTTPException: missing.no_route},
         )
         app.router.redirect_slashes = False

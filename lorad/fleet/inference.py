@@ -31,6 +31,8 @@ from lorad.fleet.taking import lacks, refusal
 ELSEWHERE = ("engine_restarting", "engine_stalled", "loading_base", "draining")
 #: A request that a member had at hand when it was lost may be why: it goes on this many times.
 MOST_MOVES = 1
+#: In a request's scope: the key that it came with is the gateway's, and no member's business.
+KNOWN = "lorad_gateway_key"
 _BROKEN = LoradError(
     "engine_restarting", "the member that answered was lost; what it was to say is lost, too"
 )
@@ -171,11 +173,10 @@ async def events(
 async def ask_of(request: Request) -> Ask:
     """What is passed on: all but what is of this connection, and what only a gateway may say."""
     body = await request.body()
-    headers = [
-        (name, value)
-        for name, value in request.headers.items()
-        if name not in OF_CONNECTION and name not in (REV_HEADER, "accept-encoding", "expect")
-    ]
+    out = {REV_HEADER, "accept-encoding", "expect", *OF_CONNECTION}
+    if KNOWN in request.scope:
+        out.add("authorization")
+    headers = [(name, value) for name, value in request.headers.items() if name not in out]
     headers.append(("x-request-id", request.scope["lorad_request_id"]))
     path: bytes = request.scope.get("raw_path") or request.url.path.encode()
     return Ask(

@@ -16,7 +16,7 @@ from lorad import wire
 from lorad.board.stream import Message, Stream
 from lorad.board_apply import MAX_EVENTS
 from lorad.fleet import merge_board
-from lorad.fleet.asking import V1, alive, ask_each, each, get, given
+from lorad.fleet.asking import V1, ask_each, each, get, given
 from lorad.fleet.catalog import Catalog
 from lorad.fleet.listing import Listing
 from lorad.fleet.members import Member, Members
@@ -45,7 +45,8 @@ class Events:
     async def look(self) -> None:
         for member in self._members.seen():
             self._note_state(member)
-        pages = given(await each([m.name for m in alive(self._members)], self._page))
+        there = [m.name for m in self._members.seen() if m.state != "lost"]
+        pages = given(await each(there, self._page))
         for name, page in pages.items():
             self._take(name, page)
 

@@ -3,10 +3,14 @@
 import asyncio
 import json
 
+import httpx
 import pytest
 
+from lorad import key_file
+from lorad.api.tcp import TcpKeys
 from lorad.errors import LoradError
 from lorad.fleet import presence
+from lorad.fleet.gateway import Gateway
 from lorad.fleet.inference import events, model_of
 from lorad.fleet.members import Lost
 from lorad.wire_tenants import Tenant
@@ -197,3 +201,39 @@ def test_a_stream_is_passed_on_in_whole_events():
     assert asyncio.run(scenario(pieces, False)) == [b"data: 1\n\n", b"data: 2\n\n", b"data: 3"]
     *whole, last = asyncio.run(scenario(pieces, True))
     assert whole == [b"data: 1\n\n", b"data: 2\n\n"] and b"engine_restarting" in last
+
+
+def test_over_tcp_keys_of_the_gateway_let_in_and_go_no_further(tmp_path):
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        keys = TcpKeys(inference=read_keys(tmp_path, "app"), admin=read_keys(tmp_path, "admin"))
+        gateway = Gateway(front.members, front.catalog, c.folder / "g9", keys=keys)
+        await gateway.start()
+        transport = httpx.ASGITransport(gateway.app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://gpu.example") as http:
+            for path, good in (("/v1/models", "app"), ("/admin/v1/status", "admin")):
+                for key, status in (("", 401), ("other", 401), (good, 200)):
+                    headers = {"authorization": f"Bearer {key * 10}"} if key else {}
+                    assert (await http.get(path, headers=headers)).status_code == status
+            body = {"model": "poet"}
+            headers = {"authorization": f"Bearer {'app' * 10}"}
+            answer = await http.post("/v1/completions", json=body, headers=headers)
+            assert answer.status_code == 200
+            assert (await http.get("/readyz")).status_code == 200
+        got = [headers for daemon in c.daemons.values() for headers, _ in daemon.asked]
+        assert len(got) == 1 and "authorization" not in got[0]
+        open_to_all = httpx.ASGITransport(
+            Gateway(front.members, front.catalog, c.folder / "g8").app()
+        )
+        async with httpx.AsyncClient(transport=open_to_all, base_url="http://evil.example") as http:
+            assert (await http.get("/v1/models")).status_code == 403
+        await gateway.stop()
+
+    run(scenario)
+
+
+def read_keys(folder, word):
+    path = folder / word
+    path.write_text(word * 10)
+    path.chmod(0o600)
+    return key_file.read(str(path), word)

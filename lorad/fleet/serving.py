@@ -1,0 +1,139 @@
+"""`lorad gateway`: a gateway as a process, over daemons at sockets or URLs.
+
+Goes in: where the members, the catalog and the gateway's own sockets are.  Comes out: an exit
+status, as of the daemon.  SIGTERM ends it: streams in flight get a moment, members go on.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from lorad import key_file
+from lorad.api.server import HttpServer, bind_tcp, bind_unix, unlink_unix
+from lorad.api.tcp import TcpKeys
+from lorad.config import Settings
+from lorad.errors import BadConfig, LoradError
+from lorad.fleet.catalog import open_catalog
+from lorad.fleet.gateway import Gateway
+from lorad.fleet.line import Site
+from lorad.fleet.local import LocalMembers
+from lorad.fleet.presence import LEASE_SECONDS
+
+log = logging.getLogger("lorad.fleet")
+
+#: What runs when it is told to end gets so long.
+GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """`folder` holds the sockets, and uploads on their way; `bind` serves both faces on TCP, where
+    operators have a key of `admin_keys`, and others one of `api_keys` if that is set."""
+
+    sites: tuple[Site, ...]
+    catalog: str
+    folder: Path
+    bind: str = ""
+    api_keys: str = ""
+    admin_keys: str = ""
+    lease_seconds: float = LEASE_SECONDS
+
+
+def run(wanted: Wanted, settings: Settings) -> int:
+    """Until a signal.  Raises StartError."""
+    listeners = {
+        "inference": bind_unix(wanted.folder / "inference.sock", 0o660),
+        "admin": bind_unix(wanted.folder / "admin.sock", 0o600),
+    }
+    if wanted.bind:
+        listeners["tcp"] = bind_tcp(wanted.bind)
+    keys = TcpKeys(
+        inference=key_file.read(wanted.api_keys, "--api-keys"),
+        admin=key_file.read(wanted.admin_keys, "--admin-keys"),
+    )
+
+    async def serve() -> None:
+        async with _gateway(wanted, settings, keys) as gateway:
+            apps: dict[str, Starlette] = {
+                "inference": gateway.inference_app(),
+                "admin": gateway.admin_app(),
+                "tcp": gateway.app(),
+            }
+            servers = [HttpServer(apps[face], there) for face, there in listeners.items()]
+            for server in servers:
+                await server.start()
+            log.info("the gateway takes requests")
+            await _told_to_end()
+            await asyncio.gather(*(server.stop(GRACE_SECONDS) for server in servers))
+
+    try:
+        asyncio.run(serve())
+    except LoradError as error:
+        raise BadConfig(error.message, hint=error.hint) from error
+    finally:
+        for face in ("inference", "admin"):
+            listeners[face].close()
+            unlink_unix(wanted.folder / f"{face}.sock")
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _gateway(wanted: Wanted, settings: Settings, keys: TcpKeys) -> AsyncIterator[Gateway]:
+    catalog = open_catalog(wanted.catalog, settings)
+    await catalog.look()  # members would say the same, one after another
+    members = LocalMembers(wanted.sites, catalog)
+    folder = wanted.folder
+    sockets = (str(folder / "inference.sock"), str(folder / "admin.sock"))
+    gateway = Gateway(
+        members,
+        catalog,
+        folder,
+        settings=settings,
+        keys=keys,
+        lease_seconds=wanted.lease_seconds,
+        sockets=sockets,
+    )
+    await members.look()
+    looking = asyncio.create_task(members.run())
+    try:
+        await gateway.start()
+        yield gateway
+    finally:
+        await gateway.stop()
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        await members.close()
+
+
+async def _told_to_end() -> None:
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    await told.wait()
+
+
+def site_of(word: str, key: str = "") -> Site:
+    """`NAME=FOLDER` of a daemon's two sockets, or `NAME=URL,URL` of its inference and admin routes.
+    Raises BadConfig."""
+    name, equals, place = word.partition("=")
+    inference, comma, admin = place.partition(",")
+    if not equals or not name or not place or "/" in name or not name.isprintable():
+        message = f"{word[:80]!r} is no member"
+        raise BadConfig(message, hint="NAME=/run/lorad or NAME=http://HOST:8411,http://HOST:8412")
+    if comma:
+        return Site(name, inference, admin, key)
+    folder = Path(place)
+    return Site(name, str(folder / "inference.sock"), str(folder / "admin.sock"))
+
+
+def sites_of(words: Sequence[str], key: str = "") -> tuple[Site, ...]:
+    sites = tuple(site_of(word, key) for word in words)
+    if len({site.name for site in sites}) < len(sites):
+        raise BadConfig("two members have the same name", hint="a name for each")
+    return sites
