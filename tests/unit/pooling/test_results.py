@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine import messages
+from engine import framing
 from engine.framing import encode_frame, event_reader, in_parts
 from engine.messages import Answer, Event, StepFrame
 from engine.pooling import requests
@@ -53,7 +53,7 @@ def test_a_result_that_no_frame_can_hold_is_an_error(monkeypatch: pytest.MonkeyP
 
 
 def test_a_large_step_is_told_in_several_frames_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "FRAME_VALUE_BYTES", 100)
+    monkeypatch.setattr(framing, "FRAME_VALUE_BYTES", 100)
     sizes = [40, 40, 40, 250, 10, 99]
     whole = StepFrame(
         step=4,
