@@ -33,7 +33,7 @@ from typing import Any
 
 import checkout  # noqa: F401
 import psutil  # type: ignore[import-untyped]
-from daemon_rig import MODEL_NAME, DaemonRig
+from daemon_rig import MODEL_NAME, RANK, DaemonRig
 from soak_traffic import Traffic
 from streams import Failed, Line
 
@@ -229,7 +229,9 @@ def _settings(options: argparse.Namespace) -> str:
         f'name = "{MODEL_NAME}"\ndevice = "{options.device}"\nmax_model_len = 512\n'
         f"max_num_seqs = {max(4, options.clients // 2)}\ncpu_pool = {options.pool}\n"
         f"gpu_memory_utilization = {options.utilization}\n"
-        f"[lora]\nslots = {slots}\nram_cache = {size * max(2, options.adapters // 3)}\n"
+        # As many kernels and graphs as this traffic meets: a card's minutes are for the soak.
+        f"graph_tokens = 64\n[lora]\nmax_rank = {RANK}\n"
+        f"slots = {slots}\nram_cache = {size * max(2, options.adapters // 3)}\n"
     )
 
 
