@@ -36,7 +36,8 @@ class DaemonRig:
     """A daemon from start to `close`.  `parent` None: the system's folder for temporary files.
 
     `program` is what the interpreter runs, and `environment` what it runs in, if not this one's;
-    `prepare` is called with the rig when its folders are there, before it starts.
+    `prepare` is called with the rig when its folders are there, before it starts.  `apart`: a signal
+    to this process's group does not reach the daemon; `close` has to be called for sure then.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class DaemonRig:
         program: tuple[str, ...] = ("-m", "lorad.cli.serve"),
         environment: Mapping[str, str] | None = None,
         prepare: Callable[["DaemonRig"], None] = lambda rig: None,
+        apart: bool = False,
     ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="lorad-bench-", dir=parent))
         self.model = model
@@ -70,6 +72,7 @@ class DaemonRig:
                 stdout=log,
                 stderr=log,
                 env=_environment(os.environ if environment is None else environment),
+                process_group=0 if apart else None,
             )
 
     def wait_ready(self) -> None:

@@ -174,7 +174,8 @@ def run(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
     script = Path(__file__).with_name("soak_daemon.py")
     environment = os.environ | {"SOAK_REPORTS": str(reports), "SOAK_TYPES": str(options.types)}
     began = time.monotonic()
-    daemon = DaemonRig(options.model, _settings(options), scratch, (str(script),), environment)
+    program = (str(script),)
+    daemon = DaemonRig(options.model, _settings(options), scratch, program, environment, apart=True)
     try:
         daemon.wait_ready()
         print(f"ready after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
