@@ -36,8 +36,8 @@ class DaemonRig:
     """A daemon from start to `close`.  `parent` None: the system's folder for temporary files.
 
     `program` is what the interpreter runs, and `environment` what it runs in, if not this one's;
-    `prepare` is called with the rig when its folders are there, before it starts.  `apart`: a signal
-    to this process's group does not reach the daemon; `close` has to be called for sure then.
+    `prepare` is called with the rig when its folders are there, before it starts.  `apart`: signals
+    to this process's group do not reach the daemon; `close` has to be called for sure then.
     """
 
     def __init__(
