@@ -31,6 +31,7 @@ from lorad.log_ring import LogRing
 from lorad.progress import Progress
 from lorad.pulse import Pulse
 from lorad.reload import Reload
+from lorad.service.threads import bound_pool
 from lorad.systemd import Notifier
 from lorad.wire_operate import Reloaded
 
@@ -79,6 +80,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Start, serve, drain, stop.  Raises StartError if the engine cannot be had."""
+        bound_pool(asyncio.get_running_loop())
         self._build()
         self._handle_signals()
         await self.faces.start()

@@ -3,17 +3,28 @@
 Goes in: a function.  Comes out: its result on the event loop.  Unlike those of the loop's pool,
 these threads are as many as there is work (whoever calls bounds that), so that a slow source never
 stands in the way of the disk; and they are daemons, so that one that waits for a silent server
-does not hold up the end of the process.
+does not hold up the end of the process.  The loop's pool itself has its size from here.
 """
 
 import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
+#: Of the loop's own pool, for what waits for a disk.  Python's default follows the cores: 20 threads
+#: on 16, each with its pages of the registry and its corner of the allocator, and more and more of
+#: them as the hours pass.
+POOL_THREADS = 8
+
 T = TypeVar("T")
+
+
+def bound_pool(loop: asyncio.AbstractEventLoop) -> None:
+    """`asyncio.to_thread` has so many threads from now on, on a machine of any size."""
+    loop.set_default_executor(ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="lorad-work"))
 
 
 async def on_thread(work: Callable[[], T], name: str = "lorad-source") -> T:

@@ -32,6 +32,22 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(
     assert spelled == first_space + TEXT.encode()
 
 
+def test_a_model_that_draws_from_the_whole_vocabulary_fills_no_memory_with_it(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> list[tuple[bytes, str | None]]:
+        ids = range(byte_level.vocab_size)
+        return [(byte_level.token_bytes(i), byte_level.whole_text(i)) for i in ids]
+
+    everything = told()
+    monkeypatch.setattr("lorad.text.tokenizer.REMEMBERED", 16)
+    byte_level._bytes.clear()
+    byte_level._whole.clear()
+    for _ in range(2):
+        assert told() == everything
+        assert max(len(byte_level._bytes), len(byte_level._whole)) <= 16 < byte_level.vocab_size
+
+
 def test_the_spelling_is_read_from_the_decoder(
     byte_level: Tokenizer, space_mark: Tokenizer, other: Tokenizer
 ) -> None:
