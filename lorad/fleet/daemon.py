@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("lorad.fleet")
 
+#: Revisions that were taken in lately.
+REMEMBERED = 1000
 #: Beside each request for an adapter: see lorad.api.identity.
 REV_HEADER = "x-lorad-rev"
 _STATUS = Ask("GET", f"{taking.V1}/status", face="admin")
@@ -50,7 +52,9 @@ class Daemon:
         self.name = site.name
         self._line, self._catalog = Line(site), catalog
         self._taking: dict[str, asyncio.Task[wire.Added]] = {}  # name@revision -> it is under way
+        self._taken: dict[str, float] = {}  # and when it ended well, on the loop's clock
         self._joined = ""  # the instance that has taken in what it must
+        self._away = False  # since then, and may have missed something
         self._joining: asyncio.Task[None] | None = None
         self._trouble = ""
 
@@ -65,15 +69,22 @@ class Daemon:
 
     async def look(self) -> Seen:
         """Raises Lost.  Ready is one that takes requests, and has what it must have."""
-        status = await self._read(_STATUS, Status)
-        slots = await self._read(_SLOTS, wire.SlotPage)
+        try:
+            status = await self._read(_STATUS, Status)
+            slots = await self._read(_SLOTS, wire.SlotPage)
+        except Lost:
+            self._away = True
+            raise
         look, ready = look_of(status, slots.items), status.state == "ready"
         if not ready:
+            self._away = True
             return Seen("away", status.reason or status.state, status.instance_id, look)
         if self._joined != status.instance_id:
             self._join(status.instance_id)
             reason = self._trouble or "it takes in the catalog's adapters"
             return Seen("away", reason, status.instance_id, look)
+        if self._away:
+            self._join(status.instance_id)  # beside its requests: each says its revision
         return Seen("ready", "", status.instance_id, look)
 
     async def ask(self, ask: Ask, *, seconds: float | None = BRIEF_SECONDS) -> Answer:
@@ -86,6 +97,7 @@ class Daemon:
         if ask.model:
             rev = ask.model.partition("@")[2]
             sent = replace(ask, headers=(*ask.headers, (REV_HEADER, rev)))
+        began = asyncio.get_running_loop().time()
         parts = self._line.stream(sent)
         async with aclosing(parts):
             head = await anext(parts)
@@ -99,7 +111,7 @@ class Daemon:
         answer = Answer(head, b"".join(body))
         if taking.lacks(answer):
             try:
-                if await self._obtain(ask.model):
+                if await self._obtain(ask.model, began):
                     async with aclosing(self._line.stream(sent)) as again:
                         async for part in again:
                             yield part
@@ -116,20 +128,27 @@ class Daemon:
         if task is None:
             work = taking.take_in(self._line, self._catalog.store, order)
             task = self._taking[key] = asyncio.ensure_future(work)
-            task.add_done_callback(lambda task: self._taken(key, task))
+            task.add_done_callback(lambda task: self._note_taken(key, task))
         return await asyncio.shield(task)
 
     # ------------------------------------------------------------- inside
-    def _taken(self, key: str, task: "asyncio.Task[wire.Added]") -> None:
+    def _note_taken(self, key: str, task: "asyncio.Task[wire.Added]") -> None:
         del self._taking[key]
-        if not task.cancelled():
-            task.exception()  # whoever waits raises it
+        if not task.cancelled() and task.exception() is None:  # else whoever waits raises it
+            if len(self._taken) >= REMEMBERED:
+                self._taken.clear()
+            self._taken[key] = asyncio.get_running_loop().time()
 
-    async def _obtain(self, model: str) -> bool:
-        """Take in what the table means by it; False: it means something else by now."""
+    async def _obtain(self, model: str, since: float) -> bool:
+        """Take in what the table means by it, unless that was done since; False: it means
+        something else by now."""
+        if self._taken.get(model, since) > since:
+            return True
         entry = tables.find(await self._catalog.look(), model)
         if entry is None or entry.id != model:
             return False
+        if self._taken.get(model, since) > since:  # while the table was looked at
+            return True
         await self.take_in(taking.order_for(entry))
         return True
 
@@ -144,7 +163,7 @@ class Daemon:
             self._trouble = f"it cannot take in the catalog's adapters: {error}"
             log.warning("%s: %s", self.name, self._trouble)
             return
-        self._joined, self._trouble = instance, ""
+        self._joined, self._trouble, self._away = instance, "", False
 
     async def _read(self, ask: Ask, kind: type[T]) -> T:
         answer = await self._line.ask(ask, BRIEF_SECONDS)

@@ -42,7 +42,6 @@ from lorad.fleet.listing import Listing, own_status
 from lorad.fleet.members import Answer, Ask, Member, Members
 from lorad.fleet.presence import LEASE_SECONDS, Presence
 from lorad.fleet.pulls import Pulls
-from lorad.fleet.rollout import Rollout
 from lorad.fleet.staging import Stage
 from lorad.fleet.taking import read
 from lorad.fleet.watch import Boards, Events
@@ -94,8 +93,7 @@ class Gateway:
             on_gone=self._note_gone,
         )
         stage = Stage(folder / "uploads")
-        rollout = Rollout(members, catalog, self.presence)
-        self.wishes = Wishes(members, catalog, rollout, stage, self.ring.publish)
+        self.wishes = Wishes(members, catalog, self.presence, stage, self.ring.publish)
         where = (*sockets, str(folder))
         self.listing = Listing(
             members,

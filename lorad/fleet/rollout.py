@@ -79,13 +79,8 @@ class Rollout:
             dry_run=wish.dry_run,
         )
 
-    async def settle(self, table: Table, name: str) -> None:
-        """After the table has moved: returns when nobody goes by an older one, and no member that
-        can be asked answers for what the name meant there."""
-        await self._presence.all_at(table.generation)
-        await self.let_go(name)
-
     async def let_go(self, name: str) -> None:
+        """No member that can be asked answers from here on for what the name meant before."""
         ask = HoldAsk(name=name, seconds=0)
         await each(alive(self._members), lambda m: self._post(m, "hold", ask))
 
@@ -122,7 +117,9 @@ class Rollout:
         except BaseException:
             await asyncio.shield(self._undo(taken, entry, old))
             raise
-        await self.settle(table, entry.name)
+        await self._presence.all_at(table.generation)
+        if old is not None:
+            await self.let_go(entry.name)
 
     async def _take(self, entry: Entry, old: Entry | None, load: bool, taken: list[Member]) -> None:
         """The members that are to have it now; who has it is in `taken`.  One that is lost on the

@@ -20,6 +20,7 @@ from lorad.fleet import table as tables
 from lorad.fleet.asking import V1, alive, call, each, given
 from lorad.fleet.catalog import Catalog
 from lorad.fleet.members import Lost, Member, Members
+from lorad.fleet.presence import Presence
 from lorad.fleet.rollout import Rollout, Wish, home_of, unless_moved
 from lorad.fleet.staging import Stage
 from lorad.fleet.table import Entry
@@ -43,11 +44,12 @@ class Wishes:
         self,
         members: Members,
         catalog: Catalog,
-        rollout: Rollout,
+        presence: Presence,
         stage: Stage,
         publish: Publish,
     ) -> None:
-        self._members, self._catalog, self._rollout = members, catalog, rollout
+        self._members, self._catalog, self._presence = members, catalog, presence
+        self._rollout = Rollout(members, catalog, presence)
         self._publish = publish
         self.stage, self.discard = stage.stage, stage.discard
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -84,11 +86,13 @@ class Wishes:
             content = await self._catalog.add(staging.path)
         finally:
             await self.discard(staging)
+        before = self._catalog.table.contents()
         try:
             async with self._lock(name):
                 added = await self._rollout.run(content, wish)
         finally:
-            await asyncio.shield(self._drop(content))
+            left = before - self._catalog.table.contents()  # of long ago
+            await asyncio.shield(self._drop(content, *left))
         if not (dry_run or added.unchanged):
             kind = "adapter.replaced" if added.replaced_rev else "adapter.added"
             was = f"was {added.replaced_rev[:12]}" if added.replaced_rev else ""
@@ -103,15 +107,14 @@ class Wishes:
             table = await self._catalog.change(
                 f"rm {name}", lambda table: tables.without(table, name)
             )
-            await self._rollout.settle(table, name)
+            await self._presence.all_at(table.generation)
             path = f"{V1}/adapters/{quote(name)}"
             await each(
                 alive(self._members),
                 lambda m: call(self._members, m.name, "DELETE", path, seconds=30.0),
             )
             if not keep_files:
-                for content in {old.content, *(c.content for c in old.before)}:
-                    await self._drop(content)
+                await self._drop(old.content, *(c.content for c in old.before))
         self._publish("adapter.removed", name=name, rev=old.rev, message="")
         return wire.Removed(name=name, rev=old.rev)
 
@@ -201,9 +204,10 @@ class Wishes:
             raise LoradError("engine_restarting", "no member takes requests now")
         return members
 
-    async def _drop(self, content: str) -> None:
+    async def _drop(self, *contents: str) -> None:
         try:
-            await self._catalog.drop_unused(content)
+            for content in contents:
+                await self._catalog.drop_unused(content)
         except LoradError:
             return  # the catalog cannot be reached: they lie there as nobody's
 

@@ -193,3 +193,18 @@ def test_of_thousands_only_what_was_there_and_what_is_pinned_is_taken_in():
     assert (found.take, found.remove) == (("p2", "p9"), ("x",))
     del entries["p32"]
     assert len(joining.steps(Table(entries=entries), there).take) == joining.FEW - 1
+
+
+def test_one_that_was_away_takes_what_it_missed_beside_its_requests(world):
+    async def scenario(w):
+        await w.ready()
+        w.small.state = "draining"
+        assert (await w.daemon.look()).state == "away"
+        entry = await w.enter("poet", 1)
+        w.small.serves["gone"] = "0" * 64
+        w.small.state = "ready"
+        assert (await w.daemon.look()).state == "ready"
+        while w.small.serves != {"poet": entry.rev}:
+            await asyncio.sleep(0.001)
+
+    world(scenario)

@@ -6,6 +6,7 @@ import pytest
 
 from lorad.errors import LoradError
 from lorad.fleet import presence, rollout
+from lorad.fleet import table as tables
 from tests.fakes.small_clusters import run
 
 
@@ -263,3 +264,13 @@ def test_a_few_take_it_at_once_and_the_first_alone(monkeypatch):
         assert most[0] == 1 and max(most) == 2 and len(most) == 5, (most, first)
 
     run(scenario, names=("a", "b", "c", "d", "e"))
+
+
+def test_files_of_long_ago_leave_the_catalog():
+    async def scenario(c, front):
+        for number in range(1, tables.KEPT + 4):
+            assert (await front.add("poet", number, replace=True)).status_code == 200
+        kept = front.catalog.store.blobs.names("content/")
+        assert set(kept) == front.catalog.table.contents() and len(kept) == tables.KEPT + 1
+
+    run(scenario, names=("a",))
