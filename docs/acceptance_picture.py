@@ -1,8 +1,9 @@
 """Draw docs/images/acceptance.svg: how often drafts are right, over how far an adapter is.
 
-    python docs/acceptance_picture.py [DATA]
+    python docs/acceptance_picture.py [DATA ...]
 
-DATA is what `benchmarks/acceptance.py` printed, the newest of docs/bench-data unless told.
+DATA is what `benchmarks/acceptance.py` printed, all in docs/bench-data unless told.  An adapter
+that is in several is drawn from the last.
 """
 
 import html
@@ -160,15 +161,21 @@ def picture(lines: list[Line]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def read(path: Path) -> list[Line]:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line for line in lines if "draft" in line]
+def read(paths: list[Path]) -> list[Line]:
+    """Each adapter's lines from the last file that has any."""
+    found: dict[str, list[Line]] = {}
+    for path in paths:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        own = [line for line in lines if "draft" in line]
+        for adapter in {line["adapter"] for line in own}:
+            found[adapter] = [line for line in own if line["adapter"] == adapter]
+    return [line for name in sorted(found) for line in found[name]]
 
 
 def main(arguments: list[str]) -> int:
-    newest = sorted(DATA.glob("*-acceptance.jsonl"))[-1:]
-    path = Path(arguments[0]) if arguments else newest[0]
-    PICTURE.write_text(picture(read(path)), encoding="utf-8")
+    paths = [Path(argument) for argument in arguments]
+    told = read(paths or sorted(DATA.glob("*-acceptance.jsonl")))
+    PICTURE.write_text(picture(told), encoding="utf-8")
     return 0
 
 
