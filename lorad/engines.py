@@ -18,7 +18,9 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.pooling.config import PoolingConfig
 from lorad.config_sections import Model
-from lorad.service.engine_link import EngineLink, Refusal, Turn
+from lorad.service.engine_face import Turn
+from lorad.service.engine_link import EngineLink
+from lorad.service.engine_start import Refusal
 from lorad.service.events import EventRing
 from lorad.service.picture import Picture
 from lorad.service.pictures import Pictures

@@ -20,7 +20,7 @@ from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
 from lorad.metrics.table import GATEWAY_KV, GATEWAY_RUNNING, GATEWAY_WAITING
 from lorad.routing.affinity import Reason
-from lorad.service.engine_link import LinkState
+from lorad.service.engine_face import LinkState
 from lorad.service.meter import KINDS, Kind, KindCounts
 from lorad.service.snapshot import Seen
 

@@ -13,9 +13,7 @@ import logging
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Literal, NamedTuple, Protocol
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
@@ -27,15 +25,15 @@ from engine.messages import (
     Event,
     Fatal,
     Heartbeat,
-    SamplingParams,
-    SequenceDelta,
     Starting,
     StepFrame,
     Submit,
 )
 from engine.pooling.config import PoolingConfig
-from engine.pooling.requests import PoolingTask, PoolRequest, PoolResult
-from lorad.errors import TABLE, BadConfig, LoradError, NoUsableDevice, StartError, from_engine
+from engine.pooling.requests import PoolRequest, PoolResult
+from lorad.errors import LoradError, StartError, from_engine
+from lorad.service.engine_face import Client, LinkState, Turn, nothing, refused
+from lorad.service.engine_start import Crashes, Refusal, first_result, first_token, start_error
 from lorad.service.events import EventRing, Level
 from lorad.service.flights import Flights, OnDelta
 from lorad.service.inputs import Inputs
@@ -43,59 +41,10 @@ from lorad.service.turns import Turns
 
 log = logging.getLogger("lorad.engine")
 
-LinkState = Literal[
-    "starting", "loading_base", "ready", "engine_stalled", "engine_restarting", "stopped"
-]
-
-#: This many crashes within this many seconds, and the daemon gives up.
-MAX_CRASHES, CRASH_WINDOW = 5, 600.0
 #: A step that has not ended for this long never will: the process is replaced.
 REPLACE_AFTER = 60.0
-#: And this much later it is replaced, or nobody looks after it; a start is silent no longer than
-#: START_SILENCE: reading and warming up a large model report as they go.
+#: And so much later it is, or nobody looks after it; a start reports as it goes, and often.
 REPLACE_GRACE, START_SILENCE = 30.0, 600.0
-WARM_UP_ID = "warm-up"
-
-#: Last words of an engine that never became ready -> how the daemon ends.
-_START_ERRORS: dict[str, type[StartError]] = {
-    "invalid_config": BadConfig,
-    "model_unsupported": BadConfig,
-    "no_device": NoUsableDevice,
-}
-
-
-class Refusal(NamedTuple):
-    """What went wrong, and the next step."""
-
-    message: str
-    hint: str
-
-
-class Client(Protocol):
-    """The face of `engine.client.EngineClient` that is used here."""
-
-    events: asyncio.Queue[Event]
-    info: EngineInfo | None
-    pid: int | None
-
-    @property
-    def state(self) -> str: ...
-    async def start(self, config: EngineConfig | PoolingConfig) -> None: ...
-    def next_id(self) -> int: ...
-    def submit(self, submit: Submit) -> None: ...
-    def abort(self, request_id: str) -> None: ...
-    def pool(self, request: PoolRequest) -> None: ...
-    def abort_pool(self, request_id: str) -> None: ...
-    def give_way(self, share: float) -> None: ...
-    async def call(self, command: Command) -> Answer: ...
-    async def stop(self, timeout: float = 10.0) -> None: ...
-
-
-Turn = Callable[[], contextlib.AbstractAsyncContextManager[EngineConfig | PoolingConfig]]
-
-
-async def _nothing(_: object) -> None:
-    return None
 
 
 class EngineLink:
@@ -134,8 +83,8 @@ class EngineLink:
         #: Of the device's time, for one that pools; 1.0 = all that there is.
         self.share: Callable[[], float] = lambda: 1.0
         self._share_told = 1.0  # to the present process
-        self.bring_up: Callable[[EngineInfo], Awaitable[None]] = _nothing
-        self.prepare: Callable[[str], Awaitable[None]] = _nothing
+        self.bring_up: Callable[[EngineInfo], Awaitable[None]] = nothing
+        self.prepare: Callable[[str], Awaitable[None]] = nothing
         self.on_adapter: Callable[[AdapterEvent], None] = lambda event: None
         self.on_death: Callable[[], None] = lambda: None  # before the next process hears anything
         self.on_ready: Callable[[], None] = lambda: None  # a new process takes requests
@@ -154,7 +103,7 @@ class EngineLink:
         self._replace_after, self._no_device = replace_after, no_device
         self._model, self._replica = model, replica
         self._client: Client | None = None
-        self._crashes: deque[float] = deque()
+        self._crashes = Crashes()
         self._moved = clock()  # when the state changed, or a start reported progress
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -166,10 +115,11 @@ class EngineLink:
         if self.state == "ready":
             return
         if self.state == "stopped" and self.failed.done():
-            message = f"the engine is gone: {self.progress}"
-            raise LoradError(
-                "engine_restarting", message, hint="it is back after a restart of lorad"
+            message, hint = (
+                f"the engine is gone: {self.progress}",
+                "it is back after a restart of lorad",
             )
+            raise LoradError("engine_restarting", message, hint=hint)
         if self.state == "stopped":
             raise LoradError("draining", "lorad is stopping")
         code = "loading_base" if self.state == "starting" else self.state
@@ -223,9 +173,7 @@ class EngineLink:
         except EngineError as error:
             raise from_engine(error) from error
         if answer.code:
-            details = {"reason": answer.reason} if answer.reason else {}
-            code = answer.code if answer.code in TABLE else "internal_error"
-            raise LoradError(code, answer.message, details=details)
+            raise refused(answer)
         return answer
 
     @property
@@ -278,16 +226,10 @@ class EngineLink:
             died_young = self.info is None
             self._bury(fatal)
             if died_young:
-                self._fail(self._refusal(fatal))
+                self._fail(start_error(fatal, self._no_device))
                 return
-            if len(self._crashes) >= MAX_CRASHES:
-                self._fail(
-                    StartError(
-                        f"the engine crashed {MAX_CRASHES} times in {CRASH_WINDOW / 60:.0f} minutes"
-                        f": {fatal.message}",
-                        hint="the log above holds each crash",
-                    )
-                )
+            if (end := self._crashes.give_up(fatal)) is not None:
+                self._fail(end)
                 return
             await asyncio.sleep(self._pause * 2 ** (len(self._crashes) - 1))
 
@@ -350,7 +292,7 @@ class EngineLink:
         self.keep_share()
         self.progress = "warming up"
         try:
-            await (self._warm_up() if info.generates else self._pool_once())
+            await (first_token(self.flights) if info.generates else first_result(self._inputs))
             self.progress = "loading pinned adapters"
             await self.bring_up(info)
         except LoradError as error:
@@ -361,52 +303,16 @@ class EngineLink:
         self._tell("engine.ready", message=f"{info.device_name}, {info.dtype}")
         self.on_ready()
 
-    async def _warm_up(self) -> None:
-        done = asyncio.get_running_loop().create_future()
-
-        def ended(delta: SequenceDelta) -> None:
-            if delta.finish_reason and not done.done():
-                done.set_result(delta)
-
-        # Its prompt is scored, so that it asks nothing of the prefix cache: what is counted there
-        # is of requests alone.
-        one_token = SamplingParams(
-            max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=0
-        )
-        self.flights.begin(Submit(request_id=WARM_UP_ID, prompt=[0], sampling=one_token), ended)
-        delta = await done
-        if delta.finish_reason == "error":
-            raise LoradError("internal_error", f"the first forward pass failed: {delta.message}")
-
-    async def _pool_once(self) -> None:
-        assert self.info is not None and self.info.pooling is not None
-        task: PoolingTask = "embed" if self.info.pooling.kinds else "tokens"
-        try:
-            await self._inputs.run(PoolRequest(request_id=WARM_UP_ID, tokens=[0], task=task))
-        except LoradError as error:
-            message = f"the first forward pass failed: {error.message}"
-            raise LoradError("internal_error", message) from error
-
     def _bury(self, fatal: Fatal) -> None:
         """Count the crash and end what was in flight."""
         self.known.clear()
         self.starts_per_second = 0.0
         self.on_death()
-        now = self._clock()
-        self._crashes.append(now)
-        while self._crashes[0] < now - CRASH_WINDOW:
-            self._crashes.popleft()
+        self._crashes.note(self._clock())
         self.restarts += 1
         self._set("engine_restarting", f"the engine is restarting: {fatal.message}")
         self._tell("engine.died", level="error", cause=fatal.code, message=fatal.message)
         self._end_all("engine_restarting", f"the engine ended: {fatal.message}")
-
-    def _refusal(self, fatal: Fatal) -> StartError:
-        """Of an engine that never was ready."""
-        if fatal.code == "no_device" and self._no_device is not None:
-            return NoUsableDevice(self._no_device.message, hint=self._no_device.hint)
-        wrong = _START_ERRORS.get(fatal.code, StartError)
-        return wrong(f"the engine did not start: {fatal.message}", hint=fatal.hint)
 
     def _fail(self, error: StartError) -> None:
         self._set("stopped", error.message)

@@ -15,7 +15,7 @@ from engine.pooling.requests import PoolRequest, PoolResult
 from engine.status_messages import EngineSnapshot
 from lorad.routing import affinity
 from lorad.routing.affinity import Reason
-from lorad.service.engine_link import LinkState
+from lorad.service.engine_face import LinkState
 from lorad.service.flights import OnDelta
 
 #: States in which a replica is chosen; one that is drained there has been told to leave.

@@ -18,7 +18,7 @@ from engine.pooling.requests import PoolRequest, PoolResult
 from lorad.errors import LoradError
 from lorad.routing import affinity
 from lorad.routing.affinity import Router
-from lorad.service.engine_link import LinkState
+from lorad.service.engine_face import LinkState
 from lorad.service.flights import OnDelta
 from lorad.service.replica import Replica
 
