@@ -91,7 +91,8 @@ async def resume(request: Request) -> Response:
 
 async def _all_drained(request: Request, route: str) -> Drained:
     """On every member that answers; raises what one of them has against it, and deadline_exceeded
-    with what still runs there."""
+    with what still runs there.  A name is turned away by the gateways, too: it might be on another
+    member by then."""
     desk, ask = desk_of(request), await asked.body(request, DrainAsk)
     seconds = ask.timeout_s + 30.0 if route == "drain" else 10.0
 
@@ -101,8 +102,7 @@ async def _all_drained(request: Request, route: str) -> Drained:
         )
         return read(answer, Drained)
 
-    if ask.name is not None:
-        desk.listing.known(ask.name)
+    changed = ask.name is not None and await desk.wishes.drain(ask.name, route == "drain")
     there = [member for member in desk.members.seen() if member.state != "lost"]
     outcomes = await each(there, one)
     for outcome in outcomes.values():
@@ -115,7 +115,7 @@ async def _all_drained(request: Request, route: str) -> Drained:
         draining=route == "drain",
         running=sum(one.running for one in done),
         cancelled=sum(one.cancelled for one in done),
-        changed=any(one.changed for one in done),
+        changed=changed or any(one.changed for one in done),
         still=tuple(sorted({name for one in done for name in one.still})),
     )
 

@@ -97,6 +97,8 @@ class Inference:
         if entry is None:
             message = f"The model {model[:200]!r} does not exist"
             raise LoradError("model_not_found", message, param="model")
+        if entry.drained:
+            raise LoradError("draining", f"{entry.name!r} takes no new requests for now")
         return entry
 
     async def begin(self, ask: Ask, model: str) -> Answer | Begun:

@@ -75,8 +75,12 @@ class Listing:
         members = self._members.seen()
         ready = bool(alive(self._members))
         away = [f"{m.name} {m.state}: {m.reason}" for m in members if m.state != "ready"]
+        entries = self._catalog.table.entries.values()
         own = replace(
-            self._own(), state="ready" if ready else "engine_restarting", reason="; ".join(away)
+            self._own(),
+            state="ready" if ready else "engine_restarting",
+            reason="; ".join(away),
+            drained=tuple(entry.name for entry in entries if entry.drained),
         )
         states = merge.states(self._catalog.table, self._rows)
         return merge.status(own, self._statuses, members, states)

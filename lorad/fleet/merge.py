@@ -57,7 +57,7 @@ def status(
         pool=pool([one.pool for one in each]) or PoolPicture(),
         prefix=prefix([one.prefix for one in each]),
         adapters=dict(Counter(states.values())),
-        drained=tuple(sorted({name for one in each for name in one.drained})),
+        drained=tuple(sorted({*own.drained, *(name for one in each for name in one.drained)})),
         models=models(said, members, states),
     )
 

@@ -10,14 +10,16 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from starlette.applications import Starlette
 
-from lorad import key_file
+from lorad import descriptors, disk, key_file
 from lorad.api.server import HttpServer, bind_tcp, bind_unix, unlink_unix
 from lorad.api.tcp import TcpKeys
 from lorad.config import Settings
+from lorad.config_network import split_address
 from lorad.errors import BadConfig, LoradError
 from lorad.fleet.catalog import open_catalog
 from lorad.fleet.gateway import Gateway
@@ -47,16 +49,22 @@ class Wanted:
 
 def run(wanted: Wanted, settings: Settings) -> int:
     """Until a signal.  Raises StartError."""
-    listeners = {
-        "inference": bind_unix(wanted.folder / "inference.sock", 0o660),
-        "admin": bind_unix(wanted.folder / "admin.sock", 0o600),
-    }
-    if wanted.bind:
-        listeners["tcp"] = bind_tcp(wanted.bind)
     keys = TcpKeys(
         inference=key_file.read(wanted.api_keys, "--api-keys"),
         admin=key_file.read(wanted.admin_keys, "--admin-keys"),
     )
+    _check_open(wanted, keys)
+    with disk.writing("make the gateway's folder", wanted.folder.parent):
+        wanted.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+    inference, admin = settings.inference, settings.admin
+    listeners = {
+        "inference": bind_unix(
+            wanted.folder / "inference.sock", int(inference.mode, 8), inference.group
+        ),
+        "admin": bind_unix(wanted.folder / "admin.sock", int(admin.mode, 8), admin.group),
+    }
+    if wanted.bind:
+        listeners["tcp"] = bind_tcp(wanted.bind)
 
     async def serve() -> None:
         async with _gateway(wanted, settings, keys) as gateway:
@@ -65,7 +73,19 @@ def run(wanted: Wanted, settings: Settings) -> int:
                 "admin": gateway.admin_app(),
                 "tcp": gateway.app(),
             }
-            servers = [HttpServer(apps[face], there) for face, there in listeners.items()]
+            limits = settings.limits
+            connections = descriptors.share(limits.connections, listeners=len(listeners))
+            servers = [
+                HttpServer(
+                    apps[face],
+                    there,
+                    receipt_seconds=limits.request_receipt,
+                    idle_seconds=limits.idle,
+                    connections=connections,
+                    header_bytes=limits.headers,
+                )
+                for face, there in listeners.items()
+            ]
             for server in servers:
                 await server.start()
             log.info("the gateway takes requests")
@@ -77,10 +97,24 @@ def run(wanted: Wanted, settings: Settings) -> int:
     except LoradError as error:
         raise BadConfig(error.message, hint=error.hint) from error
     finally:
+        for listener in listeners.values():
+            listener.close()
         for face in ("inference", "admin"):
-            listeners[face].close()
             unlink_unix(wanted.folder / f"{face}.sock")
     return 0
+
+
+def _check_open(wanted: Wanted, keys: TcpKeys) -> None:
+    """Members on sockets take the gateway for their peer: to them everybody is who runs it."""
+    if not wanted.bind or keys.inference:
+        return
+    on_sockets = [site.name for site in wanted.sites if not site.inference.startswith("http")]
+    if on_sockets and not ip_address(split_address(wanted.bind)[0]).is_loopback:
+        raise BadConfig(
+            f"--bind {wanted.bind} without --api-keys lets everybody use "
+            f"{', '.join(on_sockets)}, which see only their socket's peer",
+            hint="--api-keys FILE, or members at URLs, which ask for keys themselves",
+        )
 
 
 @contextlib.asynccontextmanager

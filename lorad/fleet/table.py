@@ -37,6 +37,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     pin: bool = False
     priority: int | None = None  # None: the daemons' own
     labels: dict[str, str] = {}
+    drained: bool = False  # by an operator: no gateway takes requests for it
     rank: int | None = None
     num_bytes: int | None = None  # packed
     targets: tuple[str, ...] = ()

@@ -139,6 +139,20 @@ class Wishes:
                 lambda table: {**table.entries, name: unless_moved(table, old, entry)},
             )
 
+    async def drain(self, name: str, drained: bool) -> bool:
+        """No gateway takes requests for it from here on, or all do again; was it otherwise?"""
+        async with self._lock(name):
+            old = self._known(name, (await self._catalog.look()).entries)
+            if old.drained == drained:
+                return False
+            entry = replace(old, drained=drained)
+            table = await self._catalog.change(
+                f"{'drain' if drained else 'resume'} {name}",
+                lambda table: {**table.entries, name: unless_moved(table, old, entry)},
+            )
+            await self._presence.all_at(table.generation)
+            return True
+
     async def pin(self, names: wire.Names) -> wire.Results:
         return await self._set(names, wire.AdapterPatch(pinned=True))
 

@@ -171,6 +171,24 @@ def test_all_are_drained_and_resumed():
     run(scenario)
 
 
+def test_a_name_that_is_drained_is_turned_away_by_every_gateway():
+    async def scenario(c, one, other):
+        await one.add("poet", 1)
+        answer = await one.http.post("/admin/v1/drain", json={"name": "poet", "timeout_s": 1})
+        assert answer.json()["changed"] is True
+        for front in (one, other):
+            refused = await front.ask("poet")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert (await front.get("status", Status)).drained == ("poet",)
+        assert not any(daemon.asked for daemon in c.daemons.values()), "no member took it in for it"
+        await other.http.post("/admin/v1/resume", json={"name": "poet"})
+        assert {(await front.ask("poet")).status_code for front in (one, other)} == {200}
+        unknown = await one.http.post("/admin/v1/drain", json={"name": "nobody"})
+        assert unknown.status_code == 404
+
+    run(scenario, gateways=2)
+
+
 def test_events_of_members_are_told_with_their_names_and_old_ones_are_not():
     async def scenario(c, front):
         ring, a = front.gateway.ring, c.daemons["a"]

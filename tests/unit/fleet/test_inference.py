@@ -100,6 +100,46 @@ def test_a_loss_before_the_first_byte_is_made_good_once():
     run(scenario)
 
 
+def test_of_many_requests_none_that_had_not_begun_is_lost_with_its_member():
+    async def scenario(c, front):
+        for number in range(4):
+            await front.add(f"a{number}", number)
+        victim = max(c.daemons.values(), key=lambda daemon: len(daemon.serves))
+        for daemon in c.daemons.values():
+            daemon.hold = asyncio.Event()
+        victim.silent = True  # what it gets from now on does not begin
+        names = [f"a{n % 4}" for n in range(40)]
+        asking = [asyncio.create_task(front.ask(name)) for name in names]
+        while sum(m.replica.load for m in front.members.seen()) < 40:
+            await asyncio.sleep(0.001)
+        for daemon in c.daemons.values():
+            daemon.hold.set()
+        await victim.stop()
+        answers = await asyncio.gather(*asking)
+        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.content for answer in answers} == {b"data: a\n\ndata: b\n\n"}
+        assert front.gateway.inference.moved > 0
+        victim.silent = False
+        await victim.start()
+        while any(member.state != "ready" for member in front.members.seen()):
+            await front.members.look()
+        assert {answer.status_code for answer in [await front.ask(n) for n in names]} == {200}
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_before_anything_came_ends_its_request_too():
+    async def scenario(c, front):
+        for daemon in c.daemons.values():
+            daemon.silent = True
+        with pytest.raises(httpx.ReadTimeout):
+            await front.http.post("/v1/completions", json={"model": "tiny"}, timeout=0.05)
+        while any(m.replica.load for m in front.members.seen()):
+            await asyncio.sleep(0.001)
+
+    run(scenario)
+
+
 def test_a_loss_in_mid_stream_ends_with_an_error_event():
     async def scenario(c, front):
         for daemon in c.daemons.values():
