@@ -1,4 +1,4 @@
-"""openai-python, as constraints.txt pins it, through both doors."""
+"""openai-python, as constraints.txt pins it, through both doors; versions 1 and 2 pass them too."""
 
 import asyncio
 import json
@@ -82,9 +82,11 @@ def test_a_stream_that_is_left_is_aborted(steered, steered_door, given):
 
 def test_many_at_once_from_one_asynchronous_client(door, given, expected):
     if door.socket is not None:
-        httpx2 = pytest.importorskip("httpx2")
-        transport = httpx2.AsyncHTTPTransport(uds=str(door.socket))
-        options = {"http_client": openai.DefaultAsyncHttpx2Client(transport=transport)}
+        older = not hasattr(openai, "DefaultAsyncHttpx2Client")
+        http = pytest.importorskip("httpx" if older else "httpx2")
+        client = openai.DefaultAsyncHttpxClient if older else openai.DefaultAsyncHttpx2Client
+        transport = http.AsyncHTTPTransport(uds=str(door.socket))
+        options = {"http_client": client(transport=transport)}
     else:
         options = {}
 

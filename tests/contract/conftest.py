@@ -4,7 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,20 @@ def client(running_api: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def openai_2_site() -> Path:
-    """A folder with openai 2.54 and what it needs, installed once into the cache."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    site = cache_dir() / f"openai-2-py{version}"
-    if not (site / "openai" / "__init__.py").is_file():
-        site.parent.mkdir(parents=True, exist_ok=True)
-        fresh = site.parent / f".openai-2-{os.getpid()}"
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(fresh)]
-        subprocess.run([*pip, "openai==2.54.*"], check=True, stdout=sys.stderr)
-        fresh.rename(site)
-    return site
+def openai_site() -> Callable[[str], Path]:
+    """openai_site("2.54"): a folder with that openai and what it needs, installed once into the
+    cache."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+    def installed(version: str) -> Path:
+        major = version.partition(".")[0]
+        site = cache_dir() / f"openai-{major}-py{python}"
+        if not (site / "openai" / "__init__.py").is_file():
+            site.parent.mkdir(parents=True, exist_ok=True)
+            fresh = site.parent / f".openai-{major}-{os.getpid()}"
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(fresh)]
+            subprocess.run([*pip, f"openai=={version}.*"], check=True, stdout=sys.stderr)
+            fresh.rename(site)
+        return site
+
+    return installed

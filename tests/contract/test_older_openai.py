@@ -1,10 +1,12 @@
-"""The same socket through openai-python 2.x, which speaks httpx, in a process of its own."""
+"""The same socket through openai-python 1 and 2, which speak httpx, in a process of its own."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 import json, sys
@@ -47,10 +49,11 @@ print(json.dumps({
 CALL = b'{"name": "f", "parameters": {"a": 1}}'
 
 
-def test_openai_2_reads_every_shape(api, openai_2_site):
+@pytest.mark.parametrize("version", [pytest.param("1.109", marks=pytest.mark.late), "2.54"])
+def test_an_older_openai_reads_every_shape(api, openai_site, version):
     api.engine.reply = lambda submit: CALL if b"<tools>" in bytes(submit.prompt) else b"Hello world"
     root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": f"{openai_2_site}{os.pathsep}{root}"}
+    environment = os.environ | {"PYTHONPATH": f"{openai_site(version)}{os.pathsep}{root}"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(api.inference)],
         env=environment,
@@ -61,7 +64,7 @@ def test_openai_2_reads_every_shape(api, openai_2_site):
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    assert seen.pop("version").startswith("2.54.")
+    assert seen.pop("version").startswith(f"{version}.")
     assert seen == {
         "text": "Hello world",
         "cached": 0,
