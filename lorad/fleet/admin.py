@@ -39,7 +39,6 @@ _OWN: dict[str, str] = {
     "registry": "each member has its own; what all have is the catalog's table",
     "reload": "each member has its own settings: loractl -H MEMBER reload",
     "tenants": "they are of each member: loractl -H MEMBER tenant",
-    "verify": "each member has files of its own: loractl -H MEMBER verify",
     "hold": "it is for gateways, at a member",
 }
 
@@ -78,6 +77,10 @@ async def explain(request: Request) -> Response:
         request.path_params["name"] = f"{name}/explain"
         return await adapter(request)
     return json(await desk_of(request).listing.explain(name))
+
+
+async def verify(request: Request) -> Response:
+    return json(await desk_of(request).wishes.verify(await asked.body(request, wire.Names)))
 
 
 # ----------------------------------------------------------------- operating
@@ -197,6 +200,7 @@ ROUTES = [
     Route(f"{V1}/evict", admin.evict, methods=["POST"]),
     Route(f"{V1}/pin", admin.pin, methods=["POST"]),
     Route(f"{V1}/unpin", admin.unpin, methods=["POST"]),
+    Route(f"{V1}/verify", verify, methods=["POST"]),
     Route(f"{V1}/drain", drain, methods=["POST"]),
     Route(f"{V1}/resume", resume, methods=["POST"]),
     Route(f"{V1}/requests/{{request_id}}", cancel_request, methods=["DELETE"]),

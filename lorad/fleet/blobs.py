@@ -5,6 +5,7 @@ there whole or not at all, and by one writer of several.  Blocking: call it from
 nothing of what the bytes mean.
 """
 
+import errno
 import os
 import shutil
 import uuid
@@ -22,6 +23,8 @@ from lorad.sources.reference import parse_reference
 T = TypeVar("T")
 
 CHUNK_BYTES = 1 << 20
+#: What a file system says that has no hard links.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Blobs(Protocol):
@@ -96,6 +99,10 @@ class FolderBlobs:
                 os.link(fresh, path)  # NFS does it at once, too, and for one of several
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno in _NO_LINKS:
+                    raise _unfit(self._folder) from error
+                raise
             finally:
                 fresh.unlink(missing_ok=True)
             _sync(path.parent)
@@ -225,6 +232,12 @@ class BucketBlobs:
 
     def _ask(self, call: Callable[[], T]) -> T:
         return patiently(lambda: self._told(call, self._where), silent_meter(), BRIEF)
+
+
+def _unfit(folder: Path) -> LoradError:
+    """Without them nothing can appear as a whole, and once."""
+    message = f"the file system of {folder} has no hard links, which a catalog needs"
+    return LoradError("bad_reference", message, hint="a local disk or NFS, or s3://BUCKET/PREFIX")
 
 
 def _write(path: Path, data: bytes) -> None:

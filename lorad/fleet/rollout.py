@@ -67,12 +67,13 @@ class Rollout:
         if old is not None and not unchanged and not wish.replace:
             message = f"{wish.name!r} serves other content ({old.rev[:12]})"
             raise LoradError("name_taken", message, hint="use --replace")
+        state = vetted.state
         if not (wish.dry_run or (unchanged and entry == old and not wish.load)):
-            await self._carry_out(entry, old, wish.load)
+            state = await self._carry_out(entry, old, wish.load) or state
         return wire.Added(
             name=wish.name,
             rev=entry.rev,
-            state=vetted.state,
+            state=state,
             unchanged=unchanged,
             replaced_rev=old.rev if old is not None and not unchanged else None,
             warnings=vetted.warnings,
@@ -105,10 +106,11 @@ class Rollout:
         message = "no member is ready to take it"
         raise LoradError("engine_restarting", message, hint="loractl status tells why")
 
-    async def _carry_out(self, entry: Entry, old: Entry | None, load: bool) -> None:
+    async def _carry_out(self, entry: Entry, old: Entry | None, load: bool) -> str:
+        """Where it is at its home, "" if that is lost."""
         taken: list[Member] = []
         try:
-            await self._take(entry, old, load, taken)
+            state = await self._take(entry, old, load, taken)
             entry = await self._with_facts(entry, taken)
             table = await self._catalog.change(
                 f"add {entry.name}",
@@ -120,31 +122,33 @@ class Rollout:
         await self._presence.all_at(table.generation)
         if old is not None:
             await self.let_go(entry.name)
+        return state
 
-    async def _take(self, entry: Entry, old: Entry | None, load: bool, taken: list[Member]) -> None:
+    async def _take(self, entry: Entry, old: Entry | None, load: bool, taken: list[Member]) -> str:
         """The members that are to have it now; who has it is in `taken`.  One that is lost on the
         way takes it when it is first asked for."""
         first, *others = await self._targets(entry)
         hold = HOLD_SECONDS if old is not None and old.rev != entry.rev else 0.0
 
-        async def one(member: Member) -> None:
+        async def one(member: Member) -> str:
             order = order_for(entry, load=load and member is first, hold_seconds=hold)
             try:
-                await self._members.take_in(member.name, order)
+                return (await self._members.take_in(member.name, order)).state
             except Lost as lost:
                 log.warning("%s goes on without %s", entry.name, lost)
-                return
+                return ""
             except LoradError as error:
                 raise named(error, member.name) from None
             finally:
                 taken.append(member)  # it may have begun to
 
-        await one(first)
+        state = await one(first)
         for at in range(0, len(others), AT_ONCE):
             outcomes = await each(others[at : at + AT_ONCE], one)
             for outcome in outcomes.values():
                 if isinstance(outcome, LoradError):
                     raise outcome
+        return state
 
     async def _with_facts(self, entry: Entry, taken: Sequence[Member]) -> Entry:
         """With what lists show of one that is on no GPU."""

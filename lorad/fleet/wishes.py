@@ -198,6 +198,30 @@ class Wishes:
     def hold(self, ask: HoldAsk) -> Held:
         raise LoradError("invalid_value", "revisions are held on members, not on their gateway")
 
+    async def verify(self, names: wire.Names) -> wire.Verifications:
+        """On every member that has them: the first that finds something wrong is told, with its
+        name; else one that found nothing."""
+        entries = self._catalog.table.entries
+        for name in names.names:
+            self._known(name, entries)
+
+        async def one(member: Member) -> wire.Verifications:
+            seconds = names.timeout_s * max(len(names.names), 1) + TAKE_SECONDS
+            answer = await call(
+                self._members, member.name, "POST", f"{V1}/verify", names, seconds=seconds
+            )
+            return read(answer, wire.Verifications)
+
+        found: dict[str, wire.Verification] = {}
+        for member, said in given(await each(self._needed(), one)).items():
+            for item in said.items:
+                if not (item.ok or item.code == "model_not_found"):
+                    item = replace(item, message=f"{member.name}: {item.message}")
+                known = found.get(item.name)
+                if known is None or _worth(item) > _worth(known):
+                    found[item.name] = item
+        return wire.Verifications(items=tuple(found.values()))
+
     # ------------------------------------------------------------- inside
     def _lock(self, name: str) -> asyncio.Lock:
         lock = self._locks.get(name)
@@ -312,6 +336,11 @@ def patched(old: Entry, patch: wire.AdapterPatch) -> Entry:
         priority=old.priority if patch.priority is None else patch.priority,
         labels=labels,
     )
+
+
+def _worth(item: wire.Verification) -> int:
+    """What is wrong goes before what is right, and both before who has nothing to look at."""
+    return 1 if item.ok else 0 if item.code == "model_not_found" else 2
 
 
 def holder_of(rev: str, members: Sequence[Member]) -> Member | None:

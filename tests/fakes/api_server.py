@@ -221,7 +221,8 @@ class FakeAdapters:
     def resolve(self, model: str) -> Meant:
         if model == BASE:
             return Meant(None)
-        if model not in self.revs:
+        model, _, digest = model.partition("@")
+        if model not in self.revs or not self.revs[model].startswith(digest):
             raise LoradError(
                 "model_not_found", f"The model {model[:200]!r} does not exist", param="model"
             )

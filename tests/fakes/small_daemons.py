@@ -253,6 +253,8 @@ class SmallDaemon:
         if word in ("drain", "resume"):
             return _json(Drained(name=None, draining=word == "drain", running=1))
         names = msgspec.json.decode(raw, type=wire.Names)
+        if word == "verify":
+            return _json(wire.Verifications(items=tuple(map(self._verified, names.names))))
         items = tuple(
             wire.ItemResult(name=n, ok=True, state="idle", rev=self.serves[n])
             if n in self.serves
@@ -260,6 +262,14 @@ class SmallDaemon:
             for n in names.names
         )
         return _json(wire.Results(items=items))
+
+    def _verified(self, name):
+        if name not in self.serves:
+            code = "model_not_found"
+            return wire.Verification(name=name, ok=False, code=code, message="no")
+        if (bad := self.refuses.get("verify")) is not None:
+            return wire.Verification(name=name, ok=False, code=bad.code, message=bad.message)
+        return wire.Verification(name=name, ok=True, rev=self.serves[name])
 
     async def _hold(self, request):
         ask = msgspec.json.decode(await request.body(), type=HoldAsk)

@@ -159,6 +159,24 @@ def test_what_is_loaded_goes_to_one_member_and_what_is_evicted_leaves_all():
     run(scenario)
 
 
+def test_what_is_verified_is_verified_wherever_it_is():
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        body = {"names": ["poet"]}
+        found = await front.http.post("/admin/v1/verify", json=body)
+        (item,) = found.json()["items"]
+        assert item["ok"], "those that do not have it have nothing to say"
+        await front.http.post("/admin/v1/pin", json=body)
+        bad = LoradError("adapter_damaged", "a tensor differs")
+        c.daemons["b"].refuses["verify"] = bad
+        found = await front.http.post("/admin/v1/verify", json=body)
+        (item,) = found.json()["items"]
+        assert (item["ok"], item["message"]) == (False, "b: a tensor differs")
+        assert (await front.http.post("/admin/v1/verify", json={"names": ["x"]})).status_code == 404
+
+    run(scenario)
+
+
 def test_all_are_drained_and_resumed():
     async def scenario(c, front):
         answer = await front.http.post("/admin/v1/drain", json={"timeout_s": 1})

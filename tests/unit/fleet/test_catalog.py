@@ -1,6 +1,7 @@
 """The shared catalog in a folder and in a bucket of moto's: written by several, and damaged."""
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 
@@ -236,6 +237,17 @@ def test_of_writers_in_threads_one_creates(tmp_path):
         thread.join()
     assert sorted(won) == [False] * 7 + [True]
     assert [p.name for p in Path(tmp_path / "s/table").iterdir()] == ["1"], "nothing is left over"
+
+
+def test_a_file_system_without_hard_links_is_refused(tmp_path, monkeypatch):
+    def link(*paths):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", link)
+    blobs = open_blobs(str(tmp_path / "s"), Settings())
+    with pytest.raises(LoradError, match="has no hard links"):
+        blobs.create("table/1", b"x")
+    assert not list(Path(tmp_path / "s/table").iterdir())
 
 
 def test_a_place_that_is_none_is_refused():
