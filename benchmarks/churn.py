@@ -43,6 +43,7 @@ from streams import Line
 from workloads import Sizes
 
 from engine.config import EngineConfig
+from engine.kernels import tiles
 from engine.models.spec import ModelSpec, read_spec
 
 CASES = ("zipf", "cliff", "idle", "bystanders", "host-time", "resident")
@@ -68,7 +69,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--few", type=int, default=16, help="the other count of bystanders [16]")
     parser.add_argument("--residents", default="64,1000", help="on the GPU in host-time [64,1000]")
-    parser.add_argument("--parts", action="store_true", help="of host-time, each one's own")
+    parser.add_argument("--parts", action="store_true", help="where host-time goes, too")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--every", type=float, default=0.05, help="seconds between newcomers [.05]")
@@ -76,6 +77,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--verify", choices=("off", "sample", "full"), default="sample")
     parser.add_argument("--blocks", type=int, default=0, help="of the pool [what the card holds]")
     parser.add_argument("--copies", default="usual", help="in host-time: usual,torch,each,batch")
+    parser.add_argument("--graph-tokens", type=int, default=512, help="rows of graphs [512]")
+    parser.add_argument("--small-rows", type=int, default=tiles.SMALL_ROWS_OF_FEW)
     parser.add_argument("--quick", action="store_true", help="nothing is captured ahead")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--scratch", type=Path, help="where packed files lie [a tempdir]")
@@ -105,6 +108,7 @@ def config_of(options: argparse.Namespace, spec: ModelSpec) -> EngineConfig:
         max_rank=64,
         ram_cache=options.ram * adapter_bytes(spec, device),
         verify_on_load=options.verify,
+        graph_tokens=options.graph_tokens,
     )
 
 
@@ -138,8 +142,10 @@ def lines(options: argparse.Namespace, fleet: Fleet, case: str) -> Iterator[Line
             counts = [int(n) for n in options.residents.split(",")]
             most = min(HOST_LOADS, options.ram)
             counts = [n for n in counts if n <= fleet.most]
-            ways = options.copies.split(",")
-            yield from host.host_time(counts, most // len(ways), ways, parts=options.parts)
+            turns = [(way, False) for way in options.copies.split(",")]
+            if options.parts:
+                turns.append((turns[-1][0], True))
+            yield from host.host_time(counts, most // len(turns), turns)
         case "resident":
             yield from host.resident()
 
@@ -168,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     ensure_model(options.model)
     config = config_of(options, read_spec(options.model))
+    tiles.SMALL_ROWS_OF_FEW = options.small_rows
     if options.quick:
         start_quickly()
     started = time.monotonic()
@@ -178,6 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         machine: Line = {"benchmark": "churn", "torch": torch.__version__}
         machine |= {"model": options.model.name, "device": driver.facts["device"]}
         machine |= {"dtype": driver.facts["dtype"], "files": options.files}
+        machine |= {"small_rows": options.small_rows}
 
         def emit(line: Line) -> None:
             print(json.dumps(machine | line), flush=True)

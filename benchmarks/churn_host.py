@@ -80,15 +80,15 @@ class HostCases:
 
     # ------------------------------------------------------------- host time of a load
     def host_time(
-        self, residents: Sequence[int], fleet: int, ways: Sequence[str], *, parts: bool = False
+        self, residents: Sequence[int], fleet: int, turns: Sequence[tuple[str, bool]]
     ) -> Iterator[Line]:
         """Loads from host memory by command, one after the other, each into room that another has
-        to leave; with so many `residents` on the GPU, and `fleet` loads for each of the `ways` to
-        copy.  `parts`: and where the time of each goes."""
+        to leave; with so many `residents` on the GPU, and `fleet` loads in each of the `turns`: who
+        copies, and whether it is told where the time goes."""
         for room in residents:
             with self.fleet.room_for(room):
                 self.fleet.settle(range(room), "gpu")
-                for turn, way in enumerate(ways):
+                for turn, (way, parts) in enumerate(turns):
                     newcomers = range(room + turn * fleet, room + (turn + 1) * fleet)
                     self.fleet.settle(newcomers, "ram")  # last: the others passed through it
                     line: Line = {"case": "host-time", "resident": room, "copies": way}

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.adapters import copy_calls
+from engine.memory.pool import Owner
 from engine.messages import Evict, Load
 
 pytestmark = pytest.mark.gpu
@@ -52,11 +54,50 @@ def test_nobody_on_a_card_reads_a_block_that_is_not_theirs(
     assert not [what for what in HAPPENINGS if census[what] < 3], census
 
 
-def test_a_copy_waits_for_a_step_that_still_reads_its_blocks(start_core, adapters, prompt) -> None:
+#: Who makes a load's copies.
+COPIES = {"torch": lambda: None, "each": copy_calls.each_piece, "batch": copy_calls.one_batch}
+
+
+def calls_of(copies: str):
+    calls = COPIES[copies]()
+    if calls is None and copies != "torch":
+        pytest.skip(f"this driver cannot copy by {copies}")
+    return calls
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_every_block_is_where_it_belongs_however_they_are_scattered(
+    start_core, adapters, copies
+) -> None:
+    driver = start_core(num_blocks=128, **CARD)
+    driver.add(*adapters)
+    core = driver.core
+    core.machine.copier.calls = calls = calls_of(copies)
+    holes = [core.pool.allocate(n % 3 + 1, Owner.KV) for n in range(40)]
+    for hole in holes[::2]:
+        core.pool.release(hole)
+    for turn in range(12):
+        adapter = adapters[turn % 4]
+        assert driver.call(lambda i, rev=adapter.rev: Load(command_id=i, rev=rev)).code == ""
+        row, there = core.slots.find(adapter.rev), core.machine.arena.bytes.cpu()
+        packed = Path(adapter.manifest.path).read_bytes()
+        assert b"".join(there[block].numpy().tobytes() for block in row.blocks) == packed
+        gone = driver.call(lambda i, rev=adapter.rev: Evict(command_id=i, rev=rev, force=True))
+        assert gone.code == ""
+    assert core.machine.copier.calls is calls, "the driver refused"
+    for hole in holes[1::2]:
+        core.pool.release(hole)
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_a_copy_waits_for_a_step_that_still_reads_its_blocks(
+    start_core, adapters, prompt, copies
+) -> None:
     """The copy stream is kept free and the compute stream busy: only the fence orders the two."""
     control = lives.control_on(start_core(**CARD), adapters)
     largest = max(adapter.manifest.num_blocks for adapter in adapters)
     driver = start_core(lookahead=True, num_blocks=largest + 14, max_num_seqs=2, **CARD)
+    driver.core.machine.copier.calls = calls_of(copies)
     lives.poison(driver.core)
     driver.add(*adapters)
     busy = torch.randn(2048, 2048, device="cuda")
