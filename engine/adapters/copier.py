@@ -79,6 +79,7 @@ class CudaCopier:
         self._most = max(1, RUN_BYTES // arena.block_bytes)  # blocks of a copy
         self._stream = torch.cuda.Stream(arena.device)  # type: ignore[no-untyped-call]
         self._events: dict[str, torch.cuda.Event] = {}
+        self._spare: list[torch.cuda.Event] = []  # of copies that have ended
 
     def start(self, rev: str, blocks: Sequence[int]) -> None:
         """Queue the copies of `rev`; they begin when the blocks' last readers have ended.
@@ -108,7 +109,7 @@ class CudaCopier:
         pieces = runs(blocks, self._most)
         if self.calls is None or not self._called(self.calls, source, pieces):
             self._copy(self._host.held(rev), pieces)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = self._spare.pop() if self._spare else torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 
@@ -131,7 +132,7 @@ class CudaCopier:
         """Revisions whose copies are complete, each reported once."""
         ended = [rev for rev, event in self._events.items() if event.query()]  # type: ignore[no-untyped-call]
         for rev in ended:
-            del self._events[rev]
+            self._spare.append(self._events.pop(rev))
             self._host.let_go(rev)
         return ended
 

@@ -97,12 +97,44 @@ def test_the_blocks_of_an_adapter_are_in_a_row_in_whatever_order_they_were_freed
     assert pool.allocate(4, Owner.ADAPTER) == [0, 1, 2, 3]
 
 
-def test_a_block_that_comes_and_goes_keeps_what_nobody_has_asked_for():
+def test_a_block_that_comes_and_goes_waits_for_the_last_step_which_ends_after_the_others():
     pool = BlockPool(2)
     for step in ("step 1", "step 2", "step 2"):
         pool.stamp = step
         pool.release(pool.allocate(2, Owner.KV))
-    assert pool.take_fences(pool.allocate(2, Owner.ADAPTER)) == ("step 1", "step 2")
+    assert pool.take_fences(pool.allocate(2, Owner.ADAPTER)) == ("step 2",)
+
+
+def test_of_blocks_that_many_steps_have_freed_the_last_step_is_waited_for():
+    pool = BlockPool(40)
+    blocks = pool.allocate(40, Owner.KV)
+    pool.fence(blocks[7:9], "copy")
+    for step in (*range(20), *range(39, 19, -1)):  # the last to be launched has freed the 21st
+        pool.stamp = f"step {step}"
+        pool.release([blocks[step]])
+    assert pool.take_fences(pool.allocate(40, Owner.ADAPTER)) == ("copy", "step 20")
+
+
+def test_without_a_stamp_a_block_keeps_the_one_that_it_has():
+    pool = BlockPool(1)
+    pool.stamp = "step 1"
+    pool.release(pool.allocate(1, Owner.KV))
+    pool.stamp = None
+    pool.release(pool.allocate(1, Owner.KV))
+    assert pool.take_fences(pool.allocate(1, Owner.ADAPTER)) == ("step 1",)
+
+
+def test_an_adapter_gives_back_just_its_own_blocks():
+    pool = BlockPool(4)
+    kv, own = pool.allocate(1, Owner.KV), pool.allocate(2, Owner.ADAPTER)
+    pool.stamp = "step 1"
+    pool.give_back(own)
+    pool.check()
+    assert pool.counts == PoolCounts(free=3, kv_active=1, kv_cached=0, adapter=0)
+    for wrong in (own, kv):
+        with pytest.raises(AssertionError):
+            pool.give_back(wrong)
+    assert pool.take_fences(pool.allocate(3, Owner.ADAPTER)) == ("step 1",)
 
 
 def test_check_finds_a_lost_block():
