@@ -67,14 +67,11 @@ class Revision:
     loaded_at: float | None = None
     last_used: float | None = None
     error: str = ""
+    rev: str = field(init=False)
+    num_blocks: int = field(init=False)
 
-    @property
-    def rev(self) -> str:
-        return self.manifest.rev
-
-    @property
-    def num_blocks(self) -> int:
-        return self.manifest.num_blocks
+    def __post_init__(self) -> None:
+        self.rev, self.num_blocks = self.manifest.rev, self.manifest.num_blocks
 
     @property
     def identity(self) -> str:
@@ -106,9 +103,11 @@ class Revision:
         """The tier that somebody waits for it to reach."""
         if self.row is not None:
             return None
-        if self.waiting or any(load.tier == "gpu" for load in self.loads):
+        if self.leases:  # nobody runs without a row
             return "gpu"
-        return "ram" if self.loads else None
+        if not self.loads:
+            return None
+        return "gpu" if any(load.tier == "gpu" for load in self.loads) else "ram"
 
     @property
     def load_cause(self) -> str:
