@@ -8,7 +8,7 @@ SIGTERM ends the traffic, and the verdict is of what there was; while it starts,
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  Clients stream completions on any adapter and give up some; an operator loads,
 evicts, pins, replaces, removes and adds again, and tidies the store, without an end.  The daemon is
-as it is served but for a signal that has it tell its counts.
+as it is served but for a signal that has it tell its counts, and for a short ring of events.
 
 JSON lines on stdout: `sample` every --every seconds (bytes, counts; `daemon_` and `engine_` are the
 processes'), `idle` before the traffic and after it, and a `verdict`.  For each measure the verdict
