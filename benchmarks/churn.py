@@ -43,7 +43,6 @@ from streams import Line
 from workloads import Sizes
 
 from engine.config import EngineConfig
-from engine.kernels import tiles
 from engine.models.spec import ModelSpec, read_spec
 
 CASES = ("zipf", "cliff", "idle", "bystanders", "host-time", "resident")
@@ -78,7 +77,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=0, help="of the pool [what the card holds]")
     parser.add_argument("--copies", default="usual", help="in host-time: usual,torch,each,batch")
     parser.add_argument("--graph-tokens", type=int, default=512, help="rows of graphs [512]")
-    parser.add_argument("--small-rows", type=int, default=tiles.SMALL_ROWS_OF_FEW)
     parser.add_argument("--quick", action="store_true", help="nothing is captured ahead")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--scratch", type=Path, help="where packed files lie [a tempdir]")
@@ -174,7 +172,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     ensure_model(options.model)
     config = config_of(options, read_spec(options.model))
-    tiles.SMALL_ROWS_OF_FEW = options.small_rows
     if options.quick:
         start_quickly()
     started = time.monotonic()
@@ -185,7 +182,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         machine: Line = {"benchmark": "churn", "torch": torch.__version__}
         machine |= {"model": options.model.name, "device": driver.facts["device"]}
         machine |= {"dtype": driver.facts["dtype"], "files": options.files}
-        machine |= {"small_rows": options.small_rows}
 
         def emit(line: Line) -> None:
             print(json.dumps(machine | line), flush=True)

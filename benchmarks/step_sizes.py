@@ -1,14 +1,14 @@
 """Milliseconds of one forward pass by its rows, its adapters and its chunk: graph and eager.
 
     python benchmarks/step_sizes.py --model DIR [--seqs 96] [--steps 64+128:8,0+512:1,...]
-                                    [--small-rows 128] [--quick] [--profile FILE]
+                                    [--rules-96] [--quick] [--profile FILE]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  A step is decode+chunk:adapters: so many decode rows, on as many adapters of
 rank 16 in turn (0: the base model), beside a chunk of a prompt on the first of them, or with
 `:adapters+` on one more.  Decode rows have --context tokens before them, and so has the chunk.
---small-rows: up to which mixed steps of few segments are tiled as small ones (`tiles.py`); --quick:
-nothing is compiled or captured ahead.
+--rules-96: with rivals of the products' tiles for 65 to 96 rows; --quick: nothing is compiled or
+captured ahead.
 
 JSON lines on stdout, two kinds:
   rung   a padded size with nothing but padding in it: what rows and sequences cost by themselves
@@ -36,7 +36,7 @@ from random_model import ensure_model
 from rig import RANK, Rig, start_quickly
 
 from engine.config import EngineConfig
-from engine.kernels import gemm_tiles, tiles
+from engine.kernels import gemm_tiles
 from engine.kernels.lora_meta import LoraMeta
 from engine.ladder import Rung
 from engine.messages import SamplingParams
@@ -194,7 +194,6 @@ def main() -> int:
     parser.add_argument("--seqs", type=int, default=96, help="max_num_seqs")
     parser.add_argument("--steps", default=STEPS)
     parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--small-rows", type=int, default=tiles.SMALL_ROWS_OF_FEW)
     parser.add_argument("--graph-tokens", type=int, default=512)
     parser.add_argument("--rules-96", action="store_true", help="rivals for 65 to 96 rows")
     parser.add_argument("--quick", action="store_true")
@@ -204,7 +203,6 @@ def main() -> int:
         print("error: graphs need a CUDA card\n  try: a machine that has one", file=sys.stderr)
         return 2
     ensure_model(options.model)
-    tiles.SMALL_ROWS_OF_FEW = options.small_rows
     if options.rules_96:
         rules = gemm_tiles.RULES
         first = next(n for n, rule in enumerate(rules) if rule.rows > 96)
@@ -239,7 +237,6 @@ def main() -> int:
             "torch": torch.__version__,
             "model": options.model.name,
             "context": options.context,
-            "small_rows": options.small_rows,
             "rules_96": options.rules_96,
         }
         ready = round(time.perf_counter() - started, 1)

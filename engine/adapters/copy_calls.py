@@ -5,7 +5,10 @@ Comes out: copies queued on a stream, and the driver's result.  Knows nothing of
 and events.
 
 A copy through torch is two views and a dispatch for what the driver needs three numbers for.  Next
-to a model's steps all of that is cold in the processor's caches each time that a load comes.
+to a model's steps all of that is cold in the processor's caches each time that a load comes: on an
+H200 it took 236 us of the step loop for 80 MiB in ten pieces, 454 in forty; a call of the driver a
+piece takes 87 and 144, one for all of them 81 and 90.  A call a piece is what every driver has, and
+what is served; the other is its rival in `benchmarks/copy_calls.py`.
 """
 
 import ctypes
@@ -38,7 +41,7 @@ class CopyCalls(Protocol):
 
 
 class EachPiece:
-    """A call a piece, on any driver."""
+    """A call a piece."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._copy: Any = library.cuMemcpyHtoDAsync_v2
@@ -79,7 +82,7 @@ class _Attributes(ctypes.Structure):
 
 
 class OneBatch:
-    """One call for all pieces: drivers of CUDA 12.8 and later."""
+    """One call for all pieces: drivers of CUDA 12.8 and later.  Not served, see above."""
 
     def __init__(self, library: ctypes.CDLL, flags: int = 0) -> None:
         name, tells_failed = next(known for known in BATCHES if hasattr(library, known[0]))

@@ -16,7 +16,6 @@ from engine.kernels.tiles import (
     MANY_SHORT,
     NARROW,
     PREFILL_ROWS,
-    SMALL_ROWS,
     Graphed,
     Tiles,
     for_prompts,
@@ -110,7 +109,7 @@ def _grids(usual: Graphed, step: Rung, coarse: int) -> list[int]:
     most, size = -(-rows // usual.share), LEAST_GRID
     if not step.single:
         short = seqs
-        if rows > SMALL_ROWS:  # with more of them, they have launches of their own
+        if usual.tiles in GRAPHED_SHORT:  # with more of them, they have launches of their own
             short = min(seqs, MANY_SHORT)
         most, size = min(rows, _items_of_chunks(step) + short), 2 * LEAST_GRID
     grids = []

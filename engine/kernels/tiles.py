@@ -69,8 +69,6 @@ JOINED = True
 PREFILL_ROWS = 1024
 #: Mixed steps of up to so many rows have one launch beside each product (`JOINED`).
 SMALL_ROWS = 64
-#: And up to so many where their segments are few (MANY_SHORT).
-SMALL_ROWS_OF_FEW = 128
 #: A step that one adapter owns is tiled for itself up to this many rows.
 SOLO_ROWS = 128
 
@@ -102,8 +100,7 @@ def pick(shape: Shape) -> Tiles:
     wide = shape.max_rank > NARROW
     if shape.rows > PREFILL_ROWS:
         return PREFILL_WIDE if wide else PREFILL
-    few = shape.segments <= MANY_SHORT
-    if shape.mixed and shape.rows <= (SMALL_ROWS_OF_FEW if few else SMALL_ROWS):
+    if shape.mixed and shape.rows <= SMALL_ROWS:
         return MIXED_SMALL_WIDE if wide else MIXED_SMALL
     if shape.mixed:
         return MIXED_WIDE if wide else MIXED
@@ -149,10 +146,10 @@ MIXED_SMALL = Tiles(
     "small mixed",
     _MIXED_SHRINK._replace(form="dot"),
     ExpandTile("dot", DOT_ROWS, 16, 256, all_ranks=False),
-    SMALL_ROWS_OF_FEW,
+    SMALL_ROWS,
 )
 MIXED_SMALL_WIDE = Tiles(
-    "small mixed wide", MIXED_SMALL.shrink, ExpandTile("dot", DOT_ROWS, 32, 256), SMALL_ROWS_OF_FEW
+    "small mixed wide", MIXED_SMALL.shrink, ExpandTile("dot", DOT_ROWS, 32, 256), SMALL_ROWS
 )
 
 _SOLO_SHRINK = ShrinkTile("dot", DOT_ROWS, 16, chunk=256, wide_chunk=512, step=512)

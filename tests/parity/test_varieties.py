@@ -231,7 +231,9 @@ def make_base(kind: str, folder: Path) -> Any:
 
     torch.manual_seed(2)
     config = getattr(transformers, f"{kind}Config")(**SIZES | MORE.get(kind, {}))
-    config._attn_implementation = "eager"  # others leave Gemma2's cap on scores out, in some versions
+    config._attn_implementation = (
+        "eager"  # others leave Gemma2's cap on scores out, in some versions
+    )
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

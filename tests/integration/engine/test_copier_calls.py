@@ -120,3 +120,11 @@ def test_once_the_driver_has_refused_torch_copies_all_of_it_and_every_load_after
 def test_without_calls_torch_copies(make) -> None:
     copier, arena, _, body = make(None)
     assert loaded(copier, arena, [6, 7, 3]).equal(body)
+
+
+def test_a_copier_asks_the_driver_where_there_is_one(make, monkeypatch) -> None:
+    made = make(None)[0]
+    there = object()
+    monkeypatch.setattr("engine.adapters.copier.each_piece", lambda: there)
+    copier = CudaCopier(made._arena, made._host, made._pool)
+    assert copier.calls is there
