@@ -12,7 +12,7 @@ from engine.config import GIB, KIB, MIB, Device, DTypeName, EvictionPolicy, Veri
 from engine.pooling.config import Switch
 from engine.pooling.fit import GENERATE
 from engine.pooling.spec import PoolingKind
-from lorad.config_values import AutoSize, Seconds, Size
+from lorad.config_values import AutoNumber, AutoShare, AutoSize, Seconds, Size
 
 
 class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,16 +29,16 @@ class Model(_Section, frozen=True, kw_only=True):
     device: Device = "auto"
     replicas: int = 1  # engines of it, each on a GPU of its own
     block_size: int = 16
-    max_model_len: int = 0
+    max_model_len: AutoNumber = 0
     max_num_seqs: int = 64
-    max_batch_tokens: int = 0
-    mixed_tokens: int = 0
-    pooled_tokens: int = 0  # of these, inputs to be pooled, where a model does both
+    max_batch_tokens: AutoNumber = 0
+    mixed_tokens: AutoNumber = 0
+    pooled_tokens: AutoNumber = 0  # of these, inputs to be pooled, where a model does both
     graph_tokens: int = 512
     gpu_memory_utilization: float = 0.9
     cpu_pool: Size = 2 * GIB
-    num_blocks: int = 0
-    threads: int = 0
+    num_blocks: AutoNumber = 0
+    threads: AutoNumber = 0
     tensor_parallel: int = 1  # GPUs that share every layer
     pipeline_parallel: int = 1  # above it is refused, with the reason
     deterministic: bool = False
@@ -52,7 +52,7 @@ class Model(_Section, frozen=True, kw_only=True):
     pooling: Literal["auto", PoolingKind] = "auto"  # in place of what its files say
     prefix_cache: Switch = "auto"  # on is refused where it is not served, with the reason
     chunked_prefill: Switch = "auto"
-    beside_generators: float = 0.0  # share of a device that one which generates is at work on
+    beside_generators: AutoShare = 0.0  # share of a device that one which generates is at work on
     # Of a decoder that scores pairs:
     score_words: tuple[str, ...] = ("yes", "no")  # whose shares of an answer are the score
     pair_template: str = "auto"  # or tokenizer, qwen3-reranker, or a Jinja file

@@ -110,11 +110,11 @@ def dump(settings: Settings) -> str:
 def _rows(
     values: msgspec.Struct, key_of: Callable[[str], str], origins: Mapping[str, str]
 ) -> list[str]:
-    rows = []
-    for key, value in msgspec.structs.asdict(values).items():
-        shown = json.dumps(list(value) if isinstance(value, tuple) else value)
-        rows.append(f"{key} = {shown}  # {origins.get(key_of(key), 'default')}")
-    return rows
+    known = hints(type(values))
+    return [
+        f"{key} = {spelled(known[key], value)}  # {origins.get(key_of(key), 'default')}"
+        for key, value in msgspec.structs.asdict(values).items()
+    ]
 
 
 # ----------------------------------------------------------------- told

@@ -14,6 +14,8 @@ from engine.config import GIB, KIB, MIB
 
 Size = Annotated[int, "size"]
 AutoSize = Annotated[int, "size", "auto"]  # 0 = auto
+AutoNumber = Annotated[int, "number", "auto"]  # 0 = auto
+AutoShare = Annotated[float, "number", "auto"]  # 0.0 = auto
 Seconds = Annotated[float, "duration"]
 
 _SIZES = {"": 1, "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1 << 40}
@@ -58,7 +60,7 @@ def convert(hint: object, raw: object) -> object:
         value: object = msgspec.convert(raw, hint)
     except msgspec.ValidationError as error:
         raise ValueError(_expected(hint, error)) from error
-    if marks and isinstance(value, int | float) and value < 0:
+    if marks and "number" not in marks and isinstance(value, int | float) and value < 0:
         raise ValueError("0 or more")
     return value
 

@@ -4,10 +4,11 @@ Goes in: a name and a prompt (argument or stdin).  Comes out: text on stdout as 
 Uses the inference socket as any application would.
 """
 
+import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,8 @@ from lorad.cli.unanswered import unanswered
 if TYPE_CHECKING:
     from lorad.client import LoradClient
 
+#: Fields of a request that follow from the arguments, and how its answer is read.
+_OURS = ("model", "messages", "prompt", "stream", "stream_options", "n")
 #: An answer that is not streamed comes all at once, after this many seconds at most.
 WHOLE_SECONDS = 600.0
 
@@ -59,6 +62,14 @@ def run(
     no_stream: Annotated[
         bool, typer.Option("--no-stream", help="Ask for the answer in one piece.")
     ] = False,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--extra",
+            metavar="KEY=VALUE",
+            help="Also in the request, as JSON or else as text; repeatable.",
+        ),
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Tokens and speed, on stderr.")] = False,
 ) -> None:
     """Send one prompt and stream the answer."""
@@ -77,6 +88,7 @@ def run(
         spoken = [("system", system)] if system else []
         spoken.append(("user", text))
         body["messages"] = [{"role": role, "content": words} for role, words in spoken]
+    body |= _extras(extra or ())
     path = "/v1/completions" if raw else "/v1/chat/completions"
     answer = _Answer()
     try:
@@ -96,6 +108,22 @@ def run(
         print_document({"schema": "lorad/run.v1", "model": name, **answer.document()}, s.options)
     elif stats or s.options.verbose:
         note(answer.stats(), s.options)
+
+
+def _extras(words: Sequence[str]) -> dict[str, object]:
+    """What `--extra` adds to the body; what the command itself says has an option of its own."""
+    found: dict[str, object] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not (key and equals):
+            raise Usage(f"--extra {word!r}: write key=value, such as top_p=0.9")
+        if key in _OURS:
+            raise Usage(f"--extra {key}: the command says that itself")
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    return found
 
 
 def _prompt(given: str | None) -> str:

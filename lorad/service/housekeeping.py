@@ -12,10 +12,12 @@ What `rm` and a replaced revision's last lease leave goes at once, in `Revisions
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from lorad import wire
+from lorad.disk import CLOSED
 from lorad.errors import LoradError, RegistryUnusable
 from lorad.registry.holdings import Holding, holdings
 from lorad.registry.records import Packing
@@ -64,7 +66,8 @@ class Housekeeping:
             await asyncio.sleep(ROUND_SECONDS)
 
     async def gc(self, ask: wire.GcAsk, *, by_itself: bool = False) -> wire.Garbage:
-        """What is garbage; without `dry_run` it is gone then.  Raises what the registry raises.
+        """What is garbage; without `dry_run` it is gone then.  Raises what the registry raises, and
+        insufficient_storage where nothing can be removed.
 
         `by_itself`: a registry that was just recovered may have forgotten what it does not know.
         """
@@ -73,7 +76,7 @@ class Housekeeping:
             if by_itself and self._registry.report.recovered:
                 found = [item for item in found if item.kind != "unknown"]
             if not ask.dry_run:
-                found = await self._remove(found)
+                found = await self._gone(found)
         room = self._store.room
         used = await asyncio.to_thread(room.used_bytes)
         return wire.Garbage(
@@ -133,6 +136,19 @@ class Housekeeping:
         return sorted(self._registry.served_revs() - self._store.revs())
 
     # ------------------------------------------------------------- removing
+    async def _gone(self, found: list[wire.GarbageItem]) -> list[wire.GarbageItem]:
+        try:
+            return await self._remove(found)
+        except OSError as error:
+            if error.errno not in CLOSED:
+                raise
+            where = self._store.directory
+            raise LoradError(
+                "insufficient_storage",
+                f"cannot remove from the store: {os.strerror(error.errno)}: {where}",
+                hint=f"make {where} writable for lorad; the next round removes the rest",
+            ) from error
+
     async def _remove(self, found: list[wire.GarbageItem]) -> list[wire.GarbageItem]:
         """Only what still is garbage when its turn comes; returns what went."""
         gone = set(await self._shelf.collect())

@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
 
+from lorad.disk import writing
 from lorad.registry.holdings import KEPT, marked
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog
@@ -61,11 +62,14 @@ class Shelf:
         return await asyncio.wrap_future(self._registry.collect(self.spared()))
 
     async def keep_files(self, rev: str, keep: bool) -> None:
-        """Files that outlive their last name, across restarts too; or no longer."""
+        """Files that outlive their last name, across restarts too; or no longer.  Raises
+        insufficient_storage, and nothing has changed."""
         mark = self.store.path(rev) / KEPT
         if keep and self.store.has(rev):
+            with writing("mark files to be kept", mark.parent):
+                await asyncio.to_thread(mark.touch)
             self.kept.add(rev)
-            await asyncio.to_thread(mark.touch)
         elif not keep and rev in self.kept:
+            with writing("keep files no longer", mark.parent):
+                await asyncio.to_thread(mark.unlink, missing_ok=True)
             self.kept.discard(rev)
-            await asyncio.to_thread(mark.unlink, missing_ok=True)

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
-#: Of the loop's own pool, for what waits for a disk.  Python's default follows the cores: 20 threads
-#: on 16, each with its pages of the registry and its corner of the allocator, and more and more of
-#: them as the hours pass.
+#: Of the loop's own pool, for what waits for a disk.  Python's default follows the cores: 20
+#: threads on 16, each with its pages of the registry and its corner of the allocator, and more and
+#: more of them as the hours pass.
 POOL_THREADS = 8
 
 T = TypeVar("T")

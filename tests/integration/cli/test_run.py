@@ -195,3 +195,29 @@ def test_ctrl_c_while_the_daemon_works_says_that_it_goes_on(server, process, tmp
     assert err.decode() == "interrupted; what the daemon had begun goes on\n"
     server.api.run(gate.set)
     server.api.until(lambda: server.api.adapters.added_files == {"adapter_config.json": 2})
+
+
+def test_what_a_request_may_have_besides_is_passed_on_as_json_or_as_text(server, loractl):
+    asked = ["--extra", "top_p=0.5", "--extra", 'stop=["x", "y"]', "--extra", "user=me"]
+    assert loractl("run", "bible", "hi", *asked).exit == 0
+    submit = server.api.engine.submits[-1]
+    assert submit.sampling.top_p == 0.5
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("top_p", "write key=value, such as top_p=0.9"),
+        ("=1", "write key=value, such as top_p=0.9"),
+        ("model=devil", "the command says that itself"),
+        ("stream=false", "the command says that itself"),
+    ],
+)
+def test_an_extra_that_is_none_is_a_slip(loractl, extra, words):
+    done = loractl("run", "bible", "hi", "--extra", extra)
+    assert done.exit == 2 and words in done.err
+
+
+def test_an_extra_that_the_daemon_does_not_take_is_refused_in_its_words(loractl):
+    done = loractl("run", "bible", "hi", "--extra", "top_p=7")
+    assert done.exit == 2 and "top_p" in done.err

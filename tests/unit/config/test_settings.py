@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -77,6 +78,18 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_conf_d_beats_main(wri
     assert settings.origins["limits.n"] == "LORAD_LIMITS__N"
     assert settings.origins["limits.stop"] == f"{named}:5"
     assert "slots = 5  # flag" in dump(settings)
+
+
+def test_what_is_printed_may_be_read_again_and_says_auto_where_it_is(write, env):
+    write('[limits]\nidle = "90s"\n[watch]\nsettle = "250ms"\n[lora]\nkv_floor = "3MiB"\n')
+    settings, _ = load(None, env)
+    printed = dump(settings)
+    for line in ('max_model_len = "auto"  # default', 'beside_generators = "auto"  # default'):
+        assert line in printed.splitlines()
+    assert 'pin_limit = "auto"  # default' in printed and 'cpu_pool = "2GiB"' in printed
+    write(printed, models=False)
+    again, _ = load(None, env)
+    assert replace(again, origins={}) == replace(settings, origins={})
 
 
 def test_the_environment_changes_the_first_model(write, env):

@@ -214,3 +214,33 @@ def test_a_registry_that_is_full_fails_a_gc_in_words(world):
         assert len((await w.housekeeping.gc(wire.GcAsk())).items) == 5
 
     world(scenario)
+
+
+def closed(*args, **options):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_store_that_cannot_be_written_to_is_told_in_a_line(world, monkeypatch):
+    async def scenario(w):
+        await litter(w)
+        monkeypatch.setattr(w.store, "remove", closed)
+        with pytest.raises(LoradError) as caught:
+            await w.housekeeping.gc(wire.GcAsk())
+        assert caught.value.code == "insufficient_storage"
+        assert caught.value.message.startswith("cannot remove from the store: Read-only file")
+        monkeypatch.undo()
+        assert ("unknown", "e" * 64, "") in told(await w.housekeeping.gc(wire.GcAsk()))
+
+    world(scenario)
+
+
+def test_files_that_cannot_be_marked_are_not_kept_and_their_name_stays(world, monkeypatch):
+    async def scenario(w):
+        await w.add("served", 1)
+        monkeypatch.setattr("pathlib.Path.touch", closed)
+        with pytest.raises(LoradError) as caught:
+            await w.adapters.remove("served", keep_files=True)
+        assert caught.value.code == "insufficient_storage" and "kept" in caught.value.message
+        assert not w.revisions.shelf.kept and w.registry.get("served") is not None
+
+    world(scenario)
