@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import checkout  # noqa: F401
 import numpy as np
@@ -35,6 +36,9 @@ from workloads import Sizes, Workloads
 
 from engine.config import EngineConfig
 
+if TYPE_CHECKING:
+    from engine.pooling.engine import PoolingEngine
+
 LENGTH, AT_ONCE = 256, 256
 #: Of a small share: so that it tells how fast it is every half second all the same.
 AT_ONCE_SLOWLY = 32
@@ -44,7 +48,8 @@ P99_BAR = 1.3
 
 
 def embed_on(folder: Path, rows: int, share: float, device: str) -> None:
-    """In a process of its own: say `ready`, then each half second how many tokens there were."""
+    """In a process of its own: say `ready`, then each half second how many tokens there were, and
+    of how many milliseconds and rows its steps were."""
     from engine.pooling.config import PoolingConfig
     from engine.pooling.engine import PoolingEngine
 
@@ -64,15 +69,25 @@ def embed_on(folder: Path, rows: int, share: float, device: str) -> None:
             inputs = inputs[:AT_ONCE_SLOWLY]
         print("ready", flush=True)
         while True:
-            before, tokens = time.monotonic(), 0
+            before, tokens, (steps, busy) = time.monotonic(), 0, _steps(engine)
             while time.monotonic() - before < 0.5:
                 engine.embed(inputs)
                 tokens += LENGTH * len(inputs)
-            print(tokens / (time.monotonic() - before), flush=True)
+            seconds = time.monotonic() - before
+            count, took = (
+                now - was for now, was in zip(_steps(engine), (steps, busy), strict=True)
+            )
+            print(tokens / seconds, 1e3 * took / count, tokens / count, flush=True)
+
+
+def _steps(engine: "PoolingEngine") -> tuple[int, float]:
+    """How many there were, and their seconds."""
+    stats = engine.core.stats
+    return stats.steps, stats.base_steps.seconds.total
 
 
 class Embedder:
-    """The other process; `rates` are its tokens a second, as it tells them."""
+    """The other process, which tells its tokens a second, and its steps' milliseconds and rows."""
 
     def __init__(self, folder: Path, rows: int, share: float, device: str) -> None:
         words = ["--embed-on", str(folder), "--rows", str(rows), "--device", device]
@@ -85,17 +100,19 @@ class Embedder:
         if self._line() != "ready":
             raise RuntimeError("the embedder did not start: see above")
 
-    def rate(self, count: int) -> float:
-        """Mean of the next `count` rates."""
-        return sum(float(self._line()) for _ in range(count)) / count
+    def rates(self, count: int) -> list[float]:
+        """Means of the next `count` that it tells."""
+        told = [[float(word) for word in self._line().split()] for _ in range(count)]
+        return [sum(column) / count for column in zip(*told, strict=True)]
 
-    def close(self) -> float:
-        """The last rate that it told."""
+    def close(self) -> list[float]:
+        """The last that it told."""
         self._process.terminate()
         assert self._process.stdout is not None
-        told = [line for line in self._process.stdout.read().split() if line]
+        lines = self._process.stdout.read().splitlines(keepends=True)
+        told = [line for line in lines if line.endswith("\n")]
         self._process.wait()
-        return float(told[-1]) if told else 0.0
+        return [float(word) for word in told[-1].split()] if told else [0.0, 0.0, 0.0]
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -136,9 +153,9 @@ def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
         shares = [float(share) for share in options.share.split(",")]
         for rows, share in product(map(int, options.rows.split(",")), shares):
             embedder = Embedder(folder, rows, share, device)
-            undisturbed = embedder.rate(2)
+            undisturbed, *_ = embedder.rates(2)
             [told] = workloads.steady(options.streams, 0)
-            beside = embedder.close()
+            beside, step_ms, step_rows = embedder.close()
             p99 = told["itl_p99_ms"]
             assert isinstance(p99, float)
             yield {
@@ -148,6 +165,8 @@ def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
                 "share": share,
                 "embedder_alone_tokens_per_s": round(undisturbed),
                 "embedder_tokens_per_s": round(beside),
+                "embedder_step_ms": round(step_ms, 2),
+                "embedder_step_rows": round(step_rows),
                 "p99_over_alone": round(p99 / quiet, 3),
                 "bars": bars_of(p99_over_alone=(p99 / quiet, P99_BAR)),
             }
