@@ -54,11 +54,17 @@ class Store:
     # ------------------------------------------------------------- the table
     def newest(self, known: Table | None = None) -> Table:
         """The newest; `known` itself if there is none newer.  Raises source_corrupt for one that is
-        damaged: nobody guesses what names meant."""
-        after = _numbered(known.generation) if known is not None else ""
-        names = [name for name in self.blobs.names("table/", after) if name.endswith(".json")]
+        damaged, as nobody guesses what names meant; source_unreachable where there was one."""
+        generation = known.generation if known is not None else 0
+        names = self.blobs.names("table/", _numbered(generation - 1) if generation else "")
+        names = [name for name in names if name.endswith(".json")]
+        if generation and not names:  # a folder that is not mounted is empty, too
+            message = f"the catalog is gone: table {generation} is not there any more"
+            raise LoradError("source_unreachable", message, hint="is its folder mounted here?")
+        if known is not None and (not names or names[-1] == _numbered(generation)):
+            return known
         if not names:
-            return known if known is not None else Table()
+            return Table()
         key = f"table/{names[-1]}"
         data = self.blobs.read(key)
         if data is None:  # pruned, so there is a newer one by now

@@ -27,7 +27,9 @@ T = TypeVar("T")
 
 log = logging.getLogger("lorad.fleet")
 
-#: Revisions that were taken in lately.
+#: What was refused is not sent again for so long: it may be a file of a hundred megabytes.
+REFUSED_SECONDS = 10.0
+#: Revisions that were taken in, or refused, lately.
 REMEMBERED = 1000
 #: Beside each request for an adapter: see lorad.api.identity.
 REV_HEADER = "x-lorad-rev"
@@ -53,6 +55,7 @@ class Daemon:
         self._line, self._catalog = Line(site), catalog
         self._taking: dict[str, asyncio.Task[wire.Added]] = {}  # name@revision -> it is under way
         self._taken: dict[str, float] = {}  # and when it ended well, on the loop's clock
+        self._refused: dict[str, tuple[float, LoradError]] = {}  # until when that is the answer
         self._joined = ""  # the instance that has taken in what it must
         self._away = False  # since then, and may have missed something
         self._joining: asyncio.Task[None] | None = None
@@ -134,16 +137,26 @@ class Daemon:
     # ------------------------------------------------------------- inside
     def _note_taken(self, key: str, task: "asyncio.Task[wire.Added]") -> None:
         del self._taking[key]
-        if not task.cancelled() and task.exception() is None:  # else whoever waits raises it
-            if len(self._taken) >= REMEMBERED:
-                self._taken.clear()
-            self._taken[key] = asyncio.get_running_loop().time()
+        if task.cancelled():
+            return
+        now, error = asyncio.get_running_loop().time(), task.exception()  # who waits raises it
+        for kept in (self._taken, self._refused):
+            if len(kept) >= REMEMBERED:
+                kept.clear()
+        if error is None:
+            self._taken[key] = now
+            self._refused.pop(key, None)
+        elif isinstance(error, LoradError):
+            self._refused[key] = (now + REFUSED_SECONDS, error)
 
     async def _obtain(self, model: str, since: float) -> bool:
         """Take in what the table means by it, unless that was done since; False: it means
         something else by now."""
         if self._taken.get(model, since) > since:
             return True
+        until, error = self._refused.get(model, (since, None))
+        if error is not None and since < until:
+            raise error
         entry = tables.find(await self._catalog.look(), model)
         if entry is None or entry.id != model:
             return False
@@ -160,8 +173,10 @@ class Daemon:
         try:
             await joining.join(self._line, self._catalog, self.take_in)
         except (Lost, LoradError) as error:
-            self._trouble = f"it cannot take in the catalog's adapters: {error}"
-            log.warning("%s: %s", self.name, self._trouble)
+            trouble = f"it cannot take in the catalog's adapters: {error}"
+            if trouble != self._trouble:
+                log.warning("%s: %s", self.name, trouble)
+            self._trouble = trouble
             return
         self._joined, self._trouble, self._away = instance, "", False
 

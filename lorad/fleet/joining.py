@@ -39,7 +39,9 @@ def steps(table: Table, there: Mapping[str, str]) -> Steps:
         for name, entry in table.entries.items()
         if there.get(name, entry.rev) != entry.rev or (name not in there and (few or entry.pin))
     )
-    return Steps(take, tuple(name for name in there if name not in table.entries))
+    # An empty place is a new catalog, or one that is not mounted: nothing is removed for its sake.
+    gone = tuple(name for name in there if name not in table.entries) if table.generation else ()
+    return Steps(take, gone)
 
 
 async def join(

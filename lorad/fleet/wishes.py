@@ -269,7 +269,8 @@ class Wishes:
         items = read(answer, wire.Results).items
         if items and items[0].code == "model_not_found":
             raise LoradError("model_not_found", items[0].message)
-        return items[0] if items else wire.ItemResult(name=ask.names[0], ok=True)
+        # what goes on there is an operation of the member's, which the gateway could not show
+        return replace(items[0], operation="") if items else _done(ask.names[0])
 
     async def _evict_all(self, names: wire.Names) -> wire.Results:
         async def one(member: Member) -> wire.Results:
@@ -336,6 +337,10 @@ def patched(old: Entry, patch: wire.AdapterPatch) -> Entry:
         priority=old.priority if patch.priority is None else patch.priority,
         labels=labels,
     )
+
+
+def _done(name: str) -> wire.ItemResult:
+    return wire.ItemResult(name=name, ok=True)
 
 
 def _worth(item: wire.Verification) -> int:

@@ -126,6 +126,19 @@ def test_a_damaged_table_is_refused_in_one_line_and_what_was_known_stays(where, 
     asyncio.run(scenario())
 
 
+def test_a_catalog_that_is_gone_is_not_an_old_one_that_did_not_change(where):
+    async def scenario():
+        one = open_catalog(where)
+        await one.change("add a", add("a"))
+        assert (await one.look()).generation == 1
+        one.store.blobs.remove("table/000000000001.json")
+        with pytest.raises(LoradError, match="is gone"):
+            await one.look()
+        assert list(one.table.entries) == ["a"] and one.trouble is not None
+
+    asyncio.run(scenario())
+
+
 def test_files_come_back_as_they_were_and_only_those_that_adapters_have(where, adapter):
     async def scenario():
         one = open_catalog(where)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lorad.errors import LoradError
+from lorad.fleet import daemon as one_daemon
 from lorad.fleet import joining
 from lorad.fleet import table as tables
 from lorad.fleet.catalog import open_catalog
@@ -116,16 +117,28 @@ def test_one_that_missed_a_rollout_takes_the_new_revision_when_it_is_asked_for(w
     world(scenario)
 
 
-def test_what_it_cannot_take_is_said_by_the_reason_that_it_has(world):
+def test_what_it_cannot_take_is_said_by_the_reason_that_it_has(world, monkeypatch):
     async def scenario(w):
         entry = await w.enter("poet", 1)
         w.small.refuses["poet"] = LoradError("adapter_invalid", "a tensor has another shape")
-        status, _, body = await w.ask(entry)
-        assert status == 422 and b"another shape" in body
-        w.catalog.store.blobs.put(f"content/{entry.content}/adapter_config.json", b"x")
-        status, _, body = await w.ask(entry)
+        opened = []
+
+        async def note(start):
+            opened.append(start.name)
+
+        w.small.on_commit = note
+        for _ in range(3):
+            status, _, body = await w.ask(entry)
+            assert status == 422 and b"another shape" in body
+        assert opened == ["poet"], "it is not sent with every request"
+        monkeypatch.setattr(one_daemon, "REFUSED_SECONDS", 0.0)
+        clerk = await w.enter("clerk", 2)
+        w.catalog.store.blobs.put(f"content/{clerk.content}/adapter_config.json", b"x")
+        status, _, body = await w.ask(clerk)
         assert status == 502 and b"not what was put there" in body
         assert not w.small.uploads, "nothing is left open"
+        w.catalog.store.blobs.put(f"content/{clerk.content}/adapter_config.json", b"2")
+        assert (await w.ask(clerk))[0] == 200
 
     world(scenario)
 
@@ -189,9 +202,10 @@ def test_of_thousands_only_what_was_there_and_what_is_pinned_is_taken_in():
         for name in (f"p{i}" for i in range(joining.FEW + 1))
     }
     there = {"p1": "p1-2", "p2": "p2-1", "x": "x-1"}
-    found = joining.steps(Table(entries=entries), there)
+    found = joining.steps(Table(generation=1, entries=entries), there)
     assert (found.take, found.remove) == (("p2", "p9"), ("x",))
     del entries["p32"]
+    assert joining.steps(Table(), there) == ((), ()), "a place that is empty removes nothing"
     assert len(joining.steps(Table(entries=entries), there).take) == joining.FEW - 1
 
 
