@@ -1,6 +1,6 @@
 """Products with weights on one card: our tiles beside cuBLAS, alone and in the chain of a step.
 
-    python benchmarks/gemm.py [--seconds 110] [--rows 1,64,16,32,2,128] [--workers 12]
+    python benchmarks/gemm.py [--seconds 110] [--rows 1,64,16,32,2,128] [--workers 12] [--brief]
 
 Llama-3-8B's shapes in bf16, CUDA graphs, the median of the replays; weights rotate among so many
 copies that nothing is found in the L2 cache.  Prints JSON lines, four kinds:
@@ -13,6 +13,9 @@ copies that nothing is found in the L2 cache.  Prints JSON lines, four kinds:
   programmatic dependent launch.  This is the number that counts.
 - `fixed`: the tile of deterministic mode and its rivals, decode rows and a prompt;
 - `rule`: the best of the chain as a line of RULES in engine/kernels/gemm_tiles.py.
+
+--brief leaves out the other rows of a class, deterministic tiles, and chains without dependent
+launch: a class then takes some 50 seconds.
 
 A tile that fails or is wrong prints its error and the others go on; the exit code is 1 if any did.
 """
@@ -250,8 +253,8 @@ def chain(weights: Weights, x: Tensor, choice: Choice) -> None:
 
 
 class Bench:
-    def __init__(self, seconds: float, workers: int) -> None:
-        self.start, self.seconds = time.monotonic(), seconds
+    def __init__(self, seconds: float, workers: int, *, brief: bool = False) -> None:
+        self.start, self.seconds, self.brief = time.monotonic(), seconds, brief
         self.failed = False
         self.compiler = Compiler(workers)
         self.weights = Weights()
@@ -315,24 +318,26 @@ class Bench:
                 self.rivals(rows, name, shape)
         for rows in classes:
             self.best_chain(rows)
-        self.fixed()
+        if not self.brief:
+            self.fixed()
         self.compiler.close()
 
     def rivals(self, rows: int, name: str, shape: Shape) -> None:
         """All candidates at the class's rows, the best three at its others."""
-        share = 1 - CHAIN_SHARE
+        share = 1 - CHAIN_SHARE / (2 if self.brief else 1)
         found: dict[Tile | None, float] = {None: self.alone(name, rows, None)}
         for tile in candidates(rows, shape):
             if tile not in found and self.left(share):
                 found[tile] = self.alone(name, rows, tile)
         self.found[rows, name] = found
         best = sorted((t for t in found if t is not None), key=lambda t: found[t])[:3]
-        for other in CLASSES.get(rows, ()):
+        for other in CLASSES.get(rows, ()) if not self.brief else ():
             for tile in (None, *best):
                 if self.left(share):
                     self.alone(name, other, tile)
         self.compiler.ask((t for tile in best[:1] for t in near(tile)), shape)
-        self.compiler.ask([*best[:1], table(rows, shape)], shape, pdl=False)
+        if not self.brief:
+            self.compiler.ask([*best[:1], table(rows, shape)], shape, pdl=False)
 
     def best_chain(self, rows: int) -> None:
         """The chain by torch, by the table and by the best; then what is better in the chain."""
@@ -344,7 +349,8 @@ class Bench:
         least = float("inf")
         for products, choice in (("torch", torchs), ("table", tables), ("alone", best)):
             least = self.chained(rows, choice, products)
-            self.chained(rows, choice, products, pdl=False)
+            if not self.brief:
+                self.chained(rows, choice, products, pdl=False)
         for name in SHAPES:
             for tile in (None, *ranked[name][1:5], *near(best[name])):
                 if tile == best[name] or not self.left():
@@ -352,7 +358,7 @@ class Bench:
                 ms = self.chained(rows, best | {name: tile}, f"{name}: {spelled(tile)}")
                 if ms < 0.998 * least:
                     least, best[name] = ms, tile
-        for pdl in (True, False):
+        for pdl in (True,) if self.brief else (True, False):
             self.chained(rows, best, "best", pdl=pdl)
         for name, shape in SHAPES.items():
             rule = Rule(rows, shape.most_out, shape.most_in, best[name])
@@ -411,13 +417,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=110)
     parser.add_argument("--rows", default=",".join(map(str, CLASSES)))
     parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--brief", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
     import triton
 
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     print(json.dumps(about | {"triton": triton.__version__}), flush=True)
-    bench = Bench(options.seconds, options.workers)
+    bench = Bench(options.seconds, options.workers, brief=options.brief)
     gemm_tiles.OWN = True  # `table` is what the engine would take with its switch on
     bench.run([int(rows) for rows in options.rows.split(",")])
     sys.exit(bench.failed)

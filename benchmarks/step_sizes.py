@@ -1,13 +1,13 @@
 """Milliseconds of one forward pass by its rows, its adapters and its chunk: graph and eager.
 
     python benchmarks/step_sizes.py --model DIR [--seqs 96] [--steps 64+128:8,0+512:1,...]
-                                    [--rules-96] [--quick] [--profile FILE]
+                                    [--rules FILE] [--quick] [--profile FILE]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  A step is decode+chunk:adapters: so many decode rows, on as many adapters of
 rank 16 in turn (0: the base model), beside a chunk of a prompt on the first of them, or with
 `:adapters+` on one more.  Decode rows have --context tokens before them, and so has the chunk.
---rules-96: with rivals of the products' tiles for 65 to 96 rows; --quick: nothing is compiled or
+--rules: with the tiles that a run of gemm.py found best; --quick: nothing is compiled or
 captured ahead.
 
 JSON lines on stdout, two kinds:
@@ -48,13 +48,6 @@ STEPS = (
     "64+128:1,64+128:8,64+128:64,64+448:1,64+448:8,64+448:64"
 )
 REPLAYS, EAGER, PROFILED = 30, 10, 8
-#: Products of 65 to 96 rows: rivals of those for 128, whose copy engine is slow with rows that are
-#: not there (alone at 96 rows: o 17.6 and 18.3 us, gate_up 68.8 and 73.5, down 41.8 and 45.8).
-RULES_96 = (
-    gemm_tiles.Rule(96, 4096, 8192, gemm_tiles.Tile("dot", 128, 64, 128, 2)),
-    gemm_tiles.Rule(96, 65536, 8192, gemm_tiles.Tile("dot", 128, 256, 64, warps=8)),
-    gemm_tiles.Rule(96, 8192, 1 << 30, gemm_tiles.Tile("dot", 128, 128, 128, 4, warps=8, stages=3)),
-)
 
 
 class Steps:
@@ -164,6 +157,19 @@ class Steps:
             return device_ms(lambda: self.runner.graphs.run(batch, None))
 
 
+def take_rules(found: Path) -> None:
+    """Put the `rule` lines of gemm.py in place of the table's for as many rows."""
+    names = {"Rule": gemm_tiles.Rule, "Tile": gemm_tiles.Tile, "_ANY": 1 << 30}
+    lines = [json.loads(line) for line in found.read_text().splitlines() if line.startswith("{")]
+    told = [line["rule"].rstrip(",") for line in lines if line.get("kind") == "rule"]
+    fresh: list[gemm_tiles.Rule] = [eval(rule, {"__builtins__": {}}, names) for rule in told]
+    # A rule for any size is no smaller one's: the narrowest come first.
+    fresh.sort(key=lambda rule: (rule.rows, rule.d_in, rule.d_out))
+    rows = {rule.rows for rule in fresh}
+    kept = [rule for rule in gemm_tiles.RULES if rule.rows not in rows]
+    gemm_tiles.RULES = tuple(sorted((*fresh, *kept), key=lambda rule: rule.rows))
+
+
 def device_ms(act: Callable[[], Any]) -> float:
     """Median of the device's time of `act`."""
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPLAYS)]
@@ -195,7 +201,7 @@ def main() -> int:
     parser.add_argument("--steps", default=STEPS)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--graph-tokens", type=int, default=512)
-    parser.add_argument("--rules-96", action="store_true", help="rivals for 65 to 96 rows")
+    parser.add_argument("--rules", type=Path, metavar="FILE", help="tiles of products, of gemm.py")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--profile", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -203,11 +209,8 @@ def main() -> int:
         print("error: graphs need a CUDA card\n  try: a machine that has one", file=sys.stderr)
         return 2
     ensure_model(options.model)
-    if options.rules_96:
-        rules = gemm_tiles.RULES
-        first = next(n for n, rule in enumerate(rules) if rule.rows > 96)
-        qkv = gemm_tiles.Rule(96, 8192, 8192, None)
-        gemm_tiles.RULES = (*rules[:first], RULES_96[0], qkv, *RULES_96[1:], *rules[first:])
+    if options.rules:
+        take_rules(options.rules)
     if options.quick:
         start_quickly()
     cases = []
@@ -237,7 +240,7 @@ def main() -> int:
             "torch": torch.__version__,
             "model": options.model.name,
             "context": options.context,
-            "rules_96": options.rules_96,
+            "rules": str(options.rules or ""),
         }
         ready = round(time.perf_counter() - started, 1)
         print(json.dumps(machine | {"ready_s": ready, "graphs": graphs.num_graphs}), flush=True)
