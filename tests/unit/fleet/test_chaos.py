@@ -13,7 +13,7 @@ NAMES = ("poet", "clerk")
 
 @pytest.fixture(autouse=True)
 def quick_gateways(monkeypatch):
-    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.1)
 
 
 class Life:
@@ -68,7 +68,7 @@ class Life:
                 hung, front.gateway.presence.beat = front.gateway.presence.beat, _never
             else:
                 await daemon.stop()
-            await asyncio.sleep(self.random.random() * 0.1)
+            await asyncio.sleep(self.random.random() * 0.2)
             if kind == "hang":
                 front.gateway.presence.beat = hung
             elif kind != "drain":
