@@ -20,7 +20,7 @@ from lorad.api.asked import number as _number
 from lorad.api.asked import uid as _uid
 from lorad.api.deps import Deps, deps_of
 from lorad.api.respond import as_lorad_error, json
-from lorad.api.uploads import FILES
+from lorad.api.uploads import FILES, Staging
 from lorad.errors import LoradError
 
 MAX_PAGE = 1000
@@ -144,14 +144,20 @@ async def put_file(request: Request) -> Response:
 
 async def commit_upload(request: Request) -> Response:
     """Adding goes on when its client stops waiting; `loractl show` then says what came of it."""
-    deps = deps_of(request)
     commit = await _body(request, wire.UploadCommit)
-    upload = deps.uploads.take(request.path_params["upload_id"], _uid(request))
-    start = upload.start
+    upload = deps_of(request).uploads.take(request.path_params["upload_id"], _uid(request))
+    return await added(request, commit, upload.start, upload.staging)
+
+
+async def added(
+    request: Request, commit: wire.UploadCommit, start: wire.UploadStart, staging: Staging
+) -> Response:
+    """What adding the folder came to, if that is known within the time."""
+    deps = deps_of(request)
     request.path_params["name"] = start.name
     adding = deps.uploads.keep(
         deps.adapters.add(
-            upload.staging,
+            staging,
             start.name,
             source=start.source,
             model=start.model,

@@ -154,6 +154,12 @@ def gateway(
             help="Without a look at the catalog for so long, it serves no adapters; 0 is for ever.",
         ),
     ] = 60.0,
+    several: Annotated[
+        bool,
+        typer.Option(
+            "--several", help="Others are behind the same address: share uploads and operations."
+        ),
+    ] = False,
     config: Config = None,
 ) -> None:
     """Serve several daemons as one, over a catalog of adapters that all of them share."""
@@ -173,6 +179,7 @@ def gateway(
             api_keys=api_keys,
             admin_keys=admin_keys,
             lease_seconds=lease,
+            several=several,
         )
         raise typer.Exit(serving.run(wanted, settings))
     except StartError as error:

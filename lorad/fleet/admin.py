@@ -159,13 +159,14 @@ async def pull(request: Request) -> Response:
     if start.dry_run:
         return json(await pulls.plan(start))
     uid = asked.uid(request)
-    return json(pulls.begin(start, "" if uid is None else f"uid {uid}"), status=202)
+    begun = await pulls.begin(start, "" if uid is None else f"uid {uid}")
+    return json(begun, status=202)
 
 
 async def list_operations(request: Request) -> Response:
     live = asked.flag(request, "live")
     limit = asked.number(request, "limit", 100, 1, 1000)
-    return json(desk_of(request).pulls.page(live=live, limit=limit))
+    return json(await desk_of(request).pulls.page(live=live, limit=limit))
 
 
 async def operation(request: Request) -> Response:

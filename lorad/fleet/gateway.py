@@ -34,7 +34,7 @@ from lorad.api.tcp import KnownHost, TcpKeys, admit_operator
 from lorad.api.uploads import Uploads
 from lorad.config import Settings
 from lorad.errors import LoradError
-from lorad.fleet import admin, models
+from lorad.fleet import admin, models, upload_routes
 from lorad.fleet.asking import V1, alive, each, given
 from lorad.fleet.catalog import Catalog
 from lorad.fleet.inference import KNOWN, Inference, ask_of, response_of
@@ -42,6 +42,7 @@ from lorad.fleet.listing import Listing, own_status
 from lorad.fleet.members import Answer, Ask, Member, Members
 from lorad.fleet.presence import LEASE_SECONDS, Presence
 from lorad.fleet.pulls import Pulls
+from lorad.fleet.shared_uploads import SharedUploads
 from lorad.fleet.staging import Stage
 from lorad.fleet.taking import read
 from lorad.fleet.watch import Boards, Events
@@ -58,7 +59,8 @@ LOOK_SECONDS = 5.0
 
 
 class Gateway:
-    """`folder`: of its own, for uploads.  `keys`: of whoever comes over TCP, see `app`; `sockets`
+    """`folder`: of its own, for uploads.  `several`: others stand behind the same address, and a
+    client's next request may be theirs.  `keys`: of whoever comes over TCP, see `app`; `sockets`
     are shown by `loractl status`."""
 
     def __init__(
@@ -70,6 +72,7 @@ class Gateway:
         settings: Settings | None = None,
         keys: TcpKeys | None = None,
         lease_seconds: float = LEASE_SECONDS,
+        several: bool = False,
         sockets: tuple[str, str] = ("", ""),
     ) -> None:
         self.settings = settings or Settings()
@@ -100,10 +103,14 @@ class Gateway:
             catalog,
             lambda: own_status(__version__, self.ring.instance_id, where, self._began),
         )
-        self.pulls = Pulls(self.settings, stage, self.wishes.add)
+        blobs = catalog.store.blobs
+        self.pulls = Pulls(self.settings, stage, self.wishes.add, blobs if several else None)
         self._events = Events(members, self.ring)
         self.boards = Boards(members, catalog, self.listing, self.ring)
-        uploads = Uploads(cast(Any, stage), max_bytes=self.settings.watch.max_adapter_bytes)
+        most = self.settings.watch.max_adapter_bytes
+        uploads = Uploads(cast(Any, stage), max_bytes=most)
+        shared = upload_routes.routes(SharedUploads(blobs, stage, most)) if several else []
+        self._admin_routes = [*shared, *admin.ROUTES]
         self._deps = self._make_deps(uploads)
         self._keys = keys or TcpKeys()
         self._desk = admin.Desk(
@@ -162,7 +169,7 @@ class Gateway:
         """Both faces on one, for TCP: operators' routes need a key of `keys.admin`, the others one
         of `keys.inference`.  Where that has none, members say who is let in, and no page that came
         by a name of its own is."""
-        routes = [*self._inference_routes(), *admin.ROUTES]
+        routes = [*self._inference_routes(), *self._admin_routes]
         known = () if self._keys.inference else (Middleware(KnownHost, deps=self._deps),)
         return self._app(routes, *known, admit=self._admit, streamed=True)
 
@@ -173,7 +180,7 @@ class Gateway:
     def admin_app(self) -> Starlette:
         """For a socket: root, the gateway's own user, and `admin.allow_uids`."""
         uids = admin_uids(self.settings.admin.allow_uids)
-        routes = [*self._health_routes(), *admin.ROUTES]
+        routes = [*self._health_routes(), *self._admin_routes]
         return self._app(routes, admit=lambda scope, headers: None, uids=uids, streamed=True)
 
     def _admit(self, scope: Scope, headers: Any) -> None:

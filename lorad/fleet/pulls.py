@@ -1,19 +1,25 @@
 """Pulls: the gateway fetches an adapter from elsewhere, once, and rolls it out.
 
 Goes in: a PullStart.  Comes out: an operation that goes on when its client leaves.  Operations are
-this gateway's own, and end with it; what was rolled out by then is in the catalog.
+this gateway's own, and end with it; what was rolled out by then is in the catalog.  Where several
+stand behind one address, each tells the others of its operations in the catalog's place.
 """
 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lorad import wire
 from lorad.config import Settings
 from lorad.errors import LoradError
+from lorad.fleet.asking import each, given
+from lorad.fleet.blobs import Blobs
 from lorad.fleet.staging import Stage
 from lorad.service.events import rfc3339, utc_now
 from lorad.service.threads import on_thread
@@ -26,6 +32,9 @@ from lorad.wire_operations import Operation, OperationPage, PulledFile, PullPlan
 
 #: Operations that have ended and are remembered.
 KEPT = 200
+#: Between two words to other gateways.
+TELL_SECONDS = 0.5
+_PLACE = "operations/"
 MAX_WAIT_SECONDS = 30.0
 
 Add = Callable[..., Awaitable[wire.Added]]
@@ -43,10 +52,13 @@ class _Op:
 
 
 class Pulls:
-    """`add` is that of Wishes."""
+    """`add` is that of Wishes; `shared` is where others look, None: nobody does."""
 
-    def __init__(self, settings: Settings, stage: Stage, add: Add) -> None:
+    def __init__(
+        self, settings: Settings, stage: Stage, add: Add, shared: Blobs | None = None
+    ) -> None:
         self._settings, self._stage, self._add = settings, stage, add
+        self._shared = shared
         self._ops: dict[str, _Op] = {}
 
     async def close(self) -> None:
@@ -68,7 +80,7 @@ class Pulls:
             total_bytes=resolved.total_bytes,
         )
 
-    def begin(self, start: PullStart, actor: str) -> Operation:
+    async def begin(self, start: PullStart, actor: str) -> Operation:
         reference = parse_reference(start.reference, start.revision)
         name, now = _name(start, reference), rfc3339(utc_now())
         op = _Op(
@@ -86,38 +98,89 @@ class Pulls:
         self._ops[op.value["id"]] = op
         for old in [id for id, o in self._ops.items() if o.over.is_set()][:-KEPT]:
             del self._ops[old]
+            if self._shared is not None:
+                await asyncio.to_thread(self._shared.remove, f"{_PLACE}{old}.json")
+        await self._tell(op)
         op.task = asyncio.ensure_future(self._run(op, reference, start, name))
         return op.shown()
 
     # ------------------------------------------------------------- operations
-    def page(self, *, live: bool, limit: int) -> OperationPage:
-        found = [op.shown() for op in reversed(self._ops.values())]
-        wanted = [op for op in found if not live or op.state == "running"]
+    async def page(self, *, live: bool, limit: int) -> OperationPage:
+        """The newest first, those of other gateways too."""
+        found = {op.id: op for op in await self._told_of()}
+        found |= {id: op.shown() for id, op in self._ops.items()}
+        rows = sorted(found.values(), key=lambda op: op.created_at, reverse=True)
+        wanted = [op for op in rows if not live or op.state == "running"]
         return OperationPage(items=tuple(wanted[:limit]))
 
     async def wait(self, id: str, seconds: float) -> Operation:
-        op = self._of(id)
-        await asyncio.wait({asyncio.ensure_future(op.over.wait())}, timeout=seconds)
-        return op.shown()
+        """As it is when it has ended, or after so long."""
+        op = self._ops.get(id)
+        if op is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await op.over.wait()
+            return op.shown()
+        until = asyncio.get_running_loop().time() + seconds
+        while True:
+            told = await self._of_others(id)
+            left = until - asyncio.get_running_loop().time()
+            if told.state != "running" or left <= 0:
+                return told
+            await asyncio.sleep(min(TELL_SECONDS, left))
 
     async def cancel(self, id: str) -> Operation:
-        op = self._of(id)
+        """Here, or at the gateway that has it."""
+        op = self._ops.get(id)
+        if op is None:
+            await self._of_others(id)
+            assert self._shared is not None
+            await asyncio.to_thread(self._shared.put, f"{_PLACE}{id}.cancel", b"")
+            return await self.wait(id, MAX_WAIT_SECONDS)
         op.stop = True
         if op.task is not None and not op.over.is_set():
             op.task.cancel()
             await asyncio.wait({op.task})
         return op.shown()
 
-    def _of(self, id: str) -> _Op:
-        op = self._ops.get(id)
-        if op is None:
+    # ------------------------------------------------------------- other gateways
+    async def _of_others(self, id: str) -> Operation:
+        data = None
+        if self._shared is not None and id.isascii() and id.isalnum():
+            data = await asyncio.to_thread(self._shared.read, f"{_PLACE}{id}.json")
+        if data is None:
             message = f"no operation {id[:40]!r} on this gateway"
             raise LoradError("not_found", message, hint="loractl op ls")
-        return op
+        return msgspec.json.decode(data, type=Operation)
+
+    async def _told_of(self) -> list[Operation]:
+        if self._shared is None:
+            return []
+        names = await asyncio.to_thread(self._shared.names, _PLACE)
+        ids = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        return list(given(await each(ids, self._of_others)).values())
+
+    async def _tell(self, op: _Op) -> None:
+        if self._shared is not None:
+            data = msgspec.json.encode(op.shown())
+            await asyncio.to_thread(self._shared.put, f"{_PLACE}{op.value['id']}.json", data)
+
+    async def _listen(self, op: _Op) -> None:
+        """Tell how far it is, and hear whether somebody cancels it, until it has ended."""
+        assert self._shared is not None
+        key = f"{_PLACE}{op.value['id']}.cancel"
+        while not op.over.is_set():
+            await asyncio.sleep(TELL_SECONDS)
+            with suppress(LoradError):
+                await self._tell(op)
+                if await asyncio.to_thread(self._shared.read, key) is not None:
+                    await asyncio.to_thread(self._shared.remove, key)
+                    await self.cancel(op.value["id"])
 
     # ------------------------------------------------------------- the work
     async def _run(self, op: _Op, reference: Reference, start: PullStart, name: str) -> None:
         told: dict[str, Any]
+        listening = asyncio.ensure_future(self._listen(op)) if self._shared is not None else None
         try:
             told = {"state": "done"} | await self._pull(op, reference, start, name)
         except (asyncio.CancelledError, Cancelled):
@@ -132,6 +195,10 @@ class Pulls:
             }
         op.value |= told | {"updated_at": rfc3339(utc_now())}
         op.over.set()
+        with suppress(LoradError):
+            await self._tell(op)
+        if listening is not None:
+            listening.cancel()
 
     async def _pull(
         self, op: _Op, reference: Reference, start: PullStart, name: str

@@ -45,6 +45,7 @@ class Wanted:
     api_keys: str = ""
     admin_keys: str = ""
     lease_seconds: float = LEASE_SECONDS
+    several: bool = False  # behind one address
 
 
 def run(wanted: Wanted, settings: Settings) -> int:
@@ -131,6 +132,7 @@ async def _gateway(wanted: Wanted, settings: Settings, keys: TcpKeys) -> AsyncIt
         settings=settings,
         keys=keys,
         lease_seconds=wanted.lease_seconds,
+        several=wanted.several,
         sockets=sockets,
     )
     await members.look()

@@ -8,6 +8,10 @@ import pytest
 from lorad.fleet import presence
 from tests.fakes.small_clusters import run
 
+#: httpcore leaves the socket of a connect that was cut off to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+)
 NAMES = ("poet", "clerk")
 
 

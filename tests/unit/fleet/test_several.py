@@ -1,0 +1,133 @@
+"""Several gateways behind one address: a client's next request may be another one's."""
+
+import itertools
+import time
+
+import msgspec
+import pytest
+
+from lorad import wire
+from lorad.fleet import presence, pulls, shared_uploads
+from lorad.sources.errors import Cancelled
+from lorad.sources.fetch import RemoteFile, Resolved
+from lorad.wire_operations import Operation, OperationPage
+from tests.fakes.small_clusters import files_of, run
+
+
+@pytest.fixture(autouse=True)
+def quick_gateways(monkeypatch):
+    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(pulls, "TELL_SECONDS", 0.02)
+
+
+def several(scenario):
+    run(scenario, names=("a", "b"), gateways=2, several=True)
+
+
+async def upload(fronts, name, number, **start):
+    """Each request at the next gateway; the response of the commit."""
+    turn = itertools.cycle(fronts)
+    begin = msgspec.json.encode(wire.UploadStart(name=name, **start))
+    opened = await next(turn).http.post("/admin/v1/uploads", content=begin)
+    path = f"/admin/v1/uploads/{opened.json()['upload_id']}"
+    for file, data in files_of(number).items():
+        put = await next(turn).http.put(f"{path}/files/{file}", content=data)
+        assert put.status_code == 200, put.text
+    return await next(turn).http.post(f"{path}/commit", json={}), path
+
+
+def test_files_may_come_to_one_and_the_other_and_be_committed_at_either():
+    async def scenario(c, one, other):
+        for number, fronts in ((1, (one, other)), (2, (other, one))):
+            done, path = await upload(fronts, "poet", number, replace=True)
+            assert done.status_code == 200 and done.json()["rev"] == c.rev(number), done.text
+            again = await one.http.post(f"{path}/commit", json={})
+            assert again.json()["error"]["code"] == "not_found", "it is closed"
+        assert not one.catalog.store.blobs.names("uploads/")
+        assert await other.rev("poet") == c.rev(2)
+
+    several(scenario)
+
+
+def test_an_upload_is_bounded_dropped_and_forgotten(monkeypatch):
+    async def scenario(c, one, other):
+        begin = msgspec.json.encode(wire.UploadStart(name="poet"))
+        opened = await one.http.post("/admin/v1/uploads", content=begin)
+        path = f"/admin/v1/uploads/{opened.json()['upload_id']}"
+        odd = await other.http.put(f"{path}/files/passwd", content=b"x")
+        assert odd.json()["error"]["code"] == "invalid_value"
+        none = await other.http.put("/admin/v1/uploads/../files/x", content=b"x")
+        assert none.status_code == 404
+        put = await other.http.put(f"{path}/files/adapter_config.json", content=b"x")
+        assert put.json() == {"file": "adapter_config.json", "num_bytes": 1}
+        assert (await one.http.delete(path)).status_code == 204
+        assert not one.catalog.store.blobs.names("uploads/")
+        await one.http.post("/admin/v1/uploads", content=begin)
+        later = time.time() + 2 * shared_uploads.IDLE_SECONDS
+        monkeypatch.setattr(shared_uploads.SharedUploads, "_sweep", _sweep_at(later))
+        await other.http.post("/admin/v1/uploads", content=begin)
+        assert len(one.catalog.store.blobs.names("uploads/")) == 1
+
+    several(scenario)
+
+
+def _sweep_at(now):
+    real = shared_uploads.SharedUploads._sweep
+
+    def sweep(self):
+        self._clock = lambda: now
+        real(self)
+
+    return sweep
+
+
+class Fetcher:
+    """Of something that takes as long as it is held."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def resolve(self, reference):
+        files = tuple(RemoteFile(name, len(data)) for name, data in files_of(7).items())
+        return Resolved(reference.text, files, 101, "c0ffee")
+
+    def fetch(self, resolved, folder, progress, cancelled):
+        progress(50, 101)
+        while self.held:
+            if cancelled():
+                raise Cancelled("cancelled")
+            time.sleep(0.005)
+        for name, data in files_of(7).items():
+            (folder / name).write_bytes(data)
+
+
+def test_a_pull_is_shown_waited_for_and_cancelled_at_either(monkeypatch):
+    held = []
+    monkeypatch.setattr(pulls, "fetcher_for", lambda *args, **more: Fetcher(held))
+
+    async def begin(front, **more):
+        start = {"reference": "hf:acme/poet", "name": "poet", **more}
+        answer = await front.http.post("/admin/v1/pulls", json=start)
+        assert answer.status_code == 202, answer.text
+        return msgspec.json.decode(answer.content, type=Operation)
+
+    async def scenario(c, one, other):
+        begun = await begin(one)
+        ended = await other.get(f"operations/{begun.id}?wait_ms=20000", Operation)
+        assert (ended.state, ended.rev, ended.commit) == ("done", c.rev(7), "c0ffee")
+        assert one.catalog.table.entries["poet"].source == "hf:acme/poet"
+        held.append(True)
+        begun = await begin(other, name="clerk")
+        shown = await one.get(f"operations/{begun.id}?wait_ms=100", Operation)
+        assert (shown.state, shown.done_bytes, shown.total_bytes) == ("running", 50, 101)
+        for front in (one, other):
+            page = await front.get("operations", OperationPage)
+            assert [op.name for op in page.items] == ["clerk", "poet"]
+            live = await front.get("operations?live=true", OperationPage)
+            assert [op.id for op in live.items] == [begun.id]
+        ended = await one.http.delete(f"/admin/v1/operations/{begun.id}")
+        assert ended.json()["state"] == "cancelled"
+        assert "clerk" not in one.catalog.table.entries
+        assert (await one.http.get("/admin/v1/operations/nobody")).status_code == 404
+
+    several(scenario)
