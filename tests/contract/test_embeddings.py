@@ -1,6 +1,5 @@
-"""Vectors through openai-python, curl, and rerank through what Cohere's clients read."""
+"""Vectors through openai-python and LangChain, and a rerank with curl."""
 
-import functools
 import json
 import shutil
 import subprocess
@@ -48,21 +47,6 @@ def test_curl_as_the_guide_writes_it(api):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Client", "ClientV2"])
-def test_coheres_own_client_ranks(api, kind):
-    cohere = pytest.importorskip("cohere")
-    transport = httpx.HTTPTransport(uds=str(api.inference), verify=False)
-    with httpx.Client(transport=transport) as http:
-        made = getattr(cohere, kind)(api_key="x", base_url="http://lorad", httpx_client=http)
-        answer = made.rerank(model="tiny", query="abc", documents=["zzz", "abc", "ab"], top_n=2)
-        assert [r.index for r in answer.results] == [1, 2]
-        assert all(0 <= r.relevance_score <= 1 for r in answer.results)
-        assert answer.id and answer.meta.billed_units.search_units == 1
-        with pytest.raises(cohere.errors.NotFoundError):
-            made.rerank(model="nobody", query="x", documents=["y"])
-
-
-@pytest.mark.slow
 def test_langchain_embeds_documents_and_queries(api):
     langchain = pytest.importorskip("langchain_openai")
     transport = httpx.HTTPTransport(uds=str(api.inference), verify=False)
@@ -76,25 +60,3 @@ def test_langchain_embeds_documents_and_queries(api):
         )
         documents = made.embed_documents(["a", "b"])
         assert documents[0] == made.embed_query("a") != documents[1]
-
-
-@pytest.mark.slow
-def test_llama_index_embeds_and_ranks_as_with_tei(api, monkeypatch):
-    embedding = pytest.importorskip("llama_index.embeddings.openai_like")
-    tei = pytest.importorskip("llama_index.postprocessor.tei_rerank.base")
-    schema = pytest.importorskip("llama_index.core.schema")
-    transport = httpx.HTTPTransport(uds=str(api.inference), verify=False)
-    with httpx.Client(transport=transport) as http:
-        made = embedding.OpenAILikeEmbedding(
-            model_name="tiny", api_base="http://lorad/v1", api_key="x", http_client=http
-        )
-        one, two = made.get_text_embedding_batch(["a", "b"])
-        assert one == made.get_query_embedding("a") != two
-    over_socket = functools.partial(
-        httpx.Client, transport=httpx.HTTPTransport(uds=str(api.inference), verify=False)
-    )
-    monkeypatch.setattr(tei.httpx, "Client", over_socket)
-    ranker = tei.TextEmbeddingInference(base_url="http://lorad", top_n=1)
-    nodes = [schema.NodeWithScore(node=schema.TextNode(text=text)) for text in ("zzz", "abc")]
-    [best] = ranker.postprocess_nodes(nodes, query_str="abc")
-    assert best.node.text == "abc"
