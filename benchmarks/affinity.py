@@ -2,14 +2,16 @@
 
     python benchmarks/affinity.py [--policies affinity,consistent,round-robin,random]
         [--seeds 0,1,2] [--adapters 1000] [--replicas 8] [--seconds 300] [--slots 64] [--seats 32]
-        [--use 0.7] [--zipf 1.0]
+        [--use 0.7] [--zipf 1.0] [--base 0.1] [--load 0.05] [--service 1.0] [--churn 0.5]
+        [--losses 1]
 
-Events in simulated time; the router is lorad's own.  Adapters are asked for by rank ** -zipf, a
-tenth of all requests is the base's.  Twice a second a new adapter takes the place of another
-(churn).  A replica has `--slots` for adapters, least recently used first out, loads one after the
-other (50 ms each), and has `--seats` for requests of 1 s in the mean.  `--use`: how much of all
-seats is asked for.  From a third of the time on, until half of it, one replica is lost: what had
-not begun there is routed anew, what had is cut off.  It comes back empty.
+Events in simulated time; the router is lorad's own.  Adapters are asked for by rank ** -zipf, and
+by a share `--base` of all requests none.  Every `--churn` seconds a new adapter takes the place of
+another.  A replica has `--slots` for adapters, least recently used first out, loads one after the
+other (`--load` seconds each), and has `--seats` for requests of `--service` seconds in the mean.
+`--use`: how much of all seats is asked for.  From a third of the time on, until half of it, one
+replica is lost (unless `--losses 0`): what had not begun there is routed anew, what had is cut off.
+It comes back empty.
 
 One JSON line a policy and seed: the share of adapters' requests that found theirs resident
 (`hits`), the fullest replica's load by the mean one's (`max_to_mean`), `loads_a_minute`, and
@@ -34,7 +36,6 @@ import checkout  # noqa: F401
 from lorad.routing.affinity import Replica, Router
 
 POLICIES = "affinity,consistent,round-robin,random"
-LOAD_SECONDS, SERVICE_SECONDS, BASE_SHARE, CHURN_SECONDS = 0.05, 1.0, 0.1, 0.5
 WARM_SHARE = 0.1  # of the time nothing is counted: every cache begins empty
 MOMENTS = 10
 
@@ -48,6 +49,11 @@ class Case:
     seats: int = 32
     use: float = 0.7
     zipf: float = 1.0
+    base: float = 0.1  # the share of requests that ask for no adapter
+    load: float = 0.05  # seconds of one
+    service: float = 1.0  # seconds of a request, in the mean
+    churn: float = 0.5  # seconds between new adapters; 0: none
+    losses: int = 1  # of a replica; or 0
 
 
 class Policy(Protocol):
@@ -154,7 +160,7 @@ class Site:
         assert rev is not None
         self.loading.add(rev)
         self.loads += 1
-        self.at(LOAD_SECONDS, self._mine(lambda: self._loaded(rev)))
+        self.at(self.case.load, self._mine(lambda: self._loaded(rev)))
 
     def _loaded(self, rev: str) -> None:
         self.loading.discard(rev)
@@ -265,10 +271,12 @@ class Run:
     def run(self) -> dict[str, object]:
         case = self.case
         self._at(0.0, self._arrive)
-        self._at(CHURN_SECONDS, self._churn)
+        if case.churn:
+            self._at(case.churn, self._churn)
         self._at(case.seconds * WARM_SHARE, self._warmed)
-        self._at(case.seconds / 3, self._lose)
-        self._at(case.seconds / 2, self._return)
+        if case.losses:
+            self._at(case.seconds / 3, self._lose)
+            self._at(case.seconds / 2, self._return)
         while self._events and self._events[0][0] <= case.seconds:
             self.now, _, act = heapq.heappop(self._events)
             act()
@@ -292,9 +300,9 @@ class Run:
 
     def _arrive(self) -> None:
         case, rng = self.case, self._rng
-        rate = case.use * case.replicas * case.seats / SERVICE_SECONDS
-        rev = None if rng.random() < BASE_SHARE else self._names[self._rank()]
-        request = Request(self.now, rev, rng.expovariate(1 / SERVICE_SECONDS))
+        rate = case.use * case.replicas * case.seats / case.service
+        rev = None if rng.random() < case.base else self._names[self._rank()]
+        request = Request(self.now, rev, rng.expovariate(1 / case.service))
         site = self._policy.choose(rev, self.sites, self.now)
         if rev is not None:
             moment = self._moments[min(int(self.now / case.seconds * MOMENTS), MOMENTS - 1)]
@@ -323,7 +331,7 @@ class Run:
     def _churn(self) -> None:
         """A new adapter is as popular as the one whose place it takes."""
         self._names[self._rng.randrange(self.case.adapters)] = f"a{next(self._ids)}"
-        self._at(CHURN_SECONDS, self._churn)
+        self._at(self.case.churn, self._churn)
 
     def _lose(self) -> None:
         lost = self.sites[len(self.sites) // 2]

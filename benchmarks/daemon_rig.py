@@ -60,7 +60,7 @@ class DaemonRig:
         config = self.root / "lorad.toml"
         config.write_text(_config(self, settings), encoding="utf-8")
         self.client = LoradClient(f"unix://{self.admin}")
-        self._noise = _Noise(model)
+        self._noise = Noise(model)
         self._registered = 0
         command = [sys.executable, *program, "--config", str(config)]
         prepare(self)
@@ -184,7 +184,7 @@ class DaemonRig:
         return "\n".join(f"  {line}" for line in lines[-15:])
 
 
-class _Noise:
+class Noise:
     """PEFT folders for a model, each of other content, written as fast as a disk takes them.
 
     One pool of noise is drawn once; adapter n is the pool from its n-th page on.
