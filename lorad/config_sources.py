@@ -58,6 +58,15 @@ def load(
     config: Path | None, env: Mapping[str, str], flags: Mapping[str, str] | None = None
 ) -> tuple[Settings, Paths]:
     """Read every layer, check the whole, fill in the directories.  Raises BadConfig."""
+    settings, paths = read(config, env, flags)
+    return check(resolved(settings, paths)), paths
+
+
+def read(
+    config: Path | None, env: Mapping[str, str], flags: Mapping[str, str] | None = None
+) -> tuple[Settings, Paths]:
+    """The layers alone, for a machine that is not the daemon's: every key is known and every value
+    what it should be, but nothing was looked for.  Raises BadConfig."""
     paths = find(env)
     merged, models, origins = _layered(config, env, paths, flags)
     if not models:
@@ -67,7 +76,7 @@ def load(
         origins=origins,
         **{name: SECTIONS[name](**values) for name, values in merged.items()},  # type: ignore[arg-type]
     )
-    return check(resolved(settings, paths)), paths
+    return settings, paths
 
 
 def load_for_gateway(config: Path | None, env: Mapping[str, str]) -> Settings:

@@ -16,6 +16,7 @@ import typer
 from engine.collector import collecting_nothing
 from engine.last_words import spare_stderr
 from lorad import __version__
+from lorad.cli import deploy
 from lorad.cli.output import print_line
 from lorad.errors import BadConfig, StartError
 
@@ -29,6 +30,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(deploy.app)
 
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="Read this file last.")
