@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeVar
+from urllib.parse import quote
 
 from lorad import wire
 from lorad.errors import LoradError
@@ -21,6 +22,7 @@ from lorad.fleet.counting import Look, look_of
 from lorad.fleet.line import Line, Site
 from lorad.fleet.members import BRIEF_SECONDS, Answer, Ask, Head, Lost, Order, State
 from lorad.fleet.said import said
+from lorad.fleet.table import Entry
 from lorad.wire_status import Status
 
 T = TypeVar("T")
@@ -162,8 +164,18 @@ class Daemon:
             return False
         if self._taken.get(model, since) > since:  # while the table was looked at
             return True
-        await self.take_in(taking.order_for(entry))
+        if not await self._has(entry):  # else it came meanwhile, or is not for who asks
+            await self.take_in(taking.order_for(entry))
         return True
+
+    async def _has(self, entry: Entry) -> bool:
+        """Does its name mean that there?  What is unknown to a tenant need not be sent again."""
+        path = f"{taking.V1}/adapters/{quote(entry.name)}"
+        try:
+            answer = await taking.call(self._line, "GET", path, query="show=1")
+        except LoradError:
+            return False
+        return taking.read(answer, wire.AdapterDetail).adapter.rev == entry.rev
 
     def _join(self, instance: str) -> None:
         if self._joining is None or self._joining.done():

@@ -256,7 +256,7 @@ class Gateway:
         return json(msgspec.structs.replace(self._version, version=__version__))
 
     async def _models(self, request: Request) -> Response:
-        answer = await self._one_says(await ask_of(request), "")
+        answer = await self._one_says(request, "")
         if answer.status != 200:
             return response_of(answer)
         self.presence.check()
@@ -264,10 +264,11 @@ class Gateway:
         return json(models.listed(said, self._catalog.table, private=self._private))
 
     async def _model(self, request: Request) -> Response:
-        return response_of(await self._one_says(await ask_of(request), request.path_params["id"]))
+        return response_of(await self._one_says(request, request.path_params["id"]))
 
-    async def _one_says(self, ask: Ask, model: str) -> Answer:
-        answer = await self.inference.begin(ask, model)
+    async def _one_says(self, request: Request, model: str) -> Answer:
+        known = KNOWN in request.scope
+        answer = await self.inference.begin(await ask_of(request), model, vouched=known)
         assert isinstance(answer, Answer)
         return answer
 

@@ -26,11 +26,14 @@ from lorad.fleet.members import Answer, Ask, Head, Lost, Members
 from lorad.fleet.presence import Presence
 from lorad.fleet.table import Entry
 from lorad.fleet.taking import lacks, refusal
+from lorad.spelling import is_reference
 
 #: A member says so when another one may take the request.
 ELSEWHERE = ("engine_restarting", "engine_stalled", "loading_base", "draining")
 #: A request that a member had at hand when it was lost may be why: it goes on this many times.
 MOST_MOVES = 1
+#: Of no content.
+_NO_REVISION = "0" * 64
 #: In a request's scope: the key that it came with is the gateway's, and no member's business.
 KNOWN = "lorad_gateway_key"
 _BROKEN = LoradError(
@@ -74,7 +77,8 @@ class Inference:
     async def forward(self, request: Request) -> Response:
         """Any route whose body may name a model."""
         ask = await ask_of(request)
-        answer = await sse.unless_gone(request.receive, self.begin(ask, model_of(ask.body)))
+        work = self.begin(ask, model_of(ask.body), vouched=KNOWN in request.scope)
+        answer = await sse.unless_gone(request.receive, work)
         if isinstance(answer, Answer):
             return response_of(answer)
         headers = {k: v for k, v in answer.head.headers if k != "content-type"}
@@ -101,13 +105,18 @@ class Inference:
             raise LoradError("draining", f"{entry.name!r} takes no new requests for now")
         return entry
 
-    async def begin(self, ask: Ask, model: str) -> Answer | Begun:
-        """An answer, or a stream that has begun; a loss before that is made good once."""
+    async def begin(self, ask: Ask, model: str, *, vouched: bool = False) -> Answer | Begun:
+        """An answer, or a stream that has begun; a loss before that is made good once.  Who is not
+        `vouched` for is told by a member that there is no such model, once that knows who it is."""
         left: list[str] = []
         looked = False
         while True:
-            entry = self.find(model)
-            to = Ask(ask.method, ask.path, ask.query, ask.headers, ask.body, model=id_of(entry))
+            entry, headers = None, ask.headers
+            if vouched or not self._is_unknown(model):
+                entry = self.find(model)
+            else:
+                headers = (*headers, (REV_HEADER, _NO_REVISION))
+            to = Ask(ask.method, ask.path, ask.query, headers, ask.body, model=id_of(entry))
             try:
                 answer = await self._once(to, entry, left)
             except Lost as lost:
@@ -121,14 +130,22 @@ class Inference:
                 return answer
             if entry is not None and not looked and lacks(answer):
                 looked = True  # the name may have moved, and this gateway was the last to know
-                await self._presence.beat()
-                continue
+                await self._presence.renew(self._presence.now())
+                if self.find(model) is not entry:
+                    continue
             if len(left) < MOST_MOVES and _elsewhere(answer):
                 left.append(answer.head.member)
                 if self._others(left):
                     self.moved += 1
                     continue
             return answer
+
+    def _is_unknown(self, model: str) -> bool:
+        """A name that could be one, and is none: it may be said so by a member.  With a digest it
+        would look among revisions of its own."""
+        if not model or model in self._bases() or "@" in model or is_reference(model):
+            return False
+        return self._presence.fresh and model not in self._catalog.table.entries
 
     async def _once(self, ask: Ask, entry: Entry | None, without: list[str]) -> Answer | Begun:
         parts = self._members.stream(ask, entry.rev if entry is not None else None, without=without)

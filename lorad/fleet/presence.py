@@ -46,7 +46,8 @@ class Presence:
         self._catalog, self._lease, self._clock = catalog, lease_seconds, clock
         self.id = secrets.token_hex(6)
         self._beats = 0
-        self._until = float("-inf")
+        self._until = self._looked = float("-inf")
+        self._renewing = asyncio.Lock()
 
     @property
     def fresh(self) -> bool:
@@ -68,7 +69,17 @@ class Presence:
         began = self._clock()
         table = await self._catalog.look()
         await self._say(table.generation)
-        self._until = began + self._lease
+        self._until, self._looked = began + self._lease, began
+
+    async def renew(self, since: float) -> None:
+        """Let it be known what the table says that was read after `since`, on the clock; once for
+        all who want that."""
+        async with self._renewing:
+            if self._looked <= since:
+                await self.beat()
+
+    def now(self) -> float:
+        return self._clock()
 
     async def run(self) -> None:
         """Once a second, until it is cancelled."""

@@ -154,13 +154,13 @@ class SmallDaemon:
         await self._quiet()
         body = await request.body()
         self.asked.append((request.headers, body))
+        if self.answer is not None:
+            return failure(self.answer)
         rev = request.headers.get("x-lorad-rev")
         if rev is not None:
             name = msgspec.json.decode(body)["model"]
             if rev not in (self.serves.get(name), *self.held.get(name, ())):
                 return failure(LoradError("model_not_found", f"no {name} of {rev[:8]}"))
-        if self.answer is not None:
-            return failure(self.answer)
         if body == b"whole":
             return JSONResponse({"by": self.name}, 429, headers={"retry-after": "3"})
 

@@ -171,14 +171,41 @@ def test_a_client_that_leaves_ends_its_request_at_the_member():
     run(scenario)
 
 
-def test_names_that_the_catalog_does_not_have_reach_no_member():
+def test_names_that_the_catalog_does_not_have_are_served_by_no_member():
     async def scenario(c, front):
         for daemon in c.daemons.values():
-            daemon.serves["stray"] = "0" * 64
-        for name in ("stray", "poet@abababab", "hf:a/b"):
+            daemon.serves["stray"] = "0" * 63 + "1"
+        for name in ("stray", "poet@abababab", "stray@00000000", "hf:a/b"):
             answer = await front.ask(name)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
-        assert not any(daemon.asked for daemon in c.daemons.values())
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        for daemon in c.daemons.values():
+            for headers, body in daemon.asked:
+                assert json.loads(body)["model"] == "stray"
+                assert headers["x-lorad-rev"] == "0" * 64, "of which nothing is"
+
+    run(scenario)
+
+
+def test_who_is_not_let_in_is_told_so_before_what_there_is():
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        for daemon in c.daemons.values():
+            daemon.answer = LoradError("invalid_api_key", "an API key is needed here")
+        for name in ("poet", "nobody", "tiny"):
+            assert (await front.ask(name)).status_code == 401
+
+    run(scenario)
+
+
+def test_what_is_not_for_a_tenant_is_sent_to_a_member_once():
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        for daemon in c.daemons.values():
+            daemon.answer = LoradError("model_not_found", "The model 'poet' does not exist")
+            daemon.wishes = []
+        for _ in range(5):
+            assert (await front.ask("poet")).status_code == 404
+        assert not any(daemon.wishes for daemon in c.daemons.values())
 
     run(scenario)
 
