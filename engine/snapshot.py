@@ -146,6 +146,7 @@ class Painter:
             generated_tokens=self.stats.generated_by_rev[r.rev],
             draft_tokens=self.stats.drafted_by_rev[r.rev],
             accepted_tokens=self.stats.accepted_by_rev[r.rev],
+            pooled_tokens=self.stats.pooled_by_rev[r.rev],
             error=r.error,
             **_moving(r, now, self.host),
         )
@@ -165,4 +166,5 @@ class Painter:
             generated_tokens=self.stats.generated_by_rev[None],
             draft_tokens=self.stats.drafted_by_rev[None],
             accepted_tokens=self.stats.accepted_by_rev[None],
+            pooled_tokens=self.stats.pooled_by_rev[None],
         )

@@ -5,7 +5,7 @@ clock and knows no names.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from engine.histogram import ADAPTERS, BYTES, SECONDS, TOKENS, Histogram
@@ -53,6 +53,7 @@ class Stats:
     generated_by_rev: Counter[str | None] = field(default_factory=Counter)
     drafted_by_rev: Counter[str | None] = field(default_factory=Counter)  # tokens of drafts
     accepted_by_rev: Counter[str | None] = field(default_factory=Counter)  # of them, told
+    pooled_by_rev: Counter[str | None] = field(default_factory=Counter)  # rows of what is pooled
     base_steps: Steps = field(default_factory=Steps)  # without an adapter
     lora_steps: Steps = field(default_factory=Steps)
     _untimed: list[Steps] = field(default_factory=list)  # settled, and not known to have ended
@@ -74,6 +75,8 @@ class Stats:
                 last = seq.rev
             end = min(chunk.start + chunk.length, seq.num_prompt)
             self.prompt_tokens += max(end - chunk.start, 0)
+            if seq.pooled is not None:
+                self.pooled_by_rev[seq.rev] += chunk.length
             if chunk.samples and seq.status is not Status.FINISHED and seq.doom is None:
                 self.generated_tokens += 1
                 self.generated_by_rev[seq.rev] += 1
@@ -90,8 +93,10 @@ class Stats:
         self.generated_tokens += accepted
         self.generated_by_rev[rev] += accepted
 
-    def note_pooled(self, rows: int, revs: Collection[str], seconds: float) -> None:
-        """A step of an engine that pools has ended, on these revisions and maybe the base."""
+    def note_pooled(self, by_rev: Mapping[str | None, int], seconds: float) -> None:
+        """A step of an engine that pools has ended: rows on each of its revisions."""
+        rows, revs = sum(by_rev.values()), {rev for rev in by_rev if rev is not None}
+        self.pooled_by_rev.update(by_rev)
         self.steps += 1
         self.prompt_tokens += rows
         kind = self.lora_steps if revs else self.base_steps
@@ -103,7 +108,8 @@ class Stats:
     def keep(self, revs: Iterable[str]) -> None:
         """Forget the counts of revisions that are not among `revs`."""
         known = {None, *revs}
-        for counts in (self.generated_by_rev, self.drafted_by_rev, self.accepted_by_rev):
+        every = self.generated_by_rev, self.drafted_by_rev, self.accepted_by_rev, self.pooled_by_rev
+        for counts in every:
             for rev in [r for r in counts if r not in known]:
                 del counts[rev]
 

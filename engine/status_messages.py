@@ -36,6 +36,7 @@ class RevisionStatus(Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     draft_tokens: int = 0  # that were guessed, and computed in case they follow
     accepted_tokens: int = 0  # of those, told
+    pooled_tokens: int = 0  # of inputs of which vectors or scores are made, computed
     error: str = ""  # last load failure
     load_source: Literal["", "disk", "ram"] = ""  # of a load to the GPU that is under way
     load_seconds: float = 0.0  # since it began

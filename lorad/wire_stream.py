@@ -86,7 +86,7 @@ class Slot(Struct, frozen=True, kw_only=True):
     replicas: tuple[str, ...] = ()  # of several engines of its model, those that it is on
     running: int = 0
     waiting: int = 0
-    tokens_per_second: float = 0.0
+    tokens_per_second: float = 0.0  # generated, or of inputs for vectors and scores
     query_tokens: int = 0  # over the window
     hit_tokens: int = 0
     life_query_tokens: int = 0

@@ -18,6 +18,7 @@ import itertools
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -279,9 +280,11 @@ class PoolingCore:
     def _settle(self, flight: Flight) -> None:
         self._results += self._runner.collect(flight.landing)
         began, self._ended = max(flight.began, self._ended), self._clock()
-        rows = sum(item.length for item in flight.items)
-        self.stats.note_pooled(rows, flight.adapters, self._ended - began)
-        self._pace.note(rows, self._ended - began, self._ended)
+        rows = Counter[str | None]()
+        for item in flight.items:
+            rows[item.request.rev] += item.length
+        self.stats.note_pooled(rows, self._ended - began)
+        self._pace.note(rows.total(), self._ended - began, self._ended)
         for rev in flight.adapters:
             self.residency.release(rev)
         for item in flight.items:

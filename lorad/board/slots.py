@@ -22,9 +22,10 @@ BUCKETS, BUCKET_SECONDS = 12, 5.0
 #: Counters of revisions that the engine has forgotten are swept up every so many snapshots.
 _SWEEP = 60
 
-#: Tokens: looked up in the prefix cache, found there, generated, guessed ahead, guessed right.
-Counts = tuple[int, int, int, int, int]
-_NOTHING: Counts = (0, 0, 0, 0, 0)
+#: Tokens: looked up in the prefix cache, found there, generated, guessed ahead, guessed right, of
+#: inputs of which vectors or scores are made.
+Counts = tuple[int, int, int, int, int, int]
+_NOTHING: Counts = (0, 0, 0, 0, 0, 0)
 
 
 class SlotWindows:
@@ -85,11 +86,13 @@ class SlotWindows:
 
     def drafts_of(self, rev: str) -> tuple[int, int]:
         """Tokens over the window that were guessed ahead, and those that were right."""
-        return self._sums.get(rev, _NOTHING)[3:]
+        return self._sums.get(rev, _NOTHING)[3:5]
 
     def tokens_per_second(self, rev: str) -> float:
+        """Generated, and of inputs that are pooled."""
         span = min(self._now - (self._began or 0.0), WINDOW_SECONDS)
-        return round(self.sum_of(rev)[2] / span, 2) if span > 0 else 0.0
+        sums = self._sums.get(rev, _NOTHING)
+        return round((sums[2] + sums[5]) / span, 2) if span > 0 else 0.0
 
     def hits_history(self, rev: str) -> tuple[int | None, ...]:
         """Percent, of buckets that are full; () if none of them was asked for."""
@@ -111,6 +114,7 @@ class SlotWindows:
                 status.generated_tokens,
                 status.draft_tokens,
                 status.accepted_tokens,
+                status.pooled_tokens,
             )
             before = last.get(key, _NOTHING)
             if any(map(operator.lt, counts, before)):  # one engine of several has begun anew
@@ -212,7 +216,7 @@ def _row(
         tenant=tenant_of(name),
         running=status.running,
         waiting=status.waiting,
-        tokens_per_second=windows.tokens_per_second(rev) if generated else 0.0,
+        tokens_per_second=windows.tokens_per_second(rev),
         query_tokens=query_tokens,
         hit_tokens=hit_tokens,
         life_query_tokens=status.prefix_query_tokens,
@@ -248,8 +252,8 @@ def tokens_per_draw(generated: int, accepted: int) -> float | None:
 
 
 def _plus(a: Counts, b: Counts) -> Counts:
-    return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4]
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4], a[5] + b[5]
 
 
 def _minus(a: Counts, b: Counts) -> Counts:
-    return a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3], a[4] - b[4]
+    return a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3], a[4] - b[4], a[5] - b[5]

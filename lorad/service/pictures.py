@@ -118,7 +118,15 @@ def together(snapshots: Sequence[EngineSnapshot]) -> EngineSnapshot | None:
 _BEST = (*(State.ACTIVE, State.IDLE, State.DRAINING, State.LOADING, State.RAM), State.REGISTERED)
 _ADDED = (
     *("gpu_bytes", "ram_bytes", "leases", "running", "waiting"),
-    *("loads", "evictions", "thrashes", "generated_tokens", "draft_tokens", "accepted_tokens"),
+    *(
+        "loads",
+        "evictions",
+        "thrashes",
+        "generated_tokens",
+        "draft_tokens",
+        "accepted_tokens",
+        "pooled_tokens",
+    ),
     *("prefix_query_tokens", "prefix_hit_tokens", "prefix_lost_tokens", "prefix_saved_seconds"),
 )
 
@@ -170,7 +178,7 @@ def _prefix(all: Sequence[PrefixStatus]) -> PrefixStatus:
 
 
 _OF_BASES = (
-    *("running", "waiting", "generated_tokens", "draft_tokens", "accepted_tokens"),
+    *("running", "waiting", "generated_tokens", "draft_tokens", "accepted_tokens", "pooled_tokens"),
     *("prefix_query_tokens", "prefix_hit_tokens", "prefix_lost_tokens", "prefix_saved_seconds"),
 )
 

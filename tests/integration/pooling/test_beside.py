@@ -1,6 +1,7 @@
 """One engine that generates and pools: its vectors and scores are those of an engine that pools
 alone, whatever else is in its steps, and what it generates does not change by them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def test_adapters_are_mixed_in_one_step_of_inputs_and_of_answers(
 ) -> None:
     mine, other = both(max_batch_tokens=64, mixed_tokens=48, pooled_tokens=24), alone()
     revs = add(mine.engine, adapters, root)
-    assert revs.keys() == add(other, adapters, root).keys()
+    there = {None: None, **add(other, adapters, root)}
     names = [None, "one", "two", "head"] * 6
     inputs, prompts = texts(24, seed=1), texts(6, seed=2, longest=40)
     on = [None if name is None else revs[name] for name in names]
@@ -157,6 +158,17 @@ def test_adapters_are_mixed_in_one_step_of_inputs_and_of_answers(
     got = [np.frombuffer(mine.pooled[f"p{n}"].values, "<f4") for n in range(24)]
     assert worst(got, wanted) < 1e-5 * max(float(np.abs(x).max()) for x in wanted)
     assert len(mine.pooled) == 24
+    rows = {rev: 0 for rev in on}
+    for tokens, rev in zip(inputs, on, strict=True):
+        rows[rev] += len(tokens)
+    cached = sum(one.num_cached for one in mine.pooled.values())
+    counted = mine.core.stats.pooled_by_rev
+    assert counted.keys() == rows.keys() and counted.total() == sum(rows.values()) - cached
+    told = {one.rev: one.pooled_tokens for one in mine.engine.snapshot().revisions}
+    assert told == {rev: counted[rev] for rev in revs.values()}
+    assert other.core.stats.pooled_by_rev == Counter(
+        {there[name]: rows[rev] for name, rev in [(None, None), *revs.items()]}
+    )
 
 
 @pytest.mark.parametrize("kind", ["last", "mean"])

@@ -85,6 +85,15 @@ def test_a_rate_is_of_the_time_that_there_was_and_then_of_a_minute(told_of):
     assert windows.tokens_per_second("r0") == 0.0
 
 
+def test_what_is_pooled_is_in_the_rate_and_in_nothing_else(told):
+    windows = SlotWindows()
+    for second in range(0, 11):
+        status = told.status("r0", generated_tokens=second, pooled_tokens=90 * second)
+        tick(windows, second, told.snapshot(status))
+    assert windows.tokens_per_second(status.rev) == 91.0
+    assert windows.sum_of(status.rev) == (0, 0, 10) and windows.drafts_of(status.rev) == (0, 0)
+
+
 def test_a_history_of_hits_has_holes_where_nothing_was_asked(told_of):
     windows = SlotWindows()
     assert windows.hits_history("r0") == ()
