@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.draws import NO_DRAWS, Draws, draws_of, nobodys
 from engine.kernels.attention_meta import AttentionMeta
 from engine.ladder import Ladder, Rung
-from engine.messages import SamplingParams
 from engine.sequence import Chunk, Sequence, StepWork
 from engine.upload import UploadRing, Words
 
@@ -153,7 +153,7 @@ class Batcher:
         if self.lookahead:
             self._fill_origins(host, chunks, ends, rung.rows if rung else ends[-1], drawing)
         self._fill_tables(host, chunks, ends[-1])
-        draws = _draws(chunks, ends)
+        draws = draws_of(chunks, ends)
         host.picks[: len(draws.rows)] = draws.rows
         host.picks[len(draws.rows) : self._num_picks(len(draws.rows))] = 0
         plan_words = plan(host.plan, rung)
@@ -183,7 +183,7 @@ class Batcher:
         host.tables[:seqs, : packed.width] = packed.words[-1]
         self._send(seqs, plan_words)
         ends = host.starts[1 : seqs + 1].tolist()
-        return self._batch(host.lens[:seqs].tolist(), ends, rung, _nobodys(packed.draws))
+        return self._batch(host.lens[:seqs].tolist(), ends, rung, nobodys(packed.draws))
 
     def blank(self, rung: Rung) -> Batch:
         """A batch of `rung` that is all padding, for a capture."""
@@ -299,9 +299,7 @@ class Batcher:
         self._ring.send(tables + -(-seqs * self._shape[1] // 2), first=plan_end - plan_words)
 
     # ------------------------------------------------------------- showing
-    def _batch(
-        self, known: list[int], ends: list[int], rung: Rung | None, draws: "_Draws"
-    ) -> Batch:
+    def _batch(self, known: list[int], ends: list[int], rung: Rung | None, draws: Draws) -> Batch:
         """`known` are the sequences' lengths, their rows in this step included."""
         rows = rung.rows if rung else ends[-1]
         if self.lookahead:
@@ -318,7 +316,7 @@ class Batcher:
         starts: tuple[int, ...],
         rows: int,
         rung: Rung | None,
-        draws: "_Draws",
+        draws: Draws,
     ) -> Batch:
         seqs, sampled = len(lens), draws.seqs
         single = rows == seqs
@@ -344,40 +342,6 @@ class Batcher:
             rung=rung,
             samples_every_row=single and len(sampled) == sum(length > 0 for length in lens),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Draws:
-    """Rows that are drawn for, whose they are, and the drafts that they stand on."""
-
-    rows: list[int]
-    seqs: tuple[Sequence, ...]
-    ahead: Mapping[int, tuple[int, ...]]
-
-
-NO_DRAWS = _Draws([], (), {})
-
-
-def _nobodys(draws: int) -> _Draws:
-    seq = Sequence("", [0], 1, SamplingParams(), None, "", "", 0, 0)
-    return _Draws([], (seq,) * draws, {})
-
-
-def _draws(chunks: tuple[Chunk, ...], ends: list[int]) -> _Draws:
-    """The last row of each chunk that samples; with drafts the last ones."""
-    if not any(chunk.drafts for chunk in chunks):
-        sampled = [i for i, c in enumerate(chunks) if c.samples]
-        return _Draws([ends[i] - 1 for i in sampled], tuple(chunks[i].seq for i in sampled), {})
-    rows: list[int] = []
-    seqs: list[Sequence] = []
-    ahead: dict[int, tuple[int, ...]] = {}
-    for chunk, end in zip(chunks, ends, strict=True):
-        for count in range(chunk.draws):
-            if count:
-                ahead[len(rows)] = chunk.drafts[:count]
-            rows.append(end - chunk.draws + count)
-            seqs.append(chunk.seq)
-    return _Draws(rows, tuple(seqs), ahead)
 
 
 class _BlockLists:
