@@ -56,7 +56,8 @@ class Encoded:
 class Fit:
     """At most `length` tokens: what is longer is cut, a pair as `pair` says, or refused.
 
-    `second` bounds the second text of a pair by itself: beyond so many tokens it is always cut.
+    `second` bounds the second text of a pair, and a document that is read alone, by itself: beyond
+    so many tokens, special ones and those of a prompt not among them, it is always cut.
     """
 
     length: int
@@ -142,7 +143,13 @@ class PoolingText:
     ) -> Encoded:
         """One text behind its prompt; of late interaction there is a role.  Raises TooLong,
         TextError."""
-        encoding = self._tokenizer.joined(self._pieces(prompt + text, ahead))
+        pieces = self._pieces(prompt + text, ahead)
+        if role == "document" and fit.second is not None:
+            most = fit.second + (len(self._pieces(prompt, NONE)) if prompt else 0)
+            if len(pieces) > most:
+                pieces = self._pieces(prompt + text, NONE)  # one of its own, as for a pair
+                pieces.truncate(most)
+        encoding = self._tokenizer.joined(pieces)
         ids, keeps = [*encoding.ids, *self._added], len(self._ending)
         if self.late is not None:
             assert role is not None

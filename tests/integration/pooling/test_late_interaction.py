@@ -178,6 +178,16 @@ def test_what_is_too_long_is_cut_to_the_length_of_its_kind_or_refused(
         assert np.abs(got.values - wanted).max() < 1e-5
 
 
+def test_a_rerank_bounds_documents_by_themselves(
+    folder: Path, serve: Callable[[Path], Any]
+) -> None:
+    service, x = serve(folder), ids(Tokenizer.load(folder), "x")
+    cut = Cut(truncate=True, pair="only_second", second=3)
+    got = ask(service, "x" * 9, "document", cut=cut)
+    assert np.abs(got.values - vectors(folder, [CLS, DOCUMENT, *x * 3, SEP], 6)).max() < 1e-5
+    assert ask(service, "x" * 8, "query", cut=cut).num_tokens == QUERY_LENGTH
+
+
 def test_what_it_cannot_do_is_refused_by_name(folder: Path, serve: Callable[[Path], Any]) -> None:
     service = serve(folder)
     with pytest.raises(LoradError) as told:

@@ -166,3 +166,14 @@ def test_texts_are_lowered_and_one_that_is_no_text_fails_alone():
     assert made.ahead(["a", "\ud800"]) == {} and made.ahead(["a", "a"]) == {}
     with pytest.raises(TextError, match="lone surrogate"):
         made.one("\ud800", WIDE, ahead={})
+
+
+def test_a_document_that_is_read_alone_has_a_bound_of_its_own():
+    """Whatever else is cut; a query has none, and what others have of the same text stays whole."""
+    made, fit = text(), Fit(100, second=2)
+    ahead = made.ahead(["a b c d", "e"])
+    assert spelled(made.one("a b c d", fit, ahead=ahead, role="document")) == "[CLS] a b [SEP]"
+    assert spelled(made.one("a b c d", fit, ahead=ahead, role="query")) == "[CLS] a b c d [SEP]"
+    assert spelled(made.one("a b c d", fit, ahead=ahead)) == "[CLS] a b c d [SEP]"
+    behind = made.one("a b c d", fit, "q: ", role="document")
+    assert spelled(behind) == "[CLS] q: a b [SEP]"
