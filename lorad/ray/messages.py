@@ -4,11 +4,15 @@
 of itself, which Serve carries as a dict of plain values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lorad.fleet.members import Ask, State
+
+#: Digits of a revision's 64 that are published: of a thousand adapters, a second and a replica, all
+#: of them would be 64 KiB through Serve's controller to every ingress.
+SHORT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,7 @@ class Told:
     state: State = "ready"
     reason: str = ""
     instance: str = ""
-    resident: tuple[str, ...] = ()  # revisions
+    resident: tuple[str, ...] = ()  # beginnings of revisions
     loading: tuple[str, ...] = ()
     free_bytes: int = 1  # before anything is known there is room
     num_waiting: Mapping[str, int] = field(default_factory=dict)
@@ -56,3 +60,18 @@ class Told:
 def told_of(stats: Mapping[str, Any]) -> Told:
     """Of what Serve carried; of a replica that has said nothing yet, that it is there."""
     return Told(**stats)
+
+
+def shortened(revs: Iterable[str]) -> tuple[str, ...]:
+    """As they are published, always in the same order."""
+    return tuple(sorted(rev[:SHORT] for rev in revs))
+
+
+class Held:
+    """Revisions whose beginnings were published."""
+
+    def __init__(self, beginnings: Iterable[str]) -> None:
+        self._beginnings = frozenset(beginnings)
+
+    def __contains__(self, rev: object) -> bool:
+        return isinstance(rev, str) and rev[:SHORT] in self._beginnings

@@ -8,7 +8,6 @@ request: how many run is counted, by the ingress that they are of.
 import asyncio
 import os
 import sys
-import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -20,27 +19,20 @@ from ray import serve
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.fleet.catalog import open_catalog
-from lorad.fleet.counting import Count, Look
-from lorad.fleet.daemon import Daemon, Seen
+from lorad.fleet.counting import Count
+from lorad.fleet.daemon import Daemon
 from lorad.fleet.line import Site
 from lorad.fleet.members import Answer, Head, Lost, Order
 from lorad.fleet.said import said
 from lorad.ray.child import Child, Ended
-from lorad.ray.messages import Call, Gone, Told
+from lorad.ray.messages import Call, Gone, Told, shortened
 from lorad.ray.plan import plan, settings_of, wish_of
+from lorad.ray.watched import Watched
 
 #: While it waits for its daemon to be ready, it looks so often.
 START_LOOK_SECONDS = 0.2
 #: Those whose answers broke with the daemon are told so before its actor ends, too.
 FAREWELL_SECONDS = 0.5
-#: A picture younger than this is not asked for again.
-FRESH_SECONDS = 0.2
-#: Why a daemon takes no requests that somebody wanted so: another one would be no better.
-_WANTED = ("draining",)
-
-
-class Unhealthy(Exception):
-    """Serve is to replace this replica; says why."""
 
 
 class Replica:
@@ -50,21 +42,20 @@ class Replica:
         wish = wish_of(told)
         self._plan, self._name = plan(wish), str(serve.get_replica_context().replica_tag)
         self._counts: defaultdict[str, Count] = defaultdict(lambda: Count(self._name))
-        self._seen = Seen("away", "it starts", "", Look())
-        self._looked = 0.0
         self._child = Child(wish.config, Path(wish.homes), drain_seconds=self._plan.drain_seconds)
         await self._child.start()
         site = Site(self._name, str(self._child.inference), str(self._child.admin))
         self._daemon = Daemon(site, open_catalog(wish.catalog, settings_of(wish)))
-        self._ready_at = time.monotonic()
+        self._watched = Watched(self._daemon, self._plan.away_seconds)
         await self._become_ready()
         self._watching = asyncio.create_task(self._end_with_daemon())
 
     async def __del__(self) -> None:
         """Serve has waited for what was under way, and nothing comes any more."""
-        if hasattr(self, "_watching"):
+        if hasattr(self, "_watching"):  # else it never was ready
             self._watching.cancel()
-        await self._child.stop()
+        if hasattr(self, "_child"):
+            await self._child.stop()
 
     async def _end_with_daemon(self) -> None:
         """Without it there is nothing to wait for: Serve finds a dead actor at once, and one that
@@ -116,18 +107,12 @@ class Replica:
 
     # ------------------------------------------------------------- how it is
     async def check_health(self) -> None:
-        """Raises Unhealthy: its daemon is dead or answers nobody, or its engine does not come back
-        by the time that the daemon itself should have replaced it."""
+        """Raises Ended, Unhealthy."""
         self._child.check()
-        await self._refresh()
-        seen, away = self._seen, time.monotonic() - self._ready_at
-        if seen.state == "lost":
-            raise Unhealthy(f"its daemon does not answer: {seen.reason}")
-        if seen.state == "away" and away > self._plan.away_seconds:
-            raise Unhealthy(f"not ready for {away:.0f} s: {seen.reason}")
+        await self._watched.check()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        await self._refresh()
+        await self._watched.look()
         return self._told().stats()
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -136,14 +121,14 @@ class Replica:
 
     def _told(self) -> Told:
         counts = {who: count for who, count in self._counts.items() if _busy(count)}
-        rank, seen = serve.get_replica_context().rank, self._seen
+        rank, seen = serve.get_replica_context().rank, self._watched.seen
         return Told(
             rank=str(rank.rank) if rank is not None else "",
             state=seen.state,
             reason=seen.reason,
             instance=seen.instance,
-            resident=tuple(sorted(seen.look.resident)),
-            loading=tuple(sorted(seen.look.loading)),
+            resident=shortened(seen.look.resident),
+            loading=shortened(seen.look.loading),
             free_bytes=seen.look.free_bytes,
             num_waiting={who: count.num_waiting for who, count in counts.items()},
             num_running={who: count.num_running for who, count in counts.items()},
@@ -152,23 +137,9 @@ class Replica:
 
     async def _become_ready(self) -> None:
         """Serve routes nothing here before.  Raises Ended."""
-        while self._seen.state != "ready":
+        while (await self._watched.look()).state != "ready":
             self._child.check()
-            await self._refresh()
             await asyncio.sleep(START_LOOK_SECONDS)
-
-    async def _refresh(self) -> None:
-        now = time.monotonic()
-        if now - self._looked < FRESH_SECONDS:
-            return
-        try:
-            self._seen = await self._daemon.look()
-        except Lost as lost:
-            self._seen = Seen("lost", lost.why, self._seen.instance, self._seen.look)
-            return
-        self._looked = now
-        if self._seen.state == "ready" or self._seen.reason in _WANTED:
-            self._ready_at = now
 
 
 def _busy(count: Count) -> bool:

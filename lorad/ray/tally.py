@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lorad.fleet.counting import Count
 from lorad.fleet.members import Member
-from lorad.ray.messages import Told
+from lorad.ray.messages import Held, Told
 from lorad.routing import affinity
 from lorad.routing.affinity import Choice, Router
 
@@ -25,8 +25,8 @@ LOST_SECONDS = 60.0
 class _Place:
     told: Told
     mine: Count
-    resident: frozenset[str]
-    loading: frozenset[str]
+    resident: Held
+    loading: Held
     name: str  # as the router knows it
 
 
@@ -60,9 +60,9 @@ class Tally:
         for id, one in told.items():
             place = self._places.get(id)
             if place is None:
-                place = self._places[id] = _Place(one, Count(id), frozenset(), frozenset(), id)
+                place = self._places[id] = _Place(one, Count(id), Held(()), Held(()), id)
             place.told = one
-            place.resident, place.loading = frozenset(one.resident), frozenset(one.loading)
+            place.resident, place.loading = Held(one.resident), Held(one.loading)
         self._name()
 
     def lose(self, replica: str) -> None:

@@ -1,7 +1,7 @@
 """Two replicas on Ray Serve, as applications and operators see them.
 
-One Ray for all of it; starting that, and a replica anew, is most of the time: a minute and a half
-on two cores which five others wanted, too.
+One Ray for all of it; starting that, and a replica anew, is most of the time: a minute on two cores
+that others wanted too, and twice that where they wanted them badly.
 """
 
 import json
@@ -187,3 +187,11 @@ def test_what_is_refused_is_told_as_a_daemon_tells_it(cluster) -> None:
     with cluster.client() as client, pytest.raises(ApiError) as refused:
         client.adapter("nobody")
     assert refused.value.code == "model_not_found"
+
+
+def test_what_a_hanging_daemon_has_not_begun_is_answered_by_the_other(cluster, poll) -> None:
+    poll(lambda: len(cluster.replicas()) == 2, "both replicas")
+    before = set(cluster.replicas())
+    cluster.daemon(cluster.holders("b")[0]).suspend()
+    assert cluster.text("b") == cluster.texts["b"][SHORT]
+    poll(lambda: len(set(cluster.replicas()) & before) == 1, "it to be passed by")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lorad.ray.messages import Told, told_of
+from lorad.ray.messages import Held, Told, shortened, told_of
 from lorad.ray.tally import LOST_SECONDS, Tally
 from lorad.routing.affinity import ranking
 
@@ -46,7 +46,7 @@ def test_of_two_that_say_the_same_rank_none_is_overlooked(tally) -> None:
 def test_it_goes_where_the_adapter_is_already(tally) -> None:
     away = next(id for id in "xyz" if id != home(REV))
     told = {id: Told(rank=r) for id, r in (("x", "0"), ("y", "1"), ("z", "2"))}
-    told[away] = Told(rank=told[away].rank, resident=(REV,))
+    told[away] = Told(rank=told[away].rank, resident=shortened([REV]))
     tally.update(told)
     chosen = tally.choose(REV)
     assert (chosen.name, chosen.reason) == (away, "holder")
@@ -140,3 +140,11 @@ def test_what_a_replica_says_survives_the_way_through_serve() -> None:
     told = Told(rank="1", resident=(REV,), num_running={"me": 1}, waiting={"me": {REV: 1}})
     assert told_of(told.stats()) == told
     assert told_of({}) == Told()
+
+
+def test_of_a_revision_its_beginning_is_published() -> None:
+    (short,) = shortened([REV])
+    assert len(short) < len(REV) / 3
+    assert REV in Held([short])
+    assert "b" * 64 not in Held([short])
+    assert None not in Held([short])
