@@ -4,7 +4,6 @@ Goes in: model folders and adapter folders.  Comes out: a running `lorad` with i
 the means to drop, replace and wait.  Knows nothing of prompts.
 """
 
-import ctypes
 import json
 import os
 import shutil
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +29,6 @@ from lorad.client import ApiError, LoradClient, Unreachable
 POLL_SECONDS = 0.2
 START_PATIENCE = 300.0
 LOAD_PATIENCE = 120.0
-
-
-#: prctl's: a signal for a process whose parent ends, whatever the parent ends of.
-PR_SET_PDEATHSIG = 1
 
 
 class DemoFailed(Exception):
@@ -73,6 +67,9 @@ class Stage:
         """Start the daemon and wait until it is ready; DemoFailed shows the end of its log.  Unless
         it `stays`, it ends with this process, however that ends."""
         command = [sys.executable, "-m", "lorad.cli.serve", "serve", "--config", str(self.config)]
+        if not stays:
+            leash = [sys.executable, "-m", "lorad.demo_leash", str(os.getpid())]
+            command = [*leash, *command]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -80,7 +77,6 @@ class Stage:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl+C is for the demo, which then ends the daemon itself
-                preexec_fn=None if stays else partial(_end_with, os.getpid(), _libc()),
             )
         deadline, last = time.monotonic() + START_PATIENCE, ""
         while time.monotonic() < deadline:
@@ -187,18 +183,6 @@ class Stage:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _end_with(parent: int, libc: ctypes.CDLL) -> None:
-    """In the child, before it becomes the daemon: it drains and ends if `parent` does, which may
-    have happened already."""
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 @contextmanager
