@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -161,6 +162,11 @@ def test_after_a_rollout_both_have_the_new_revision_and_a_stream_ends_on_the_old
     assert all(daemon.adapter("clerk") is None for daemon in gateway.daemons.values())
 
 
+def running(daemon):
+    with daemon.client() as client:
+        return client.board().requests
+
+
 def test_a_member_that_is_killed_costs_its_streams_alone(gateway, poll):
     with gateway.client() as client:
         client.upload(gateway.folders[1], wire.UploadStart(name="bard", load=True))
@@ -179,7 +185,13 @@ def test_a_member_that_is_killed_costs_its_streams_alone(gateway, poll):
     reader.start()
     assert begun.wait(60)
     before = gateway.text("bard")
-    daemon.kill()
+    with ThreadPoolExecutor(6) as crowd:
+        asked = [crowd.submit(gateway.ask, "bard", 200) for _ in range(6)]
+        poll(lambda: len(running(daemon)) >= 7, "all of them to run there")
+        daemon.kill()
+        answers = [one.result() for one in asked]
+    assert {answer.status_code for answer in answers} == {200}, "nothing of them had been seen"
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
     reader.join(60)
     last = json.loads([line for line in told if line][-1].removeprefix("data: "))
     assert last["error"]["code"] == "engine_restarting"
