@@ -24,6 +24,7 @@ from lorad.wire_operate import (
     LogPage,
     Reloaded,
     RequestCancelled,
+    RollbackAsk,
     RunningConfig,
 )
 from lorad.wire_operations import Operation, OperationPage, PullPlan, PullStart
@@ -239,6 +240,11 @@ class LoradClient:
         query = {"keep_files": "true" if keep_files else "false"}
         answer = self.request("DELETE", _adapter_path(name), query=query)
         return msgspec.json.decode(answer, type=wire.Removed)
+
+    def rollback(self, ask: RollbackAsk, *, timeout: float = 600.0) -> wire.Added:
+        """Of a gateway: a name means an earlier revision again, everywhere.  A daemon answers
+        ApiError not_found."""
+        return self.post(f"{_ADMIN}/rollback", ask, wire.Added, timeout=timeout)
 
     def gc(self, *, dry_run: bool = False, timeout_s: float = 600.0) -> wire.Garbage:
         """Remove from the store what nobody needs, or say what that would be."""

@@ -70,6 +70,14 @@ class Held(Struct, frozen=True, kw_only=True):
     revs: tuple[str, ...]
 
 
+class RollbackAsk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/rollback` of a gateway, answered with `Added`: `name` means an earlier
+    revision again; "" is the one before.  A digest may be cut off after 8 digits."""
+
+    name: str
+    rev: str = ""
+
+
 class RequestCancelled(Struct, frozen=True, kw_only=True):
     """What became of `DELETE /admin/v1/requests/{id}`: its client gets an error event."""
 

@@ -1,4 +1,4 @@
-"""The commands that change adapters: add load evict pin unpin set rm.
+"""The commands that change adapters: add load evict pin unpin set rm rollback.
 
 Goes in: names and options.  Comes out: one result a name.  Knows the wire and nothing behind it.
 """
@@ -26,6 +26,7 @@ from lorad.cli.output import (
     print_line,
 )
 from lorad.cli.session import Failed, Session, Usage, session
+from lorad.wire_operate import RollbackAsk
 
 #: Reasons that are clearer beside what the folder holds; not all of it was sent.
 _NOT_FOUND = ("E_NO_CONFIG", "E_NO_WEIGHTS")
@@ -46,7 +47,7 @@ Priority = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Hang the commands on the root."""
-    for command in (add, load, evict, pin, unpin, set_, rm):
+    for command in (add, load, evict, pin, unpin, set_, rm, rollback):
         app.command(command.__name__.rstrip("_"))(command)
 
 
@@ -232,6 +233,30 @@ def rm(
     if not dry_run:
         s.confirm("unregister", names)
     _report(s, _one_by_one(names, look if dry_run else remove))
+
+
+def rollback(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=any_name)],
+    rev: Annotated[
+        str, typer.Argument(metavar="[REV]", help="As show lists them; default: the one before.")
+    ] = "",
+) -> None:
+    """Behind a gateway: have a name mean an earlier revision again, on all members."""
+    from lorad.caller import ApiError
+
+    s = session(context)
+    ask = RollbackAsk(name=checked_name(name), rev=rev)
+    try:
+        added = s.client.rollback(ask, timeout=s.timeout(600.0))
+    except ApiError as error:
+        if error.code == "not_found":
+            error.hint = "a daemon keeps no earlier files: loractl add DIR --replace"
+        raise
+    if s.options.machine:
+        print_document(added, s.options)
+    else:
+        print_line(f"{plain(added.name)}@{short(added.rev)}  {plain(added.state)}")
 
 
 # ----------------------------------------------------------------- shared

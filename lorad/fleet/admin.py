@@ -26,7 +26,7 @@ from lorad.fleet.members import Ask, Lost, Member, Members
 from lorad.fleet.pulls import MAX_WAIT_SECONDS, Pulls
 from lorad.fleet.taking import read
 from lorad.fleet.wishes import Wishes
-from lorad.wire_operate import DrainAsk, Drained
+from lorad.wire_operate import DrainAsk, Drained, RollbackAsk
 from lorad.wire_operations import PullStart
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -81,6 +81,11 @@ async def explain(request: Request) -> Response:
 
 async def verify(request: Request) -> Response:
     return json(await desk_of(request).wishes.verify(await asked.body(request, wire.Names)))
+
+
+async def rollback(request: Request) -> Response:
+    ask = await asked.body(request, RollbackAsk)
+    return json(await desk_of(request).wishes.rollback(ask.name, ask.rev))
 
 
 # ----------------------------------------------------------------- operating
@@ -202,6 +207,7 @@ ROUTES = [
     Route(f"{V1}/pin", admin.pin, methods=["POST"]),
     Route(f"{V1}/unpin", admin.unpin, methods=["POST"]),
     Route(f"{V1}/verify", verify, methods=["POST"]),
+    Route(f"{V1}/rollback", rollback, methods=["POST"]),
     Route(f"{V1}/drain", drain, methods=["POST"]),
     Route(f"{V1}/resume", resume, methods=["POST"]),
     Route(f"{V1}/requests/{{request_id}}", cancel_request, methods=["DELETE"]),

@@ -99,6 +99,22 @@ class Wishes:
             self._publish(kind, name=name, rev=added.rev, message=was)
         return added
 
+    async def rollback(self, name: str, rev: str) -> wire.Added:
+        """To an earlier content of it, "" is the one before; as adding that again."""
+        entry = self._known(name, (await self._catalog.look()).entries)
+        cut = rev if len(rev) >= 8 else "-"
+        found = [c for c in entry.before if not rev or c.rev.startswith(cut)]
+        if not found:
+            had = ", ".join(c.rev[:12] for c in entry.before) or "none"
+            message = f"the catalog has no earlier revision {rev[:12]} of {name!r}; it has {had}"
+            raise LoradError("model_not_found", message, hint=f"loractl show {name}")
+        wish = Wish(name=name, model=entry.model, source=entry.source, replace=True)
+        async with self._lock(name):
+            added = await self._rollout.run(found[0].content, wish)
+        message = f"was {(added.replaced_rev or '')[:12]}"
+        self._publish("adapter.replaced", name=name, rev=added.rev, message=message)
+        return added
+
     async def remove(self, name: str, *, keep_files: bool = False) -> wire.Removed:
         """From the table, then from every member that takes requests; the others remove it when
         they join again."""

@@ -157,6 +157,8 @@ def test_after_a_rollout_both_have_the_new_revision_and_a_stream_ends_on_the_old
         refused = daemon.ask(f"clerk@{old_rev}")
         assert refused.status_code == 404, "nobody answers with what was before"
         assert daemon.text("clerk") == daemon.text(f"clerk@{new_rev}")
+    assert old_rev[:8] in gateway.loractl("rollback", "clerk")
+    assert gateway.text("clerk") == (old, old_rev)
     gateway.loractl("rm", "clerk", "--yes")
     assert gateway.ask("clerk").status_code == 404
     assert all(daemon.adapter("clerk") is None for daemon in gateway.daemons.values())

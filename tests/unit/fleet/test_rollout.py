@@ -232,12 +232,20 @@ def test_a_name_that_is_removed_is_gone_from_all_and_unknown_at_once():
 
 def test_a_name_goes_back_to_content_that_it_had():
     async def scenario(c, front):
-        await front.add("poet", 1)
-        await front.add("poet", 2, replace=True)
-        assert [one.rev for one in front.catalog.table.entries["poet"].before] == [c.rev(1)]
-        back = await front.add("poet", 1, replace=True)
-        assert back.json()["replaced_rev"] == c.rev(2)
-        assert await front.rev("poet") == c.rev(1)
+        for number in (1, 2, 3):
+            await front.add("poet", number, replace=True)
+        assert [r.rev for r in front.catalog.table.entries["poet"].before] == [c.rev(2), c.rev(1)]
+
+        async def back(rev=""):
+            return await front.http.post("/admin/v1/rollback", json={"name": "poet", "rev": rev})
+
+        for rev, number in (("", 2), ("", 3), (c.rev(1)[:8], 1)):
+            done = await back(rev)
+            assert done.status_code == 200 and done.json()["rev"] == c.rev(number), done.text
+            assert await front.rev("poet") == c.rev(number)
+        for rev in (c.rev(9), c.rev(2)[:7], c.rev(1)):
+            refused = await back(rev)
+            assert refused.status_code == 404 and c.rev(3)[:12] in refused.text
 
     run(scenario)
 
