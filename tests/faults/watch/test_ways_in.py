@@ -12,6 +12,8 @@ import time
 import pytest
 
 _DAEMONS = sys.modules["daemons_of_watch"]
+#: A daemon, and ways that rest for seconds to see that nothing more comes.
+pytestmark = pytest.mark.late
 WRITE, UNTIL = _DAEMONS.write_adapter, _DAEMONS.until
 
 

@@ -78,6 +78,7 @@ def test_every_case_runs_on_the_engine_alone(tiny, capsys):
 
 
 @pytest.mark.slow  # what it measures takes longer than the phases that it is given on busy cores
+@pytest.mark.late
 def test_the_daemon_is_held_against_the_engine(tiny, tmp_path, capsys, monkeypatch):
     import adapter_loads
     from serve import main
@@ -99,6 +100,7 @@ def test_the_daemon_is_held_against_the_engine(tiny, tmp_path, capsys, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.late
 def test_both_modes_run_one_after_the_other(tiny, capsys):
     from serve import main
 

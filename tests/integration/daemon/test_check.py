@@ -43,6 +43,7 @@ def _edit(folder, **changes):
     ],
     ids=["type", "quantized", "tokenizer", "weights", "cut"],
 )
+@pytest.mark.late
 def test_a_base_that_would_not_be_served_is_not_called_valid(daemon, folder, harm, words):
     harm(folder)
     status, said = daemon.refused("--check")
@@ -61,6 +62,7 @@ def test_a_base_that_would_not_be_served_is_not_called_valid(daemon, folder, har
     ],
     ids=["length", "floor"],
 )
+@pytest.mark.late
 def test_a_start_says_what_check_and_loractl_say(daemon, folder, models, more, words):
     text = daemon.config.read_text().replace("max_model_len = 4096", models)
     daemon.config.write_text(text.replace("[lora]", more or "[lora]"))
