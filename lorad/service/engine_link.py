@@ -292,7 +292,10 @@ class EngineLink:
         self.keep_share()
         self.progress = "warming up"
         try:
-            await (first_token(self.flights) if info.generates else first_result(self._inputs))
+            if info.generates:
+                await first_token(self.flights)
+            else:
+                await first_result(self._inputs, info.pooling)
             self.progress = "loading pinned adapters"
             await self.bring_up(info)
         except LoradError as error:

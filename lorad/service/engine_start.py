@@ -9,7 +9,8 @@ from collections import deque
 from typing import NamedTuple
 
 from engine.messages import Fatal, SamplingParams, SequenceDelta, Submit
-from engine.pooling.requests import PoolRequest
+from engine.pooling.config import PoolingInfo
+from engine.pooling.requests import PoolingTask, PoolRequest
 from lorad.errors import BadConfig, LoradError, NoUsableDevice, StartError
 from lorad.service.flights import Flights
 from lorad.service.inputs import Inputs
@@ -58,10 +59,11 @@ async def first_token(flights: Flights) -> None:
         raise LoradError("internal_error", f"the first forward pass failed: {delta.message}")
 
 
-async def first_result(inputs: Inputs) -> None:
-    """Of one that pools.  Raises LoradError."""
+async def first_result(inputs: Inputs, pools: PoolingInfo | None) -> None:
+    """Of one that pools: a vector, or of late interaction that of a token.  Raises LoradError."""
+    task: PoolingTask = "embed" if pools is None or pools.kinds else "tokens"
     try:
-        await inputs.run(PoolRequest(request_id=WARM_UP_ID, tokens=[0]))
+        await inputs.run(PoolRequest(request_id=WARM_UP_ID, tokens=[0], task=task))
     except LoradError as error:
         message = f"the first forward pass failed: {error.message}"
         raise LoradError("internal_error", message) from error
