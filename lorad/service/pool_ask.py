@@ -66,6 +66,8 @@ class PoolAsk:
     normalize: bool | None = None  # None = as the model does it
     prompt_name: str | None = None
     instruction: str = ""
+    #: So many of the first inputs' vectors are held until the end; None: those of all.
+    num_kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

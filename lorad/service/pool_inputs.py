@@ -120,7 +120,7 @@ def _check_ids(one: Input, size: int) -> None:
 
 def _check_vectors(ask: PoolAsk, prepared: list[Prepared], model: Model, limits: Limits) -> None:
     """A vector for every token is much more than what was sent: it is bounded by itself."""
-    width = ask.dimensions or model.info.width
+    width, prepared = ask.dimensions or model.info.width, prepared[: ask.num_kept]
     size = 4 * width * sum(len(p.encoded.tokens) for p in prepared)
     if size > limits.token_vectors:
         message = f"token vectors of {size} bytes; limits.token_vectors = {limits.token_vectors}"

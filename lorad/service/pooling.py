@@ -42,6 +42,14 @@ from lorad.service.trace import PoolTrace
 from lorad.text.pooling import PoolingText
 
 T = TypeVar("T")
+#: What is kept of the result of the input of a number.
+Keep = Callable[[int, PoolResult], PoolResult]
+
+
+def whole(number: int, result: PoolResult) -> PoolResult:
+    """All of it."""
+    return result
+
 
 #: Given to the engine beyond its own deadline, so that it speaks first if it can.
 DEADLINE_GRACE_SECONDS = 2.0
@@ -128,7 +136,8 @@ class PoolingService:
 
         async def work(unit: Unit) -> Scored:
             planned = plan(ask, unit.model)
-            answered = await unit.pool(planned.ask)
+            compared = planned.compared
+            answered = await unit.pool(planned.ask, compared.take if compared else whole)
             return await self._in_pool(partial(score, ask, planned, answered))
 
         return await self._counted(ask.wish, caller, work)
@@ -268,16 +277,17 @@ class Unit:
         """Of results that are there."""
         return Count(prompt=self.num_tokens, completion=0, cached=self.num_cached)
 
-    async def pool(self, ask: PoolAsk) -> Answered:
-        """Raises LoradError for the first input that fails."""
+    async def pool(self, ask: PoolAsk, keep: Keep = whole) -> Answered:
+        """`keep` says what is kept of each result.  Raises LoradError for the first input that
+        fails."""
         service, guest = self._service, self._guest
         work = partial(prepare, ask, self._facts, service._limits)
         prepared = await service._in_pool(work)
-        results = await _together(self._jobs(ask, prepared))
+        results = await _together(self._jobs(ask, prepared, keep))
         return Answered(tuple(results), guest.name, guest.rev, self.model.labels)
 
     async def _jobs(
-        self, ask: PoolAsk, prepared: Sequence[Prepared]
+        self, ask: PoolAsk, prepared: Sequence[Prepared], keep: Keep
     ) -> AsyncGenerator[Coroutine[object, object, PoolResult], None]:
         """One for each, as soon as there is room ahead for it."""
         most = STEPS_AHEAD * self._facts.info.max_batch_tokens
@@ -289,11 +299,13 @@ class Unit:
             if number % LAUNCHED == LAUNCHED - 1:
                 await asyncio.sleep(0)
             self._flying += tokens
-            yield self._flight(ask, one)
+            yield self._flight(ask, one, partial(keep, number))
 
-    async def _flight(self, ask: PoolAsk, prepared: Prepared) -> PoolResult:
+    async def _flight(
+        self, ask: PoolAsk, prepared: Prepared, keep: Callable[[PoolResult], PoolResult]
+    ) -> PoolResult:
         try:
-            return await self._one(ask, prepared)
+            return keep(await self._one(ask, prepared))
         finally:
             self._flying -= len(prepared.encoded.tokens)
             self._landed.set()

@@ -6,7 +6,7 @@ for each text, or where their files name MaxSim one for each token.  Knows no en
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.pooling.config import PoolingInfo
 from engine.pooling.requests import PoolResult
@@ -15,6 +15,8 @@ from lorad.errors import LoradError
 from lorad.service import similarity
 from lorad.service.pool_ask import Answered, Input, PoolAsk, ScoreAsk, Scored, Scoring
 from lorad.text.pooling import Role
+
+Compare = Callable[[similarity.Floats, similarity.Floats], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +114,43 @@ class Model:
             raise LoradError("unsupported_parameter", message, param=param, hint=hint)
 
 
+class Compared:
+    """Scores of second texts as their vectors come: those of 1,000 documents' tokens are more than
+    anybody should hold.  A second comes before its first now and then, and waits."""
+
+    def __init__(self, num_firsts: int, compare: Compare) -> None:
+        self.scores: dict[int, float] = {}  # by the number of the second
+        self._num, self._compare = num_firsts, compare
+        self._firsts: dict[int, similarity.Floats] = {}
+        self._early: list[tuple[int, similarity.Floats]] = []
+
+    def take(self, number: int, result: PoolResult) -> PoolResult:
+        """Of the input of this number, firsts ahead of seconds; what is left of it to keep."""
+        assert result.values is not None
+        if number < self._num:
+            self._firsts[number] = result.values
+            early, self._early = self._early, []
+            for second, values in early:
+                self._hold(second, values)
+        else:
+            self._hold(number - self._num, result.values)
+        return replace(result, values=None)
+
+    def _hold(self, second: int, values: similarity.Floats) -> None:
+        first = self._firsts.get(0 if self._num == 1 else second)
+        if first is None:
+            self._early.append((second, values))
+        else:
+            self.scores[second] = self._compare(first, values)
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`compare` holds two results' values together; None: a result has its score by itself."""
+    """`compared` holds results against each other as they come; None: each has its own score."""
 
     ask: PoolAsk
     how: Scoring
-    compare: Callable[[similarity.Floats, similarity.Floats], float] | None = None
+    compared: Compared | None = None
 
 
 def plan(ask: ScoreAsk, model: Model) -> Planned:
@@ -133,23 +165,22 @@ def plan(ask: ScoreAsk, model: Model) -> Planned:
     model.check_vectors("model" if ask.scoring is None else "scoring")
     if how == "maxsim":
         known = ask.ranks or model.spec.late is not None
-        return Planned(_singles(ask, tokens=True, ranks=known), how, similarity.maxsim)
+        compared = Compared(len(ask.firsts), similarity.maxsim)
+        return Planned(_singles(ask, tokens=True, ranks=known), how, compared)
     model.check_pooled("model" if ask.scoring is None else "scoring")
     compare = similarity.BY_NAME.get(model.spec.similarity.lower(), similarity.cosine)
-    return Planned(_singles(ask, tokens=False, ranks=ask.ranks), how, compare)
+    compared = Compared(len(ask.firsts), compare)
+    return Planned(_singles(ask, tokens=False, ranks=ask.ranks), how, compared)
 
 
 def score(ask: ScoreAsk, planned: Planned, answered: Answered) -> Scored:
     """From the results of what was planned."""
     results = answered.results
-    if planned.compare is None:
+    if planned.compared is None:
         scores = [_first(r, raw=ask.raw) for r in results]
         keys = [_first(r, raw=True) for r in results]  # scores may be equal where these are not
     else:
-        one, two = results[: len(ask.firsts)], results[len(ask.firsts) :]
-        values = [_values(r) for r in one] * (len(two) if len(one) == 1 else 1)
-        scores = [planned.compare(a, _values(b)) for a, b in zip(values, two, strict=True)]
-        keys = scores
+        keys = scores = [planned.compared.scores[i] for i in range(len(ask.seconds))]
     order = sorted(range(len(scores)), key=lambda i: -keys[i])
     return Scored(tuple(scores), tuple(order), planned.how, answered)
 
@@ -192,6 +223,7 @@ def _singles(ask: ScoreAsk, *, tokens: bool, ranks: bool) -> PoolAsk:
         inputs=inputs,
         normalize=True if tokens else None,
         instruction=ask.instruction,
+        num_kept=len(ask.firsts),
     )
 
 
@@ -204,8 +236,3 @@ def _first(result: PoolResult, *, raw: bool) -> float:
     values = result.logits if raw else result.values
     assert values is not None, "a classifier tells both"
     return float(values[0])
-
-
-def _values(result: PoolResult) -> similarity.Floats:
-    assert result.values is not None
-    return result.values

@@ -485,6 +485,11 @@ def test_more_inputs_or_token_vectors_than_the_limits_are_refused(make_api, call
     assert ask("/pooling", input="x" * 10).status == 200  # 12 vectors of 8 numbers
     told = ask("/pooling", input="x" * 11).json["error"]
     assert "limits.token_vectors = 400" in told["message"]
+    # Of a rerank only the query's are held: each document's are compared when they come.
+    api.pool.become(PoolingSpec(similarity="MaxSim"), num_labels=0, labels=())
+    assert ask("/v1/rerank", query="x" * 10, documents=["y" * 60] * 2).status == 200
+    told = ask("/v1/rerank", query="x" * 11, documents=["y"]).json["error"]
+    assert told["param"] == "query" and "limits.token_vectors = 400" in told["message"]
 
 
 def test_an_answer_does_not_depend_on_the_order_of_inputs(ask):

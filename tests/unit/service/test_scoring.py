@@ -2,15 +2,18 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from engine.messages import PackedModule
+from engine.pooling.requests import PoolResult
 from engine.pooling.spec import PoolingSpec
 from lorad.errors import LoradError
 from lorad.registry.records import RevisionRecord
+from lorad.service import similarity
 from lorad.service.pool_ask import Input, PoolAsk, ScoreAsk, Wish
 from lorad.service.pooling_facts import labels_of
-from lorad.service.scoring import Model, plan
+from lorad.service.scoring import Compared, Model, plan
 from tests.fakes.pooled import info
 
 ASK = ScoreAsk(
@@ -50,7 +53,7 @@ def model(labels=0, own=0, tasks=ALL, similarity="cosine", words=(), instructed=
 )
 def test_what_the_model_has_decides(served, how):
     planned = plan(ASK, served)
-    assert planned.how == how and (planned.compare is None) == (how == "head")
+    assert planned.how == how and (planned.compared is None) == (how == "head")
     assert len(planned.ask.inputs) == (2 if how == "head" else 3)
 
 
@@ -102,3 +105,20 @@ def test_an_adapters_own_classes_are_counted_and_have_no_names():
     assert labels_of(record(head)) == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert labels_of(record()) == labels_of(None) == ()
     assert model(2, own=3).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+def result(*values):
+    return PoolResult("r", num_tokens=3, values=np.array(values, np.float32))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)])
+def test_vectors_are_compared_as_they_come_and_none_is_held(order):
+    """One against all, and each against its own."""
+    vectors = [result(1, 0), result(0, 1), result(2, 1), result(4, 3)]
+    for count, wanted in ((1, [0.0, 2.0, 4.0]), (2, [2.0, 3.0])):
+        compared = Compared(count, similarity.dot)
+        for number in order:
+            kept = compared.take(number, vectors[number])
+            assert kept.values is None and kept.num_tokens == 3
+        assert [compared.scores[i] for i in range(4 - count)] == wanted
+        assert not compared._early
