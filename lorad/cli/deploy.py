@@ -117,7 +117,7 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip() + "\n"
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise BadConfig(f"{path}: {why}") from None
+        raise BadConfig(f"{path}: {why}", hint="name a lorad.toml that is here") from None
 
 
 def _seconds(text: str) -> float:

@@ -81,7 +81,10 @@ def wish_of(told: Any) -> Wish:
     try:
         return msgspec.convert(told, Wish)
     except msgspec.ValidationError as error:
-        raise BadConfig(f"the arguments of the application: {error}") from None
+        raise BadConfig(
+            f"the arguments of the application: {error}",
+            hint="lorad deploy ray --check prints a file with all of them",
+        ) from None
 
 
 def plan(wish: Wish) -> Plan:
