@@ -4,6 +4,8 @@ Goes in: HTTP from Serve's proxy.  Comes out: the routes of a daemon, for applic
 operators, answered by whichever replica has what is asked for.
 """
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from lorad.key_file import read
 from lorad.ray.homes import free
 from lorad.ray.members import RayMembers
 from lorad.ray.plan import settings_of, wish_of
+
+SEE_SECONDS = 5.0
 
 
 class Ingress:
@@ -36,6 +40,14 @@ class Ingress:
             keys=_keys(settings.tcp),
         )
         await self._gateway.start()
+        await self._see_replicas()
+
+    async def _see_replicas(self) -> None:
+        """One that is started anew has them within moments, and gets no requests before.  At the
+        first start they may load their base for minutes: that is answered with a 503."""
+        until = time.monotonic() + SEE_SECONDS
+        while await self.why_not_ready() and time.monotonic() < until:
+            await asyncio.sleep(0.05)
 
     async def why_not_ready(self) -> str:
         """ "" when it takes requests.  For who deploys: Serve calls it running before it has seen a
