@@ -16,7 +16,9 @@ from engine.pooling.config import PoolingConfig
 from lorad.service.flights import Flights
 
 #: Of auto.  A card gives two processes half of its time each, whatever their steps; the cores of a
-#: CPU are divided by the system, and there nobody gives way unless told to.
+#: CPU are divided by the system, and there nobody gives way unless told to.  On an H200 the pauses
+#: of 64 streams beside a busy embedder were at their 99th percentile 1.24, 1.25 and 1.28 times as
+#: long as without it, at 0.1, 0.2 and 0.3 (2.35 at 1); 1.3 is what they may be.
 ON_A_CARD = 0.2
 
 

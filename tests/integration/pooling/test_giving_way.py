@@ -12,6 +12,7 @@ import pytest
 from engine.messages import AddRevision, PackedManifest
 from engine.pooling.config import PoolingConfig
 from engine.pooling.engine import PoolingEngine
+from engine.pooling.pace import LEAST_ROWS
 from engine.pooling.requests import AbortPool
 from engine.pooling_messages import GiveWay
 
@@ -106,7 +107,7 @@ def test_it_sleeps_no_longer_than_until_the_next_step_is_due(driver: Any) -> Non
 
 def test_steps_are_small_while_it_gives_way(driver: Any) -> None:
     def asked(start: str) -> list[str]:
-        names = [f"{start}{n}" for n in range(10)]
+        names = [f"{start}{n}" for n in range(20)]
         for name in names:
             driver.ask(name, tokens=[5] * 32)
         return names
@@ -116,7 +117,7 @@ def test_steps_are_small_while_it_gives_way(driver: Any) -> None:
     driver.core.take(GiveWay(0.5))
     driver.now += TAKES
     small = asked("small")
-    assert ran(driver) == {*whole, *small[:8]}, "256 rows: fewer are not worth a launch"
+    assert ran(driver) == {*whole, *small[: LEAST_ROWS // 32]}, "fewer are not worth a launch"
 
 
 def test_no_step_is_launched_beside_one_that_runs(

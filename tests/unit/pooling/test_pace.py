@@ -53,7 +53,7 @@ def test_who_was_idle_has_saved_nothing_for_later() -> None:
 
 def test_steps_become_as_long_as_a_slice_on_a_device_of_any_speed() -> None:
     for speed in (400e3, 700e3, 3e6):
-        pace = Pace(MOST)
+        pace = Pace(MOST, least_rows=256)
         device = Device(pace, rows_per_second=speed)
         pace.keep_to(0.2)
         for _ in range(3):
