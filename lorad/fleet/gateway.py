@@ -260,8 +260,10 @@ class Gateway:
         if answer.status != 200:
             return response_of(answer)
         self.presence.check()
-        said = read(answer, ModelList)
-        return json(models.listed(said, self._catalog.table, private=self._private))
+        said, table, private = read(answer, ModelList), self._catalog.table, self._private
+        # thousands of rows would be heard in every stream
+        page = await asyncio.to_thread(lambda: json(models.listed(said, table, private=private)))
+        return page
 
     async def _model(self, request: Request) -> Response:
         return response_of(await self._one_says(request, request.path_params["id"]))
