@@ -35,9 +35,6 @@ def build(told: dict[str, Any]) -> Application:
         num_replicas=wish.ingresses,
         max_ongoing_requests=INGRESS_ONGOING,
         ray_actor_options={"num_cpus": wish.ingress_cpus},
-        request_router_config=RequestRouterConfig(
-            request_router_class="lorad.ray.ingress_router:IngressRouter"
-        ),
         logging_config=_QUIET,
     )
     return _versioned(ingress, args).bind(replicas.bind(args), args)

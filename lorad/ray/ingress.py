@@ -38,6 +38,7 @@ class Ingress:
             self._home.path,
             settings=settings,
             keys=_keys(settings.tcp),
+            several=True,  # how many there are Serve changes while they run
         )
         await self._gateway.start()
         await self._see_replicas()

@@ -40,7 +40,8 @@ def test_check_prints_the_file_for_serve_and_needs_no_cluster(deploy) -> None:
 
 def test_a_file_that_is_not_there_or_no_configuration_is_exit_2(deploy, tmp_path) -> None:
     status, _, said = deploy(config=tmp_path / "none.toml")
-    assert (status, said) == (2, f"lorad: error: {tmp_path}/none.toml: No such file or directory\n")
+    assert status == 2
+    assert said.startswith(f"lorad: error: {tmp_path}/none.toml: No such file or directory\n")
     bad = tmp_path / "bad.toml"
     bad.write_text("[models]\n")
     assert deploy(config=bad)[0] == 2
