@@ -164,6 +164,7 @@ class BucketBlobs:
         reference = parse_reference(where)
         self._where, self._bucket = where, reference.bucket
         self._prefix = f"{reference.prefix}/" if reference.prefix else ""
+        self._probed = False
         self._told = s3_answers.told
         self._client = self._ask(lambda: s3.client_of(settings))
 
@@ -182,6 +183,21 @@ class BucketBlobs:
         yield from answer["Body"].iter_chunks(CHUNK_BYTES)
 
     def create(self, key: str, data: bytes) -> bool:
+        if not self._probed:
+            self._probe()
+        return self._create(key, data)
+
+    def _probe(self) -> None:
+        """A store that does not know the condition would let two gateways write one table."""
+        word = uuid.uuid4().hex
+        self._create("probe", b"")
+        if self._create("probe", word.encode()):
+            message = f"the store of {self._where} overwrites what it was told to create once"
+            hint = "a store that knows If-None-Match, or a shared folder"
+            raise LoradError("bad_reference", message, hint=hint)
+        self._probed = True
+
+    def _create(self, key: str, data: bytes) -> bool:
         try:
             self._ask(lambda: self._client.put_object(Body=data, IfNoneMatch="*", **self._at(key)))
         except LoradError as error:

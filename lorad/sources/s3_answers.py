@@ -37,6 +37,11 @@ _CREDENTIALS = (
     failures.UnauthorizedSSOTokenError,
     failures.ProfileNotFound,
 )
+#: Also of another write of the same object that is under way.
+_BUSY = (
+    *("SlowDown", "Throttling", "RequestLimitExceeded"),
+    *("ConditionalRequestConflict", "OperationAborted"),
+)
 _SETTINGS = (
     failures.ParamValidationError,
     failures.NoRegionError,
@@ -72,7 +77,7 @@ def _refusal(response: Mapping[str, Any], what: str, where: str) -> FetchError |
     meta = response.get("ResponseMetadata", {})
     status, headers = int(meta.get("HTTPStatusCode", 0)), meta.get("HTTPHeaders", {})
     code = str(response.get("Error", {}).get("Code", ""))[:60]
-    if status in (429, 503) or code in ("SlowDown", "Throttling", "RequestLimitExceeded"):
+    if status in (429, 503) or code in _BUSY:
         after = retry_after(headers.get("retry-after"))
         return Again(transfer.busy(where, after), after)
     if status >= 500 or code == "RequestTimeout":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 from moto import mock_aws
 
 from lorad.config import Settings
@@ -20,18 +21,23 @@ from lorad.fleet.table import Entry
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"\1" * 3000}
 
 
-@pytest.fixture(params=["folder", "bucket"])
-def where(request, tmp_path, monkeypatch):
-    """Of an empty place for a catalog."""
-    if request.param == "folder":
-        yield str(tmp_path / "shared")
-        return
+@pytest.fixture
+def bucket(monkeypatch):
+    """An empty one of moto's."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "somebody")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     with mock_aws():
         boto3.client("s3").create_bucket(Bucket="adapters")
         yield "s3://adapters/team/a"
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def where(request, tmp_path):
+    """Of an empty place for a catalog."""
+    if request.param == "folder":
+        return str(tmp_path / "shared")
+    return request.getfixturevalue("bucket")
 
 
 @pytest.fixture
@@ -250,6 +256,31 @@ def test_of_writers_in_threads_one_creates(tmp_path):
         thread.join()
     assert sorted(won) == [False] * 7 + [True]
     assert [p.name for p in Path(tmp_path / "s/table").iterdir()] == ["1"], "nothing is left over"
+
+
+def test_a_store_that_overwrites_is_refused_and_one_that_is_busy_asked_again(bucket, monkeypatch):
+    blobs = open_blobs(bucket, Settings())
+    put, busy = blobs._client.put_object, [True]
+
+    def careless(**asked):
+        asked.pop("IfNoneMatch", None)
+        return put(**asked)
+
+    monkeypatch.setattr(blobs._client, "put_object", careless)
+    with pytest.raises(LoradError, match="overwrites what it was told to create once"):
+        blobs.create("table/1", b"x")
+    assert blobs.names("table/") == []
+
+    def conflicting(**asked):
+        if busy:
+            busy.pop()
+            told = {"Error": {"Code": "ConditionalRequestConflict"}}
+            told["ResponseMetadata"] = {"HTTPStatusCode": 409}
+            raise ClientError(told, "PutObject")
+        return put(**asked)
+
+    monkeypatch.setattr(blobs._client, "put_object", conflicting)
+    assert blobs.create("table/1", b"x") and not blobs.create("table/1", b"y")
 
 
 def test_a_file_system_without_hard_links_is_refused(tmp_path, monkeypatch):
