@@ -62,6 +62,8 @@ def _prepared(
     store, tile = plan.store, plan.kind.tiles.expand
     form = constants(group, plan)
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
+    if tile.registers:
+        options["maxnreg"] = tile.registers
     if store.pdl:
         options["launch_pdl"] = True
     launcher = launcher_of(_expand, **form, BASE_BIAS=biased, PDL=store.pdl, **options)
@@ -99,6 +101,8 @@ def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:
         "LATE": tile.late,
         "MORE": tile.all_ranks,
         "DEEP": tile.deep and tile.all_ranks,
+        "TALL": tile.tall,
+        "PIECES": tile.pieces and store.block // max(strides) >= tile.tall * tile.ranks,
         "EXTRAS": plan.kind.extras,
     }
 
@@ -145,6 +149,8 @@ def _expand(
     LATE: tl.constexpr,
     MORE: tl.constexpr,  # ranks above RANKS occur
     DEEP: tl.constexpr,  # the next tile of B is on its way while one is used
+    TALL: tl.constexpr,  # tiles are up to so many times as high, as an item's last word says
+    PIECES: tl.constexpr,  # no tile lies in more than two blocks
     EXTRAS: tl.constexpr,  # biases and gains occur
     BASE_BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -153,7 +159,8 @@ def _expand(
     expand_item(
         h, arena, table, items, y, base_bias, h, 0, entry, tl.program_id(0), W0, W1, W2, T0, T1, T2,
         S0, S1, S2, ALIGN, Y_STRIDE, BLOCK, UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-        COLUMNS, RUNS, ROWS, FORM, PRECISION, EVEN, LATE, MORE, DEEP, EXTRAS, BASE_BIAS, False, PDL,
+        COLUMNS, RUNS, ROWS, FORM, PRECISION, EVEN, LATE, MORE, DEEP, TALL, PIECES, EXTRAS,
+        BASE_BIAS, False, PDL,
     )  # fmt: skip
 
 
@@ -197,13 +204,15 @@ def expand_item(
     LATE: tl.constexpr,
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
+    TALL: tl.constexpr,
+    PIECES: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,  # h comes from programs of this kernel, and is used ahead of the wait
     PDL: tl.constexpr,
 ):
     """One tile of columns of an item."""
-    start, rows, slot, _ = load_item(items, place // (T0 + T1 + T2))
+    start, rows, slot, share = load_item(items, place // (T0 + T1 + T2))
     # which module, its width and first column in y, and this program's first column in the module
     tile = place % (T0 + T1 + T2)
     module, width, left, first = tile * 0, tile * 0 + W0, tile * 0, tile
@@ -221,6 +230,11 @@ def expand_item(
         first = tl.where(third, tile - T0 - T1, first)
     width, left = tl.multiple_of(width, ALIGN), tl.multiple_of(left, ALIGN)
     c0 = first * (COLUMNS * RUNS)
+    height = 1
+    if TALL > 1:  # the item is a part of the tile's columns, with more of the ranks
+        height = share % 16
+        narrow = tl.where(height == 4, COLUMNS // 4, tl.where(height == 2, COLUMNS // 2, COLUMNS))
+        c0 += share // 16 * narrow
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     e = slot_row + (entry + module) * 8
     rank = load_word(e)
@@ -253,12 +267,29 @@ def expand_item(
                     hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
                     module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
                     BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP,
-                    EXTRAS, BASE_BIAS, AHEAD, PDL,
+                    PIECES, EXTRAS, BASE_BIAS, AHEAD, PDL,
                 )  # fmt: skip
         else:
-            near_or_far(
-                hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module,
-                rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-                H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP, EXTRAS, BASE_BIAS,
-                AHEAD, PDL,
-            )  # fmt: skip
+            if TALL > 2:  # noqa: SIM102  # a constant, which leaves the body out
+                if height == 4:
+                    near_or_far(
+                        hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
+                        module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
+                        BLOCKS_AT, RH, H_SPLIT, SPLITS, 4 * RANKS, COLUMNS // 4, EVEN, ROWS > 1,
+                        MORE, DEEP, PIECES, EXTRAS, BASE_BIAS, AHEAD, PDL,
+                    )  # fmt: skip
+            if TALL > 1:  # noqa: SIM102
+                if height == 2:
+                    near_or_far(
+                        hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
+                        module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
+                        BLOCKS_AT, RH, H_SPLIT, SPLITS, 2 * RANKS, COLUMNS // 2, EVEN, ROWS > 1,
+                        MORE and TALL == 2, DEEP, PIECES, EXTRAS, BASE_BIAS, AHEAD, PDL,
+                    )  # fmt: skip
+            if height == 1:
+                near_or_far(
+                    hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
+                    module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
+                    BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1,
+                    MORE and TALL == 1, DEEP, PIECES, EXTRAS, BASE_BIAS, AHEAD, PDL,
+                )  # fmt: skip

@@ -58,15 +58,23 @@ def near_or_far(
     MANY: tl.constexpr,
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
+    PIECES: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Whether the run lies in one block decides which body it takes."""
+    """With PIECES one body for all; else whether the run lies in one block decides."""
     stride = tl.where(module == 0, S0, tl.where(module == 1, S1, S2))
     stride = tl.multiple_of(stride, UNIT)
-    if rank <= rows_in_first_block(begin, stride, BLOCK, UNIT):
+    if PIECES:
+        _few_rows(
+            hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
+            rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
+            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, "pieces", MORE, DEEP, EXTRAS, BASE_BIAS,
+            AHEAD, PDL,
+        )  # fmt: skip
+    elif rank <= rows_in_first_block(begin, stride, BLOCK, UNIT):
         _few_rows(
             hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
             rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
@@ -115,7 +123,7 @@ def _few_rows(
     COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
     MANY: tl.constexpr,
-    NEAR: tl.constexpr,
+    NEAR: tl.constexpr,  # how B is loaded: see `load_b`
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
     EXTRAS: tl.constexpr,

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels import lora_expand, tiles
+from engine.kernels import backend, lora_expand, tiles
 from engine.kernels.dependent import let_next_come, wait_for_earlier
 from engine.kernels.fused import opened
 from engine.kernels.launch import Launcher, launcher_of
@@ -62,6 +62,8 @@ def _prepared(plan: LoraDevicePlan, width: int, *, gelu: bool) -> tuple[Launcher
     runs = tile.runs if halves else 1  # fp32 fills the registers as it is
     programs = -(-width // (tile.columns * runs))
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": 1}
+    if tile.registers:
+        options["maxnreg"] = tile.registers
     if store.pdl:
         options["launch_pdl"] = True
     launcher = launcher_of(
@@ -73,6 +75,8 @@ def _prepared(plan: LoraDevicePlan, width: int, *, gelu: bool) -> tuple[Launcher
         RUNS=runs,
         **{name: form[name] for name in _EXPANDS},
         GELU=gelu,
+        CARD=backend.approximates(store.arena.device),
+        AHEAD=tile.ahead,
         PDL=store.pdl,
         **options,
     )
@@ -106,6 +110,8 @@ def _gated(
     PRECISION: tl.constexpr,
     MORE: tl.constexpr,
     GELU: tl.constexpr,
+    CARD: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """RUNS tiles of columns of an item's rows, in both halves."""
@@ -124,12 +130,16 @@ def _gated(
         hp_up = hp + SPLITS * H_SPLIT
         h_gate = _sums(hp, e, 0, live, H_SPLIT, SPLITS, RANKS)
         h_up = _sums(hp_up, e + 8, 0, live, H_SPLIT, SPLITS, RANKS)
+        here = y + row * (2 * WIDTH)
+        next_gate, next_up = _halves(here, c0, live, WIDTH, COLUMNS)  # ahead of the products
         for run in tl.static_range(RUNS):
             c = c0 + run * COLUMNS + tl.arange(0, COLUMNS)
             ok = live & (c < WIDTH)[None, :]
-            at = y + row * (2 * WIDTH) + c[None, :]
-            gate = tl.load(at, mask=ok, other=0.0)  # both on their way before the products
-            up = tl.load(at + WIDTH, mask=ok, other=0.0)
+            gate, up = next_gate, next_up
+            if run > 0 and not AHEAD:
+                gate, up = _halves(here, c0 + run * COLUMNS, live, WIDTH, COLUMNS)
+            if run + 1 < RUNS and AHEAD:
+                next_gate, next_up = _halves(here, c0 + (run + 1) * COLUMNS, live, WIDTH, COLUMNS)
             gate = _corrected(
                 gate, h_gate, hp, arena, slot_row, e, c, live, WIDTH, STRIDE, BLOCK, UNIT,
                 BLOCKS_AT, H_SPLIT, SPLITS, RANKS, ROWS, COLUMNS, PRECISION, MORE,
@@ -138,7 +148,7 @@ def _gated(
                 up, h_up, hp_up, arena, slot_row, e + 8, c, live, WIDTH, STRIDE, BLOCK,
                 UNIT, BLOCKS_AT, H_SPLIT, SPLITS, RANKS, ROWS, COLUMNS, PRECISION, MORE,
             )  # fmt: skip
-            value = opened(gate, up, out.dtype.element_ty, GELU)
+            value = opened(gate, up, out.dtype.element_ty, GELU, CARD)
             tl.store(out + row * WIDTH + c[None, :], value, mask=ok)
     else:
         for run in tl.static_range(RUNS):
@@ -147,8 +157,18 @@ def _gated(
             at = y + row * (2 * WIDTH) + c[None, :]
             gate = tl.load(at, mask=ok, other=0.0).to(tl.float32)
             up = tl.load(at + WIDTH, mask=ok, other=0.0).to(tl.float32)
-            value = opened(gate, up, out.dtype.element_ty, GELU)
+            value = opened(gate, up, out.dtype.element_ty, GELU, CARD)
             tl.store(out + row * WIDTH + c[None, :], value, mask=ok)
+
+
+@triton.jit
+def _halves(here, c0, live, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile of gate and the same of up, as they are in y."""
+    c = c0 + tl.arange(0, COLUMNS)
+    ok = live & (c < WIDTH)[None, :]
+    gate = tl.load(here + c[None, :], mask=ok, other=0.0)
+    up = tl.load(here + (c + WIDTH)[None, :], mask=ok, other=0.0)
+    return gate, up
 
 
 @triton.jit
@@ -196,6 +216,6 @@ def _corrected(
         place = row_places(slot_row, begin, block, rq, okq, STRIDE, BLOCK, UNIT, BLOCKS_AT)
         b = tl.load(arena + place[:, None] + c[None, :], mask=okq[:, None] & inside, other=0.0)
         acc = add_product(_sums(hp, e, q, live, H_SPLIT, SPLITS, RANKS), b, acc, PRECISION)
-    wide = base.to(tl.float32)
-    total = tl.where(rank > 0, wide + acc, wide)  # a sum with 0 would lose the sign of -0
+    # without the module a sum with 0 would lose the sign of -0, and one with -0 does not
+    total = base.to(tl.float32) + acc * tl.where(rank > 0, 1.0, -1.0)
     return total.to(base.dtype).to(tl.float32)

@@ -9,7 +9,14 @@ Knows no work items and no grids; `lora_expand.py` does.
 import triton
 import triton.language as tl
 
-from engine.kernels.lora_place import HAS_BIAS, HAS_GAIN, load_far, load_near, row_places
+from engine.kernels.lora_place import (
+    HAS_BIAS,
+    HAS_GAIN,
+    load_far,
+    load_near,
+    load_pieces,
+    row_places,
+)
 
 
 @triton.jit
@@ -61,8 +68,14 @@ def load_b(
     EVEN: tl.constexpr,
     NEAR: tl.constexpr,
 ):
-    """A (RANKS, COLUMNS) tile of the module's B."""
-    if NEAR:
+    """A (RANKS, COLUMNS) tile of the module's B.  NEAR: "pieces" where it lies in up to two blocks,
+    True in one of them, False in any."""
+    if NEAR == "pieces":
+        b = load_pieces(
+            arena, slot_row, begin, block, r0, rank, c0, width, stride, BLOCK, UNIT, BLOCKS_AT,
+            RANKS, COLUMNS, EVEN,
+        )  # fmt: skip
+    elif NEAR:
         b = load_near(arena, begin, r0, rank, c0, width, stride, UNIT, RANKS, COLUMNS, EVEN)
     else:
         r = r0 + tl.arange(0, RANKS)

@@ -108,6 +108,52 @@ def load_near(
 
 
 @triton.jit
+def load_pieces(
+    arena,
+    slot_row,
+    start,
+    block,
+    r0,
+    rank,
+    c0,
+    width,
+    stride,
+    BLOCK: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCKS_AT: tl.constexpr,
+    RANKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """The same for a run in whichever blocks, where a block holds RANKS rows: the tile then lies in
+    one of them, or in two.  A row's address is a constant away from one of two places."""
+    per_block = BLOCK // stride
+    later = r0 - rows_in_first_block(start, stride, BLOCK, UNIT)  # rows, behind the first block
+    within = later % per_block
+    number = later // per_block
+    if later < 0:
+        within, number = later + per_block, later * 0 - 1
+    left = per_block - within  # rows of the tile that the block has
+    ids = slot_row + (BLOCKS_AT + 1 + block)
+    here = load_id(ids + number, (later >= 0) & (r0 < rank)).to(tl.int64) * BLOCK + within * stride
+    here = tl.where(later < 0, start.to(tl.int64) * UNIT + r0 * stride, here)
+    beyond = tl.minimum(rank - r0, RANKS) > left
+    there = load_id(ids + number + 1, beyond).to(tl.int64) * BLOCK - left * stride
+    i = tl.arange(0, RANKS)
+    j = tl.arange(0, COLUMNS)
+    mask = (i < rank - r0)[:, None]
+    if not EVEN:
+        mask = mask & (j < width - c0)[None, :]
+    row = tl.where(i < left, here + c0, there + c0) + i * stride
+    return tl.load(arena + row[:, None] + j[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def load_id(p, live):
+    return tl.load(p, mask=live, other=0, cache_modifier=".cg")
+
+
+@triton.jit
 def load_far(
     arena,
     place,

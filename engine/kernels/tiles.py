@@ -58,6 +58,14 @@ class ExpandTile(NamedTuple):
     late: bool = False  # y is read after the product: fewer registers
     all_ranks: bool = True  # False: no rank of the step exceeds `ranks`
     deep: bool = False  # two tiles of B are on their way ("vec")
+    tall: int = 1  # tiles are up to so many times as high, and as narrow, as a slot's rank asks for
+    pieces: bool = False  # one body for runs within a block and across two ("vec")
+    registers: int = 0  # of a thread, at the most; 0: as many as it likes
+
+    def height(self, rank: int) -> int:
+        """How many times as high a tile is for a slot of this rank: 1, 2 or 4."""
+        wanted = 1 << (-(-rank // self.ranks) - 1).bit_length()
+        return min(self.tall, wanted)
 
 
 #: Shrink and expand are one launch beside the base's product, where that one is our own.  On an
@@ -180,6 +188,8 @@ class GateTile(NamedTuple):
     columns: int
     runs: int
     warps: int
+    ahead: bool = False  # the next run's part of y is on its way while one is corrected
+    registers: int = 0  # of a thread, at the most; 0: as many as it likes
 
 
 #: Beside the products of 2,048 rows one adapter of rank 16 adds 4.39 ms so, one of rank 64 9.6;

@@ -1,0 +1,694 @@
+"""Rivals of what adapters cost, timed in turns on one card: mixed ranks, prompts, rank 8 beside 64.
+
+    python benchmarks/lora_rivals.py [--only alone,prompt,beside,chain,pieces] [--seconds 110]
+                                     [--workers 14]
+
+Llama-3-8B's shape in bf16, adapters as in `lora_kernels.py`.  Every rival is checked against torch
+in fp32 and captured; then all of a part are replayed one after the other, round by round, so that
+a card that grows warm slows all of them alike; medians.  Prints JSON lines:
+
+- `alone`: LoRA alone, two launches a module, 64 rows of 64 adapters; `ratio` to the bytes' floor;
+- `prompt`: a prompt of 2,048 rows on one adapter, 8 layers of a chain as in `lora_chain.py`, times
+  4.  `shrink`, `and expand` and so on leave parts out: where the milliseconds go.  `added_ms` is
+  over the base, `with_47.9` the ratio that it would make of the engine's 47.9 ms;
+- `beside`: 32 adapters of rank 8 among 32 of rank 64, and either alone.  `marginal` is what the
+  rank-8 ones add, over what they take alone; bar 1.10;
+- `chain`: what 64 adapters add to a step's products, in one launch a module, or in two;
+- `pieces`: single kernels of a prompt.
+
+A rival that fails says so, and the others go on; the exit code is 1 if any did.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import checkout  # noqa: F401
+import torch
+from lora_chain import Chain, captured, compile_product
+from lora_kernels import (
+    BANDWIDTH,
+    CHECKED_LAYER,
+    LAYERS,
+    LAYOUT,
+    MIX,
+    R16,
+    SLOTS,
+    Case,
+    Compiler,
+    Fleet,
+    Operands,
+    picked_by_engine,
+    placed,
+    shared,
+)
+from torch import Tensor
+
+from engine.kernels import backend, elementwise, fused, gemm_tiles
+from engine.kernels import tiles as choices
+from engine.kernels.elementwise import silu_mul
+from engine.kernels.lora import lora_apply_cuda, lora_gates
+from engine.kernels.lora_expand import expand
+from engine.kernels.lora_gate import gated
+from engine.kernels.lora_meta import LoraDevicePlan, LoraMeta, group_shapes
+from engine.kernels.lora_shrink import shrink
+from engine.kernels.tiles import GateTile, Tiles
+from engine.layout import GROUPS
+from engine.memory.arena import Arena
+from engine.models import layers
+
+SHAPES = group_shapes(LAYOUT)
+HIDDEN = SHAPES["qkv"].d_in
+#: Layers of a prompt's chain, which stand for all.
+FEW_LAYERS = 8
+ROUNDS = 21
+
+BESIDE = tuple((64, 8)[slot % 2] for slot in range(SLOTS))
+MIXED = Case("T=64 k=64 ranks 8-64", shared(64, 64), MIX, (), ())
+SAME = Case("T=64 k=64 rank 16", shared(64, 64), R16, (), ())
+PROMPT = Case("prompt T=2048 k=1", shared(2048, 1), R16, (), ())
+PROMPT_64 = Case("prompt T=2048 k=1 rank 64", (2,) * 2048, MIX, (), ())
+HIGH = Case("32 of rank 64", tuple(range(0, 64, 2)), BESIDE, (), ())
+LOW = Case("32 of rank 8", tuple(range(1, 64, 2)), BESIDE, (), ())
+BOTH = Case("32 of rank 64 and 32 of rank 8", tuple(range(64)), BESIDE, (), ())
+
+
+def wide(chunk: int = 2048, warps: int = 4, columns: int = 1024, **changes: object) -> Tiles:
+    """`ALONE_WIDE` with some other sizes."""
+    tiles = choices.ALONE_WIDE
+    return Tiles(
+        "rival",
+        tiles.shrink._replace(chunk=chunk, wide_chunk=chunk, warps=warps),
+        tiles.expand._replace(warps=warps, columns=columns, **changes),  # type: ignore[arg-type]
+    )
+
+
+TALL = wide(tall=4, pieces=True, registers=128)
+RIVALS = {
+    "tall 4, 128 registers": TALL,
+    "tall 4": wide(tall=4, pieces=True),
+    "tall 4, 168 registers": wide(tall=4, pieces=True, registers=168),
+    "tall 4, 128 registers, chunks of 4096": wide(4096, tall=4, pieces=True, registers=128),
+    "tall 4, 2 warps": wide(1024, 2, 512, tall=4, pieces=True, registers=128),
+    "tall 4, 128 registers, chunks of 512 by 1 warp": Tiles(
+        "rival",
+        TALL.shrink._replace(chunk=512, wide_chunk=512, warps=1),
+        TALL.expand,
+    ),
+    "tall 4 of 8 ranks by 2048": wide(columns=2048, ranks=8, tall=4, pieces=True, registers=128),
+    "tall 4 and no higher": wide(tall=4, pieces=True, registers=128, all_ranks=False),
+    "tall 2": wide(tall=2, pieces=True, registers=128),
+    "pieces": wide(pieces=True),
+    "tall 4 of two bodies": wide(tall=4, registers=128),
+}
+NARROW = choices.ALONE
+RIVALS_16 = {
+    "pieces": NARROW._replace(name="rival", expand=NARROW.expand._replace(pieces=True)),
+    "pieces, 80 registers": NARROW._replace(
+        name="rival", expand=NARROW.expand._replace(pieces=True, registers=80)
+    ),
+}
+CHAINED = (
+    "tall 4, 128 registers",
+    "tall 4, 128 registers, chunks of 4096",
+    "tall 4, 168 registers",
+    "tall 4, 2 warps",
+    "pieces",
+)
+
+PE, PS = choices.PREFILL.expand, choices.PREFILL.shrink
+_ANY = choices.PREFILL.most_rows
+GATES = {
+    "gate 128 x 1 on 4": GateTile(128, 1, 4),
+    "gate 128 x 1 on 8": GateTile(128, 1, 8),
+    "gate 128 x 1 on 8, 64 registers": GateTile(128, 1, 8, registers=64),
+    "gate 64 x 1 on 4": GateTile(64, 1, 4),
+    "gate 256 x 1 on 8": GateTile(256, 1, 8),
+    "gate 128 x 4 ahead on 4": GateTile(128, 4, 4, ahead=True),
+    "gate 128 x 4 ahead on 8": GateTile(128, 4, 8, ahead=True),
+    "gate 64 x 4 ahead on 4": GateTile(64, 4, 4, ahead=True),
+    "gate 128 x 1 on 4, 96 registers": GateTile(128, 1, 4, registers=96),
+}
+EXPANDS = {
+    "expand 256 x 1": PE._replace(runs=1),
+    "expand 128 x 1 early": PE._replace(columns=128, runs=1, late=False),
+    "expand 256 x 1 early on 8": PE._replace(runs=1, late=False, warps=8),
+    "expand 128 x 1 late": PE._replace(columns=128, runs=1),
+}
+SHRINKS = {
+    "shrink 1024 by 128": PS._replace(step=128, stages=3),
+    "shrink 2048 by 64": PS._replace(chunk=2048, stages=6),
+    "shrink 512 by 64": PS._replace(chunk=512, wide_chunk=1024),
+}
+GATES_64 = {
+    "gate 128 x 1 on 8": GateTile(128, 1, 8),
+    "gate 64 x 1 on 4": GateTile(64, 1, 4),
+    "gate 128 x 4 ahead on 8": GateTile(128, 4, 8, ahead=True),
+}
+
+
+def prompt_tiles(**changes: object) -> Tiles:
+    return choices.PREFILL._replace(name="rival", **changes)  # type: ignore[arg-type]
+
+
+EVERY = (
+    *choices.ALL,
+    *RIVALS.values(),
+    *RIVALS_16.values(),
+    *(prompt_tiles(expand=e) for e in EXPANDS.values()),
+    *(prompt_tiles(shrink=s) for s in SHRINKS.values()),
+)
+
+
+#: What captured graphs read, until their part has ended.
+KEPT: list[Tensor] = []
+
+
+def say(**line: object) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def compile_gate(gate: GateTile, tiles: Tiles) -> None:
+    from lora_kernels import _empty_store
+
+    from engine.kernels.lora_meta import LoraClass
+
+    choices.GATE = gate
+    items = torch.zeros(1, 4, dtype=torch.int32, device="cuda")
+    plan = LoraDevicePlan(_empty_store(), LoraClass(tiles, 1, 1, rest_items=0), items, items)
+    gated(
+        torch.zeros(1, sum(SHAPES["gate_up"].widths), device="cuda").bfloat16(), 0, plan, gelu=False
+    )
+    torch.cuda.synchronize()
+
+
+class Turns:
+    """Captured graphs that are replayed in turns."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self.failed = False
+
+    def add(self, name: str, make: Callable[[], torch.cuda.CUDAGraph], **about: object) -> None:
+        try:
+            self.graphs[name] = make()
+        except Exception as error:
+            self.failed = True
+            say(kind="failed", rival=name, error=f"{type(error).__name__}: {error}"[:400], **about)
+
+    def times(self, rounds: int = ROUNDS) -> dict[str, list[float]]:
+        """Milliseconds of each, by round; the first two are thrown away."""
+        found: dict[str, list[float]] = {name: [] for name in self.graphs}
+        for turn in range(rounds + 2):
+            marks = []
+            for name, graph in self.graphs.items():
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                graph.replay()
+                end.record()
+                marks.append((name, start, end))
+            torch.cuda.synchronize()
+            if turn >= 2:
+                for name, start, end in marks:
+                    found[name].append(start.elapsed_time(end))
+        return found
+
+
+def added(times: dict[str, list[float]], name: str, base: str) -> float:
+    """The median of what `name` took more than `base` in the same round."""
+    return statistics.median(a - b for a, b in zip(times[name], times[base], strict=True))
+
+
+def own_plan(fleet: Fleet, case: Case, tiles: Tiles) -> LoraDevicePlan:
+    """A plan whose items the next plan leaves alone."""
+    plan = fleet.plan(case, tiles)
+    plan = replace(plan, shrink=plan.shrink.clone(), expand=plan.expand.clone(), derived={})
+    KEPT.extend((plan.shrink, plan.expand))
+    return plan
+
+
+def sweep(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def described(tiles: Tiles) -> dict[str, str]:
+    def words(tile: object) -> str:
+        return " ".join(f"{k}={v}" for k, v in tile._asdict().items())  # type: ignore[attr-defined]
+
+    return {"shrink": words(tiles.shrink), "expand": words(tiles.expand)}
+
+
+# ---------------------------------------------------------------- LoRA alone
+def both_launches(operands: Operands, plan: LoraDevicePlan) -> Callable[[], None]:
+    def run() -> None:
+        for layer in range(LAYERS):
+            for group in GROUPS:
+                lora_apply_cuda(operands.y[group], operands.x[group], layer, group, plan)
+
+    return run
+
+
+def first_launches(operands: Operands, plan: LoraDevicePlan) -> Callable[[], None]:
+    def run() -> None:
+        for layer in range(LAYERS):
+            for group in GROUPS:
+                shrink(operands.x[group], layer, group, plan)
+
+    return run
+
+
+def checked(operands: Operands, plan: LoraDevicePlan) -> LoraDevicePlan:
+    error = operands.error(plan)
+    if not error < 0.01:
+        raise ValueError(f"wrong by {error:.3g} of the correction")
+    return plan
+
+
+def alone(fleets: dict[tuple[int, ...], Fleet]) -> bool:
+    failed = _alone(fleets[MIXED.ranks], MIXED, RIVALS, 1.2)
+    return _alone(fleets[SAME.ranks], SAME, RIVALS_16, 1.25) or failed
+
+
+def _alone(fleet: Fleet, case: Case, rivals: dict[str, Tiles], bar: float) -> bool:
+    turns, operands = Turns(), Operands(fleet, case)
+
+    def make(tiles: Tiles, launches: Callable[..., Callable[[], None]]) -> torch.cuda.CUDAGraph:
+        return sweep(launches(operands, checked(operands, own_plan(fleet, case, tiles))))
+
+    picked = {"engine": picked_by_engine(case)} | rivals
+    for name, tiles in picked.items():
+        turns.add(name, lambda t=tiles: make(t, both_launches), case=case.name)
+    only = {"shrink alone": picked["engine"], "shrink alone by 2048": TALL}
+    for name, tiles in only.items():
+        turns.add(name, lambda t=tiles: make(t, first_launches), case=case.name)
+    for name, times in turns.times().items():
+        ms, both = statistics.median(times), picked.get(name)
+        say(
+            **{"kind": "alone", "case": case.name, "rival": name, "ms": round(ms, 4)},
+            **{"floor_ms": round(case.floor_ms, 4), "bar": bar},
+            **{"ratio": round(ms / case.floor_ms, 3) if both else None},
+            **(described(both) if both else {}),
+        )
+    return turns.failed
+
+
+# ---------------------------------------------------------------- rank 8 beside rank 64
+def beside(fleets: dict[tuple[int, ...], Fleet], chain: Chain | None) -> bool:
+    failed = False
+    for name, tiles in {"engine": None, "tall 4, 128 registers": TALL}.items():
+        turns, joined = Turns(), Turns()
+        for case in (HIGH, LOW, BOTH):
+            mine = picked_by_engine(case) if tiles is None or case is LOW else tiles
+            _add_beside(turns, joined, fleets[BESIDE], case, mine, chain)
+        _say_marginal("alone, two launches", name, turns.times(), None)
+        if chain is not None:
+            _say_marginal("added to products, one launch", name, joined.times(), "base of ")
+        failed |= turns.failed or joined.failed
+    return failed
+
+
+def _add_beside(
+    turns: Turns, joined: Turns, fleet: Fleet, case: Case, tiles: Tiles, chain: Chain | None
+) -> None:
+    operands, rows = Operands(fleet, case), len(case.slots)
+
+    def make() -> torch.cuda.CUDAGraph:
+        KEPT.extend((*operands.x.values(), *operands.y.values()))
+        plan = checked(operands, own_plan(fleet, case, tiles))
+        return sweep(both_launches(operands, plan))
+
+    turns.add(case.name, make, part="beside")
+    if chain is not None:
+        joined.add(f"base of {rows}", lambda: chain_graph(chain, rows, None, joined=True))
+        plan = own_plan(fleet, case, tiles)
+        joined.add(case.name, lambda: chain_graph(chain, rows, plan, joined=True))
+
+
+def _say_marginal(how: str, name: str, times: dict[str, list[float]], base: str | None) -> None:
+    if not all(case.name in times for case in (HIGH, LOW, BOTH)):
+        return
+    ms = {}
+    for case in (HIGH, LOW, BOTH):
+        if base is None:
+            ms[case] = statistics.median(times[case.name])
+        else:
+            ms[case] = added(times, case.name, f"{base}{len(case.slots)}")
+    more, low = ms[BOTH] - ms[HIGH], ms[LOW]
+    say(
+        **{"kind": "beside", "how": how, "rival": name},
+        **{"rank_64_ms": round(ms[HIGH], 4), "rank_8_ms": round(ms[LOW], 4)},
+        **{"both_ms": round(ms[BOTH], 4), "rank_8_beside_ms": round(more, 4)},
+        **{"rank_8_floor_ms": round(LOW.floor_ms, 4), "rank_64_floor_ms": round(HIGH.floor_ms, 4)},
+        **{"marginal": round(more / low, 3) if low else None, "bar": 1.1},
+        **{"both_to_floor": round(ms[BOTH] / BOTH.floor_ms, 3)},
+    )
+
+
+# ---------------------------------------------------------------- beside products
+def chain_graph(
+    chain: Chain, rows: int, plan: LoraDevicePlan | None, *, joined: bool
+) -> torch.cuda.CUDAGraph:
+    choices.JOINED = joined
+    meta = None if plan is None else LoraMeta(device=plan)
+    x = torch.empty(rows, HIDDEN, device="cuda", dtype=torch.bfloat16).normal_()
+    KEPT.append(x)
+    graph, out = captured(lambda: chain(x, meta))
+    KEPT.append(out)
+    if plan is not None:
+        first = torch.randn(rows, HIDDEN, device="cuda").bfloat16()
+        for _ in range(3):
+            out.fill_(torch.nan)
+            x.copy_(first)
+            graph.replay()
+            choices.JOINED = False
+            other = chain(first.clone(), meta)
+            choices.JOINED = joined
+            off = float((out.float() - other.float()).norm() / other.float().norm())
+            if not off < 0.02:
+                raise ValueError(f"the chain's end is off by {off:.3g} from that of two launches")
+            if off > 0:
+                say(kind="other bits", rows=rows, joined=joined, off=off)
+    return graph
+
+
+def chained(fleets: dict[tuple[int, ...], Fleet], chain: Chain) -> bool:
+    turns, fleet = Turns(), fleets[MIXED.ranks]
+    turns.add("base", lambda: chain_graph(chain, 64, None, joined=True))
+    sorts = {"engine": picked_by_engine(MIXED)} | {name: RIVALS[name] for name in CHAINED}
+    for name, tiles in sorts.items():
+        for how in ("one", "two"):
+            turns.add(
+                f"{name}: {how}",
+                lambda t=tiles, h=how: chain_graph(
+                    chain, 64, own_plan(fleet, MIXED, t), joined=h == "one"
+                ),
+            )
+    turns.add(
+        "rank 16: one",
+        lambda: chain_graph(
+            chain, 64, own_plan(fleets[R16], SAME, picked_by_engine(SAME)), joined=True
+        ),
+    )
+    times = turns.times()
+    for name in times:
+        more = added(times, name, "base") if "base" in times else None
+        say(
+            **{"kind": "chain", "rival": name, "ms": round(statistics.median(times[name]), 4)},
+            **{"added_ms": None if more is None else round(more, 4)},
+            **{"to_floor": None if more is None else round(more / MIXED.floor_ms, 3)},
+        )
+    return turns.failed
+
+
+# ---------------------------------------------------------------- prompts
+class PromptChain(Chain):
+    """Some layers of a chain, with parts of the adapters' work left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = self.layers[:FEW_LAYERS]
+
+    @torch.no_grad()
+    def partly(self, x: Tensor, plan: LoraDevicePlan, parts: str) -> Tensor:
+        """With shrink of all groups; expand, if asked, of all but gate and up."""
+        delta = None
+        for number, layer in enumerate(self.layers):
+
+            def times(group: str, rows: Tensor) -> Tensor:
+                shrink(rows, number, group, plan)  # noqa: B023
+                y = layer[group](rows, None)  # noqa: B023
+                if group != "gate_up" and parts == "expand":
+                    expand(y, number, group, plan)  # noqa: B023
+                return y
+
+            normed = fused.rms_norm(x, self.norm, 1e-5, delta)
+            mixed = fused.rms_norm(times("qkv", normed)[:, :HIDDEN], self.norm, 1e-5)
+            normed = fused.rms_norm(x, self.norm, 1e-5, times("o", mixed))
+            delta = times("down", silu_mul(times("gate_up", normed), deterministic=False))
+        return fused.rms_norm(x, self.norm, 1e-5, delta)
+
+    @torch.no_grad()
+    def by_blas(self, x: Tensor, plan: LoraDevicePlan, h: Tensor, b: dict[str, Tensor]) -> Tensor:
+        """Expand as a product of torch's that adds to y: h (T, 16) and B stand in for its own.
+
+        Gate and up as well, and then the base's gate."""
+        delta = None
+        for number, layer in enumerate(self.layers):
+
+            def times(group: str, rows: Tensor) -> Tensor:
+                shrink(rows, number, group, plan)  # noqa: B023
+                y = layer[group](rows, None)  # noqa: B023
+                column = 0
+                for width in SHAPES[group].widths:
+                    columns = slice(column, column + width)
+                    y[:, columns].addmm_(h, b[group][:, columns])
+                    column += width
+                return y
+
+            normed = fused.rms_norm(x, self.norm, 1e-5, delta)
+            mixed = fused.rms_norm(times("qkv", normed)[:, :HIDDEN], self.norm, 1e-5)
+            normed = fused.rms_norm(x, self.norm, 1e-5, times("o", mixed))
+            delta = times("down", silu_mul(times("gate_up", normed), deterministic=False))
+        return fused.rms_norm(x, self.norm, 1e-5, delta)
+
+
+def check_gate(operands: Operands, plan: LoraDevicePlan) -> None:
+    """Against torch in fp32, the base's y being random."""
+    x, y, exact = (part["gate_up"] for part in (operands.x, operands.y, operands.exact))
+    plan.store.h.fill_(torch.nan)
+    shrink(x, CHECKED_LAYER, "gate_up", plan)
+    got = gated(y, CHECKED_LAYER, plan, gelu=False)
+    want = elementwise.silu_mul((y.float() + exact).bfloat16().float(), deterministic=True)
+    error = float((got.float() - want).norm() / want.norm())
+    if not error < 0.005:
+        raise ValueError(f"wrong by {error:.3g}")
+
+
+def prompts(fleets: dict[tuple[int, ...], Fleet]) -> bool:
+    chain = PromptChain()
+    failed = False
+    for case, gates in ((PROMPT, GATES), (PROMPT_64, GATES_64)):
+        failed |= _prompt(chain, fleets[case.ranks], case, gates)
+    return failed
+
+
+def _prompt(chain: PromptChain, fleet: Fleet, case: Case, gates: dict[str, GateTile]) -> bool:
+    rows, turns, narrow = len(case.slots), Turns(), case is PROMPT
+    operands = Operands(fleet, case)
+    picked = picked_by_engine(case)
+    x0 = torch.randn(rows, HIDDEN, device="cuda").bfloat16()
+    outs: dict[str, Tensor] = {}
+
+    def graph_of(name: str, run: Callable[[Tensor], Tensor]) -> torch.cuda.CUDAGraph:
+        x = x0.clone()
+        KEPT.append(x)
+        graph, out = captured(lambda: run(x))
+        KEPT.append(out)
+        x.copy_(x0)
+        graph.replay()
+        torch.cuda.synchronize()
+        if not out.isfinite().all():
+            raise ValueError("what came out is not finite")
+        outs[name] = out.float()
+        return graph
+
+    def full(name: str, tiles: Tiles, gate: GateTile | None) -> torch.cuda.CUDAGraph:
+        plan, mine = checked(operands, own_plan(fleet, case, tiles)), choices.GATE
+        layers.lora_gates = lora_gates if gate else lambda meta: False
+        choices.GATE = gate or mine
+        try:
+            if gate:
+                check_gate(operands, plan)
+            graph = graph_of(name, lambda x: chain(x, LoraMeta(device=plan)))
+        finally:
+            choices.GATE, layers.lora_gates = mine, lora_gates
+        if "two" in outs:
+            off = float((outs[name] - outs["two"]).norm() / outs["two"].norm())
+            if not off < 0.02:
+                raise ValueError(f"the chain's end is off by {off:.3g}")
+        return graph
+
+    choices.JOINED = False
+    about = {"case": case.name}
+    turns.add("base", lambda: graph_of("base", lambda x: chain(x, None)), **about)
+    turns.add("two", lambda: full("two", picked, None), **about)
+    for name, gate in gates.items():
+        turns.add(name, lambda n=name, g=gate: full(n, picked, g), **about)
+    if narrow:
+        plan = own_plan(fleet, case, picked)
+        turns.add("shrink", lambda: graph_of("", lambda x: chain.partly(x, plan, "")), **about)
+        turns.add(
+            "shrink and expand but of gate and up",
+            lambda: graph_of("", lambda x: chain.partly(x, plan, "expand")),
+            **about,
+        )
+        best = GATES["gate 128 x 1 on 8"]
+        for name, tile in EXPANDS.items():
+            turns.add(name, lambda n=name, t=tile: full(n, prompt_tiles(expand=t), best), **about)
+        for name, tile in SHRINKS.items():
+            turns.add(name, lambda n=name, t=tile: full(n, prompt_tiles(shrink=t), best), **about)
+        h = torch.randn(rows, 16, device="cuda").bfloat16() * 0.01
+        b = {g: torch.randn(16, sum(s.widths), device="cuda").bfloat16() for g, s in SHAPES.items()}
+        turns.add(
+            "expand by torch's addmm", lambda: graph_of("", lambda x: chain.by_blas(x, plan, h, b))
+        )
+        quick, backend.approximates = backend.approximates, lambda device: False  # type: ignore
+        try:
+            turns.add("base, as it was", lambda: graph_of("", lambda x: chain(x, None)), **about)
+            gate = GATES["gate 128 x 1 on 4"]
+            turns.add("gate, as it was", lambda: full("gate, as it was", picked, gate), **about)
+        finally:
+            backend.approximates = quick
+    times = turns.times()
+    scale = LAYERS / FEW_LAYERS
+    for name in times:
+        more = scale * added(times, name, "base") if "base" in times else None
+        say(
+            **{"kind": "prompt", "case": case.name, "rival": name},
+            **{"ms": round(scale * statistics.median(times[name]), 4)},
+            **{"added_ms": None if more is None else round(more, 4)},
+            **{"floor_ms": round(case.floor_ms, 4)},
+            **{"with_47.9": None if more is None else round(1 + more / 47.9, 4), "bar": 1.1},
+        )
+    return turns.failed
+
+
+# ---------------------------------------------------------------- single kernels of a prompt
+def pieces(fleets: dict[tuple[int, ...], Fleet]) -> bool:
+    """Each kernel of a prompt by itself, on buffers that are larger together than L2."""
+    case, turns = PROMPT, Turns()
+    fleet = fleets[case.ranks]
+    plan = own_plan(fleet, case, picked_by_engine(case))
+    operands = [Operands(fleet, case) for _ in range(3)]
+    moved: dict[str, int] = {}
+
+    def eight(run: Callable[[Operands, int], object]) -> Callable[[], None]:
+        def all_of_it() -> None:
+            for layer in range(FEW_LAYERS):
+                run(operands[layer % 3], layer)
+
+        return all_of_it
+
+    for group, shape in SHAPES.items():
+        for name, run, size in (
+            ("shrink", lambda o, n, g=group: shrink(o.x[g], n, g, plan), shape.d_in),
+            ("expand", lambda o, n, g=group: expand(o.y[g], n, g, plan), 2 * sum(shape.widths)),
+        ):
+            moved[f"{name} {group}"] = 2 * size * len(case.slots)
+            turns.add(f"{name} {group}", lambda r=run: sweep(eight(r)))
+    width = sum(SHAPES["gate_up"].widths)
+    gates: dict[str, Callable[[Operands, int], object]] = {
+        "silu_mul": lambda o, n: fused.silu_mul(o.y["gate_up"]),
+        "gate": lambda o, n: gated(o.y["gate_up"], n, plan, gelu=False),
+    }
+    for name, gate in gates.items():
+        moved[name] = 3 * width * len(case.slots)
+        turns.add(name, lambda r=gate: sweep(eight(r)))
+    for name, times in turns.times().items():
+        us = 1e3 * statistics.median(times) / FEW_LAYERS
+        floor = 1e6 * moved[name] / BANDWIDTH
+        say(kind="pieces", rival=name, us=round(us, 2), floor_us=round(floor, 2))
+    return turns.failed
+
+
+# ---------------------------------------------------------------- all of it
+def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
+    if "alone" in parts or "beside" in parts:
+        mine = [picked_by_engine(c) for c in (MIXED, SAME, LOW)]
+        mine += [*RIVALS.values(), *RIVALS_16.values()] if "alone" in parts else [TALL]
+        compiler.ask((kernel, t) for t in mine for kernel in ("expand", "shrink"))
+    if "prompt" in parts or "pieces" in parts:
+        tiles = picked_by_engine(PROMPT)
+        compiler.ask((kernel, tiles) for kernel in ("expand", "shrink"))
+    if "prompt" in parts:
+        high = picked_by_engine(PROMPT_64)
+        compiler.ask((kernel, high) for kernel in ("expand", "shrink"))
+        compiler.call((compile_gate, gate, tiles) for gate in GATES.values())
+        compiler.call((compile_gate, gate, high) for gate in GATES_64.values())
+        rivals = [prompt_tiles(expand=e) for e in EXPANDS.values()]
+        rivals += [prompt_tiles(shrink=s) for s in SHRINKS.values()]
+        compiler.ask((kernel, t) for t in rivals for kernel in ("expand", "shrink"))
+        compiler.call(
+            (compile_gate, GATES["gate 128 x 1 on 8"], prompt_tiles(shrink=s))
+            for s in SHRINKS.values()
+        )
+    if "chain" in parts or "beside" in parts:
+        mine = [picked_by_engine(c) for c in (MIXED, SAME, LOW)] + [RIVALS[n] for n in CHAINED]
+        compiler.ask((kernel, t) for t in mine for kernel in ("joined", "expand", "shrink"))
+        compiler.call(
+            (compile_product, rows, sum(s.widths), s.d_in)
+            for rows in (64, 32)
+            for s in SHAPES.values()
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="alone,prompt,beside,chain,pieces")
+    parser.add_argument("--seconds", type=float, default=110, help="no part begins later")
+    parser.add_argument("--workers", type=int, default=14)
+    options = parser.parse_args()
+    parts = options.only.split(",")
+    torch.manual_seed(0)
+    import triton
+
+    start = time.monotonic()
+    say(
+        device=torch.cuda.get_device_name(),
+        torch=torch.__version__,
+        triton=triton.__version__,
+    )
+    compiler = Compiler(options.workers)
+    compile_ahead(compiler, parts)
+    fleets_of = {case.ranks for case in (MIXED, SAME, BOTH)}
+    blocks = max(sum(placed(rank).num_blocks for rank in ranks) for ranks in fleets_of)
+    arena = Arena(
+        None,  # type: ignore[arg-type]  # asked for cached keys and values alone
+        LAYOUT,
+        block_size=16,
+        num_blocks=blocks,
+        device=torch.device("cuda"),
+    )
+    arena.bytes.view(-1).view(torch.bfloat16).normal_(0, 0.02)
+    fleets = {ranks: Fleet(arena, ranks, EVERY) for ranks in fleets_of}
+    compiler.wait()
+    compiler.close()
+    say(kind="compiled", seconds=round(time.monotonic() - start, 1))
+    gemm_tiles.LEADING = ("vector", "dot", "stream")
+    chain = Chain() if "chain" in parts or "beside" in parts else None
+    runs: dict[str, Callable[[], bool]] = {
+        "alone": lambda: alone(fleets),
+        "prompt": lambda: prompts(fleets),
+        "beside": lambda: beside(fleets, chain),
+        "chain": lambda: chain is not None and chained(fleets, chain),
+        "pieces": lambda: pieces(fleets),
+    }
+    failed = False
+    for part, run in runs.items():
+        if part not in parts:
+            continue
+        if time.monotonic() - start > options.seconds:
+            say(kind="left out", part=part)
+            continue
+        try:
+            failed |= run()
+        except Exception as error:  # the other parts go on
+            failed = True
+            say(kind="failed", part=part, error=f"{type(error).__name__}: {error}"[:600])
+        KEPT.clear()
+        torch.cuda.synchronize()
+        say(kind="part ended", part=part, seconds=round(time.monotonic() - start, 1))
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
