@@ -138,6 +138,7 @@ EXPANDS = {
     "expand 128 x 1 early": PE._replace(columns=128, runs=1, late=False),
     "expand 256 x 1 early on 8": PE._replace(runs=1, late=False, warps=8),
     "expand 128 x 1 late": PE._replace(columns=128, runs=1),
+    "64 rows, expand 128 x 1 on 8": PE._replace(rows=64, columns=128, runs=1, warps=8),
 }
 SHRINKS = {
     "shrink 1024 by 128": PS._replace(step=128, stages=3),
@@ -585,6 +586,18 @@ def pieces(fleets: dict[tuple[int, ...], Fleet]) -> bool:
         ):
             moved[f"{name} {group}"] = 2 * size * len(case.slots)
             turns.add(f"{name} {group}", lambda r=run: sweep(eight(r)))
+    for group, shape in SHAPES.items():
+        for more in (0, 64):  # what h and B would be as more inputs of the base's product
+            x = torch.randn(len(case.slots), shape.d_in + more, device="cuda").bfloat16()
+            sizes = sum(shape.widths), shape.d_in + more
+            weights = [torch.randn(sizes, device="cuda").bfloat16() for _ in range(2)]
+            name = f"product {group}{' of 64 more inputs' if more else ''}"
+            KEPT.extend((x, *weights))
+
+            def product(o: Operands, n: int, x: Tensor = x, w: list[Tensor] = weights) -> Tensor:
+                return torch.nn.functional.linear(x, w[n % 2])
+
+            turns.add(name, lambda r=product: sweep(eight(r)))
     width = sum(SHAPES["gate_up"].widths)
     gates: dict[str, Callable[[Operands, int], object]] = {
         "silu_mul": lambda o, n: fused.silu_mul(o.y["gate_up"]),
@@ -595,8 +608,8 @@ def pieces(fleets: dict[tuple[int, ...], Fleet]) -> bool:
         turns.add(name, lambda r=gate: sweep(eight(r)))
     for name, times in turns.times().items():
         us = 1e3 * statistics.median(times) / FEW_LAYERS
-        floor = 1e6 * moved[name] / BANDWIDTH
-        say(kind="pieces", rival=name, us=round(us, 2), floor_us=round(floor, 2))
+        floor = round(1e6 * moved[name] / BANDWIDTH, 2) if name in moved else None
+        say(kind="pieces", rival=name, us=round(us, 2), floor_us=floor)
     return turns.failed
 
 
@@ -617,10 +630,7 @@ def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
         rivals = [prompt_tiles(expand=e) for e in EXPANDS.values()]
         rivals += [prompt_tiles(shrink=s) for s in SHRINKS.values()]
         compiler.ask((kernel, t) for t in rivals for kernel in ("expand", "shrink"))
-        compiler.call(
-            (compile_gate, GATES["gate 128 x 1 on 8"], prompt_tiles(shrink=s))
-            for s in SHRINKS.values()
-        )
+        compiler.call((compile_gate, GATES["gate 128 x 1 on 8"], t) for t in rivals)
     if "chain" in parts or "beside" in parts:
         mine = [picked_by_engine(c) for c in (MIXED, SAME, LOW)] + [RIVALS[n] for n in CHAINED]
         compiler.ask((kernel, t) for t in mine for kernel in ("joined", "expand", "shrink"))
