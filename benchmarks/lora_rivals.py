@@ -100,6 +100,7 @@ RIVALS = {
         TALL.expand,
     ),
     "tall 4 of 8 ranks by 2048": wide(columns=2048, ranks=8, tall=4, pieces=True, registers=128),
+    "tall 4 of 8 ranks by 1024": wide(ranks=8, tall=4, pieces=True),
     "tall 4 and no higher": wide(tall=4, pieces=True, registers=128, all_ranks=False),
     "tall 2": wide(tall=2, pieces=True, registers=128),
     "pieces": wide(pieces=True),
@@ -230,6 +231,18 @@ def own_plan(fleet: Fleet, case: Case, tiles: Tiles) -> LoraDevicePlan:
     plan = replace(plan, shrink=plan.shrink.clone(), expand=plan.expand.clone(), derived={})
     KEPT.extend((plan.shrink, plan.expand))
     return plan
+
+
+def padded(plan: LoraDevicePlan, shrink_items: int, expand_items: int) -> LoraDevicePlan:
+    """The same with items of no rows behind, as a graph's grid has them."""
+    kind = replace(plan.kind, shrink_items=shrink_items, expand_items=expand_items)
+    parts = []
+    for items, count in ((plan.shrink, shrink_items), (plan.expand, expand_items)):
+        part = torch.zeros(count, items.shape[1], dtype=items.dtype, device=items.device)
+        part[: len(items)] = items
+        parts.append(part)
+    KEPT.extend(parts)
+    return replace(plan, kind=kind, shrink=parts[0], expand=parts[1], derived={})
 
 
 def sweep(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -393,6 +406,18 @@ def chained(fleets: dict[tuple[int, ...], Fleet], chain: Chain) -> bool:
                     chain, 64, own_plan(fleet, MIXED, t), joined=h == "one"
                 ),
             )
+    rows = len(MIXED.slots)
+    for name, of_shrink, of_expand in (
+        ("engine", 8, 1),
+        ("tall 4, 128 registers", 8, 4),
+        ("tall 4, 128 registers", 4, 2),
+    ):
+        turns.add(
+            f"{name}, padded to {of_shrink * rows} and {of_expand * rows}: one",
+            lambda n=name, s=of_shrink * rows, e=of_expand * rows: chain_graph(
+                chain, rows, padded(own_plan(fleet, MIXED, sorts[n]), s, e), joined=True
+            ),
+        )
     turns.add(
         "rank 16: one",
         lambda: chain_graph(

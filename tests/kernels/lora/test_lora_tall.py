@@ -10,6 +10,7 @@ import torch
 from engine.adapters.lora_classes import most_items, padded
 from engine.adapters.work_items import cut_columns
 from engine.kernels import tiles as choices
+from engine.kernels.lora_joint import begin, joined
 from engine.kernels.lora_meta import LoraClass, Segment
 from engine.kernels.tiles import ExpandTile, Tiles
 
@@ -64,6 +65,22 @@ def test_a_module_of_less_rank_than_its_slot_is_read_by_high_tiles(
     segments, total = rows_of([(0, 1)])
     tiles = tall(choices.ALONE_WIDE, tall=4, pieces=True)
     pool.check(segments, total, layer=1, groups=("qkv",), tiles=tiles)
+
+
+def test_one_launch_beside_the_product_gives_the_same_bits(
+    make_pool: Make, whole: Callable[[int], Any], rows_of: Rows
+) -> None:
+    pool = make_pool("odd", torch.float16, block_rows=70, num_blocks=900)
+    for slot, rank in enumerate(RANKS[:4]):
+        pool.add(slot, whole(rank))
+    segments, total = rows_of([(slot, 1) for slot in range(4)])
+    meta = pool.plan(segments, total, tall(choices.ALONE_WIDE, tall=4, pieces=True))
+    y, x = pool.operands("qkv", total)
+    want, got = pool.apply(y, x, 1, "qkv", meta), y.clone()
+    meta.device.store.h.fill_(torch.nan)
+    begin(meta.device.store)
+    joined(got, x, 1, "qkv", meta.device)
+    assert torch.equal(got, want) and not torch.equal(got, y)
 
 
 def test_an_items_parts_are_as_many_as_its_tile_is_high() -> None:
