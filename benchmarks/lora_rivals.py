@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import checkout  # noqa: F401
 import torch
@@ -48,7 +49,7 @@ from lora_kernels import (
 )
 from torch import Tensor
 
-from engine.kernels import backend, elementwise, fused, gemm_tiles
+from engine.kernels import elementwise, fused, gemm_tiles
 from engine.kernels import tiles as choices
 from engine.kernels.elementwise import silu_mul
 from engine.kernels.lora import lora_apply_cuda, lora_gates
@@ -87,70 +88,55 @@ def wide(chunk: int = 2048, warps: int = 4, columns: int = 1024, **changes: obje
     )
 
 
-TALL = wide(tall=4, pieces=True, registers=128)
 RIVALS = {
-    "tall 4, 128 registers": TALL,
-    "tall 4": wide(tall=4, pieces=True),
-    "tall 4, 168 registers": wide(tall=4, pieces=True, registers=168),
-    "tall 4, 128 registers, chunks of 4096": wide(4096, tall=4, pieces=True, registers=128),
-    "tall 4, 2 warps": wide(1024, 2, 512, tall=4, pieces=True, registers=128),
-    "tall 4, 128 registers, chunks of 512 by 1 warp": Tiles(
-        "rival",
-        TALL.shrink._replace(chunk=512, wide_chunk=512, warps=1),
-        TALL.expand,
-    ),
-    "tall 4 of 8 ranks by 2048": wide(columns=2048, ranks=8, tall=4, pieces=True, registers=128),
-    "tall 4 of 8 ranks by 1024": wide(ranks=8, tall=4, pieces=True),
-    "tall 4 and no higher": wide(tall=4, pieces=True, registers=128, all_ranks=False),
-    "tall 2": wide(tall=2, pieces=True, registers=128),
     "pieces": wide(pieces=True),
-    "tall 4 of two bodies": wide(tall=4, registers=128),
+    "pieces and fetch": wide(pieces=True, fetch=True),
+    "pieces, chunks of 4096": wide(4096, pieces=True),
+    "pieces and fetch, 2 warps": wide(1024, 2, 512, pieces=True, fetch=True),
+    "pieces, chunks of 512 by 1 warp": Tiles(
+        "rival",
+        choices.ALONE_WIDE.shrink._replace(chunk=512, wide_chunk=512, warps=1),
+        choices.ALONE_WIDE.expand._replace(pieces=True),
+    ),
+    "pieces and fetch, chunks of 512 by 1 warp": Tiles(
+        "rival",
+        choices.ALONE_WIDE.shrink._replace(chunk=512, wide_chunk=512, warps=1),
+        choices.ALONE_WIDE.expand._replace(pieces=True, fetch=True),
+    ),
+    "chunks of 2048": wide(),
 }
 NARROW = choices.ALONE
 RIVALS_16 = {
     "pieces": NARROW._replace(name="rival", expand=NARROW.expand._replace(pieces=True)),
-    "pieces, 80 registers": NARROW._replace(
-        name="rival", expand=NARROW.expand._replace(pieces=True, registers=80)
+    "chunks of 512 by 1 warp": NARROW._replace(
+        name="rival", shrink=NARROW.shrink._replace(chunk=512, wide_chunk=512, warps=1)
     ),
 }
-CHAINED = (
-    "tall 4, 128 registers",
-    "tall 4, 128 registers, chunks of 4096",
-    "tall 4, 168 registers",
-    "tall 4, 2 warps",
-    "pieces",
-)
+CHAINED = ("chunks of 2048", "pieces", "pieces, chunks of 4096", "pieces and fetch")
 
 PE, PS = choices.PREFILL.expand, choices.PREFILL.shrink
 _ANY = choices.PREFILL.most_rows
 GATES = {
     "gate 128 x 1 on 4": GateTile(128, 1, 4),
-    "gate 128 x 1 on 8": GateTile(128, 1, 8),
-    "gate 128 x 1 on 8, 64 registers": GateTile(128, 1, 8, registers=64),
-    "gate 64 x 1 on 4": GateTile(64, 1, 4),
     "gate 256 x 1 on 8": GateTile(256, 1, 8),
-    "gate 128 x 4 ahead on 4": GateTile(128, 4, 4, ahead=True),
-    "gate 128 x 4 ahead on 8": GateTile(128, 4, 8, ahead=True),
-    "gate 64 x 4 ahead on 4": GateTile(64, 4, 4, ahead=True),
     "gate 128 x 1 on 4, 96 registers": GateTile(128, 1, 4, registers=96),
+    "gate 128 x 1 on 8": GateTile(128, 1, 8),
+    "gate 64 x 4 ahead on 4": GateTile(64, 4, 4, ahead=True),
+    "gate 128 x 4 ahead on 8": GateTile(128, 4, 8, ahead=True),
+    "gate 128 x 4 ahead on 4": GateTile(128, 4, 4, ahead=True),
 }
+IN_CHAIN = ("gate 128 x 1 on 4", "gate 256 x 1 on 8", "gate 64 x 4 ahead on 4")
 EXPANDS = {
-    "expand 256 x 1": PE._replace(runs=1),
-    "expand 128 x 1 early": PE._replace(columns=128, runs=1, late=False),
-    "expand 256 x 1 early on 8": PE._replace(runs=1, late=False, warps=8),
-    "expand 128 x 1 late": PE._replace(columns=128, runs=1),
-    "64 rows, expand 128 x 1 on 8": PE._replace(rows=64, columns=128, runs=1, warps=8),
+    "256 x 1": PE._replace(runs=1),
+    "256 x 1 early": PE._replace(runs=1, late=False),
+    "128 x 1 early": PE._replace(columns=128, runs=1, late=False),
+    "256 x 4 early": PE._replace(late=False),
 }
 SHRINKS = {
-    "shrink 1024 by 128": PS._replace(step=128, stages=3),
-    "shrink 2048 by 64": PS._replace(chunk=2048, stages=6),
-    "shrink 512 by 64": PS._replace(chunk=512, wide_chunk=1024),
+    "1024 by 128": PS._replace(step=128, stages=3),
+    "512 by 64": PS._replace(chunk=512, wide_chunk=1024),
 }
-GATES_64 = {
-    "gate 128 x 1 on 8": GateTile(128, 1, 8),
-    "gate 64 x 1 on 4": GateTile(64, 1, 4),
-    "gate 128 x 4 ahead on 8": GateTile(128, 4, 8, ahead=True),
-}
+GATES_64 = {"gate 128 x 1 on 4": GateTile(128, 1, 4), "gate 128 x 1 on 8": GateTile(128, 1, 8)}
 
 
 def prompt_tiles(**changes: object) -> Tiles:
@@ -218,6 +204,18 @@ class Turns:
                 for name, start, end in marks:
                     found[name].append(start.elapsed_time(end))
         return found
+
+    def pairs(self, base: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+        """As `times`, with the base ahead of each; and the medians of what each took more."""
+        found = {name: [] for name in self.graphs}  # type: dict[str, list[float]]
+        more = {name: [] for name in self.graphs}  # type: dict[str, list[float]]
+        only, all_of_them = Turns(), self.graphs
+        for name in all_of_them:
+            only.graphs = {base: all_of_them[base], name: all_of_them[name]}
+            times = only.times(rounds)
+            found[name] = times[name]
+            more[name] = [a - b for a, b in zip(times[name], times[base], strict=True)]
+        return found, {name: statistics.median(m) for name, m in more.items()}
 
 
 def added(times: dict[str, list[float]], name: str, base: str) -> float:
@@ -301,7 +299,7 @@ def _alone(fleet: Fleet, case: Case, rivals: dict[str, Tiles], bar: float) -> bo
     picked = {"engine": picked_by_engine(case)} | rivals
     for name, tiles in picked.items():
         turns.add(name, lambda t=tiles: make(t, both_launches), case=case.name)
-    only = {"shrink alone": picked["engine"], "shrink alone by 2048": TALL}
+    only = {f"{name}: shrink alone": tiles for name, tiles in picked.items()}
     for name, tiles in only.items():
         turns.add(name, lambda t=tiles: make(t, first_launches), case=case.name)
     for name, times in turns.times().items():
@@ -318,7 +316,7 @@ def _alone(fleet: Fleet, case: Case, rivals: dict[str, Tiles], bar: float) -> bo
 # ---------------------------------------------------------------- rank 8 beside rank 64
 def beside(fleets: dict[tuple[int, ...], Fleet], chain: Chain | None) -> bool:
     failed = False
-    for name, tiles in {"engine": None, "tall 4, 128 registers": TALL}.items():
+    for name, tiles in {"engine": None, "pieces": RIVALS["pieces"]}.items():
         turns, joined = Turns(), Turns()
         for case in (HIGH, LOW, BOTH):
             mine = picked_by_engine(case) if tiles is None or case is LOW else tiles
@@ -407,17 +405,15 @@ def chained(fleets: dict[tuple[int, ...], Fleet], chain: Chain) -> bool:
                 ),
             )
     rows = len(MIXED.slots)
-    for name, of_shrink, of_expand in (
-        ("engine", 8, 1),
-        ("tall 4, 128 registers", 8, 4),
-        ("tall 4, 128 registers", 4, 2),
-    ):
-        turns.add(
-            f"{name}, padded to {of_shrink * rows} and {of_expand * rows}: one",
-            lambda n=name, s=of_shrink * rows, e=of_expand * rows: chain_graph(
-                chain, rows, padded(own_plan(fleet, MIXED, sorts[n]), s, e), joined=True
-            ),
-        )
+    turns.add(
+        "engine, padded as a graph's grid is: one",
+        lambda: chain_graph(
+            chain,
+            rows,
+            padded(own_plan(fleet, MIXED, sorts["engine"]), 8 * rows, rows),
+            joined=True,
+        ),
+    )
     turns.add(
         "rank 16: one",
         lambda: chain_graph(
@@ -462,30 +458,6 @@ class PromptChain(Chain):
             delta = times("down", silu_mul(times("gate_up", normed), deterministic=False))
         return fused.rms_norm(x, self.norm, 1e-5, delta)
 
-    @torch.no_grad()
-    def by_blas(self, x: Tensor, plan: LoraDevicePlan, h: Tensor, b: dict[str, Tensor]) -> Tensor:
-        """Expand as a product of torch's that adds to y: h (T, 16) and B stand in for its own.
-
-        Gate and up as well, and then the base's gate."""
-        delta = None
-        for number, layer in enumerate(self.layers):
-
-            def times(group: str, rows: Tensor) -> Tensor:
-                shrink(rows, number, group, plan)  # noqa: B023
-                y = layer[group](rows, None)  # noqa: B023
-                column = 0
-                for width in SHAPES[group].widths:
-                    columns = slice(column, column + width)
-                    y[:, columns].addmm_(h, b[group][:, columns])
-                    column += width
-                return y
-
-            normed = fused.rms_norm(x, self.norm, 1e-5, delta)
-            mixed = fused.rms_norm(times("qkv", normed)[:, :HIDDEN], self.norm, 1e-5)
-            normed = fused.rms_norm(x, self.norm, 1e-5, times("o", mixed))
-            delta = times("down", silu_mul(times("gate_up", normed), deterministic=False))
-        return fused.rms_norm(x, self.norm, 1e-5, delta)
-
 
 def check_gate(operands: Operands, plan: LoraDevicePlan) -> None:
     """Against torch in fp32, the base's y being random."""
@@ -502,7 +474,7 @@ def check_gate(operands: Operands, plan: LoraDevicePlan) -> None:
 def prompts(fleets: dict[tuple[int, ...], Fleet]) -> bool:
     chain = PromptChain()
     failed = False
-    for case, gates in ((PROMPT, GATES), (PROMPT_64, GATES_64)):
+    for case, gates in ((PROMPT, {name: GATES[name] for name in IN_CHAIN}), (PROMPT_64, GATES_64)):
         failed |= _prompt(chain, fleets[case.ranks], case, gates)
     return failed
 
@@ -557,33 +529,18 @@ def _prompt(chain: PromptChain, fleet: Fleet, case: Case, gates: dict[str, GateT
             lambda: graph_of("", lambda x: chain.partly(x, plan, "expand")),
             **about,
         )
-        best = GATES["gate 128 x 1 on 8"]
-        for name, tile in EXPANDS.items():
-            turns.add(name, lambda n=name, t=tile: full(n, prompt_tiles(expand=t), best), **about)
-        for name, tile in SHRINKS.items():
-            turns.add(name, lambda n=name, t=tile: full(n, prompt_tiles(shrink=t), best), **about)
-        h = torch.randn(rows, 16, device="cuda").bfloat16() * 0.01
-        b = {g: torch.randn(16, sum(s.widths), device="cuda").bfloat16() for g, s in SHAPES.items()}
-        turns.add(
-            "expand by torch's addmm", lambda: graph_of("", lambda x: chain.by_blas(x, plan, h, b))
-        )
-        quick, backend.approximates = backend.approximates, lambda device: False  # type: ignore
-        try:
-            turns.add("base, as it was", lambda: graph_of("", lambda x: chain(x, None)), **about)
-            gate = GATES["gate 128 x 1 on 4"]
-            turns.add("gate, as it was", lambda: full("gate, as it was", picked, gate), **about)
-        finally:
-            backend.approximates = quick
-    times = turns.times()
+        for name in ("256 x 1", "256 x 1 early"):
+            tiles, gate = prompt_tiles(expand=EXPANDS[name]), GATES[IN_CHAIN[0]]
+            turns.add(f"expand {name}", lambda n=name, t=tiles, g=gate: full(n, t, g), **about)
+    times, more_of = turns.pairs("base", 11)
     scale = LAYERS / FEW_LAYERS
     for name in times:
-        more = scale * added(times, name, "base") if "base" in times else None
+        more = scale * more_of[name]
         say(
             **{"kind": "prompt", "case": case.name, "rival": name},
             **{"ms": round(scale * statistics.median(times[name]), 4)},
-            **{"added_ms": None if more is None else round(more, 4)},
-            **{"floor_ms": round(case.floor_ms, 4)},
-            **{"with_47.9": None if more is None else round(1 + more / 47.9, 4), "bar": 1.1},
+            **{"added_ms": round(more, 4), "floor_ms": round(case.floor_ms, 4)},
+            **{"with_47.9": round(1 + more / 47.9, 4), "bar": 1.1},
         )
     return turns.failed
 
@@ -593,61 +550,71 @@ def pieces(fleets: dict[tuple[int, ...], Fleet]) -> bool:
     """Each kernel of a prompt by itself, on buffers that are larger together than L2."""
     case, turns = PROMPT, Turns()
     fleet = fleets[case.ranks]
-    plan = own_plan(fleet, case, picked_by_engine(case))
-    operands = [Operands(fleet, case) for _ in range(3)]
+    operands = [Operands(fleet, case) for _ in range(6)]
     moved: dict[str, int] = {}
 
-    def eight(run: Callable[[Operands, int], object]) -> Callable[[], None]:
+    def add(name: str, size: int, run: Callable[[Operands, int], object]) -> None:
         def all_of_it() -> None:
             for layer in range(FEW_LAYERS):
-                run(operands[layer % 3], layer)
+                run(operands[layer % len(operands)], layer)
 
-        return all_of_it
+        moved[name] = 2 * size * len(case.slots)
+        turns.add(name, lambda: sweep(all_of_it))
 
-    for group, shape in SHAPES.items():
-        for name, run, size in (
-            ("shrink", lambda o, n, g=group: shrink(o.x[g], n, g, plan), shape.d_in),
-            ("expand", lambda o, n, g=group: expand(o.y[g], n, g, plan), 2 * sum(shape.widths)),
-        ):
-            moved[f"{name} {group}"] = 2 * size * len(case.slots)
-            turns.add(f"{name} {group}", lambda r=run: sweep(eight(r)))
-    for group, shape in SHAPES.items():
-        for more in (0, 64):  # what h and B would be as more inputs of the base's product
-            x = torch.randn(len(case.slots), shape.d_in + more, device="cuda").bfloat16()
-            sizes = sum(shape.widths), shape.d_in + more
-            weights = [torch.randn(sizes, device="cuda").bfloat16() for _ in range(2)]
-            name = f"product {group}{' of 64 more inputs' if more else ''}"
-            KEPT.extend((x, *weights))
+    def add_all(kernel: str, name: str, tiles: Tiles) -> None:
+        plan = checked(operands[0], own_plan(fleet, case, tiles))
+        for group, shape in SHAPES.items():
+            if kernel == "shrink":
+                run = lambda o, n, g=group: shrink(o.x[g], n, g, plan)  # noqa: E731
+                add(f"shrink {group}{name}", shape.d_in, run)
+            else:
+                run = lambda o, n, g=group: expand(o.y[g], n, g, plan)  # noqa: E731
+                add(f"expand {group}{name}", 2 * sum(shape.widths), run)
 
-            def product(o: Operands, n: int, x: Tensor = x, w: list[Tensor] = weights) -> Tensor:
-                return torch.nn.functional.linear(x, w[n % 2])
+    def add_gate(name: str, gate: GateTile) -> None:
+        plan, mine = own_plan(fleet, case, picked_by_engine(case)), choices.GATE
+        choices.GATE = gate
+        check_gate(operands[0], plan)
+        gated(operands[0].y["gate_up"], 0, plan, gelu=False)  # the plan keeps the tile
+        choices.GATE = mine
+        add(name, 3 * width // 2, lambda o, n: gated(o.y["gate_up"], n, plan, gelu=False))
 
-            turns.add(name, lambda r=product: sweep(eight(r)))
     width = sum(SHAPES["gate_up"].widths)
-    gates: dict[str, Callable[[Operands, int], object]] = {
-        "silu_mul": lambda o, n: fused.silu_mul(o.y["gate_up"]),
-        "gate": lambda o, n: gated(o.y["gate_up"], n, plan, gelu=False),
-    }
-    for name, gate in gates.items():
-        moved[name] = 3 * width * len(case.slots)
-        turns.add(name, lambda r=gate: sweep(eight(r)))
+    add("silu_mul", 3 * width // 2, lambda o, n: fused.silu_mul(o.y["gate_up"]))
+    jobs: list[tuple[str, Callable[[], None]]] = []
+    jobs += [(name, lambda n=name, g=gate: add_gate(n, g)) for name, gate in GATES.items()]
+    for kernel, rivals in (
+        ("shrink", {"": choices.PREFILL} | _of(SHRINKS, "shrink")),
+        ("expand", {"": choices.PREFILL} | _of(EXPANDS, "expand")),
+    ):
+        jobs += [(n, lambda k=kernel, m=n, t=t: add_all(k, m, t)) for n, t in rivals.items()]
+    for name, job in jobs:
+        try:
+            job()
+        except Exception as error:  # the others go on
+            turns.failed = True
+            say(kind="failed", rival=name, error=f"{type(error).__name__}: {error}"[:400])
     for name, times in turns.times().items():
         us = 1e3 * statistics.median(times) / FEW_LAYERS
-        floor = round(1e6 * moved[name] / BANDWIDTH, 2) if name in moved else None
+        floor = round(1e6 * moved[name] / BANDWIDTH, 2)
         say(kind="pieces", rival=name, us=round(us, 2), floor_us=floor)
     return turns.failed
+
+
+def _of(rivals: dict[str, Any], kernel: str) -> dict[str, Tiles]:
+    return {f", {name}": prompt_tiles(**{kernel: tile}) for name, tile in rivals.items()}
 
 
 # ---------------------------------------------------------------- all of it
 def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
     if "alone" in parts or "beside" in parts:
         mine = [picked_by_engine(c) for c in (MIXED, SAME, LOW)]
-        mine += [*RIVALS.values(), *RIVALS_16.values()] if "alone" in parts else [TALL]
+        mine += [*RIVALS.values(), *RIVALS_16.values()] if "alone" in parts else [RIVALS["pieces"]]
         compiler.ask((kernel, t) for t in mine for kernel in ("expand", "shrink"))
     if "prompt" in parts or "pieces" in parts:
         tiles = picked_by_engine(PROMPT)
         compiler.ask((kernel, tiles) for kernel in ("expand", "shrink"))
-    if "prompt" in parts:
+    if "prompt" in parts or "pieces" in parts:
         high = picked_by_engine(PROMPT_64)
         compiler.ask((kernel, high) for kernel in ("expand", "shrink"))
         compiler.call((compile_gate, gate, tiles) for gate in GATES.values())
@@ -655,7 +622,7 @@ def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
         rivals = [prompt_tiles(expand=e) for e in EXPANDS.values()]
         rivals += [prompt_tiles(shrink=s) for s in SHRINKS.values()]
         compiler.ask((kernel, t) for t in rivals for kernel in ("expand", "shrink"))
-        compiler.call((compile_gate, GATES["gate 128 x 1 on 8"], t) for t in rivals)
+        compiler.call((compile_gate, GATES[IN_CHAIN[0]], t) for t in rivals)
     if "chain" in parts or "beside" in parts:
         mine = [picked_by_engine(c) for c in (MIXED, SAME, LOW)] + [RIVALS[n] for n in CHAINED]
         compiler.ask((kernel, t) for t in mine for kernel in ("joined", "expand", "shrink"))
@@ -668,7 +635,7 @@ def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="alone,prompt,beside,chain,pieces")
+    parser.add_argument("--only", default="alone,pieces,prompt,chain,beside")
     parser.add_argument("--seconds", type=float, default=110, help="no part begins later")
     parser.add_argument("--workers", type=int, default=14)
     options = parser.parse_args()
@@ -702,10 +669,10 @@ def main() -> None:
     chain = Chain() if "chain" in parts or "beside" in parts else None
     runs: dict[str, Callable[[], bool]] = {
         "alone": lambda: alone(fleets),
-        "prompt": lambda: prompts(fleets),
-        "beside": lambda: beside(fleets, chain),
-        "chain": lambda: chain is not None and chained(fleets, chain),
         "pieces": lambda: pieces(fleets),
+        "prompt": lambda: prompts(fleets),
+        "chain": lambda: chain is not None and chained(fleets, chain),
+        "beside": lambda: beside(fleets, chain),
     }
     failed = False
     for part, run in runs.items():

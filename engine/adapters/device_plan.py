@@ -18,15 +18,7 @@ from torch import Tensor
 
 from engine.adapters.device_slots import DeviceSlots
 from engine.adapters.lora_classes import most_items, padded, usual_classes
-from engine.adapters.work_items import (
-    ITEM_WORDS,
-    Ints,
-    cut_columns,
-    cut_ranks,
-    cut_rows,
-    fill,
-    rest_of,
-)
+from engine.adapters.work_items import ITEM_WORDS, Ints, cut_ranks, cut_rows, fill, rest_of
 from engine.kernels import backend
 from engine.kernels.lora_meta import LoraClass, LoraDevicePlan, LoraMeta, LoraStore, group_shapes
 from engine.kernels.tiles import (
@@ -154,21 +146,16 @@ class DevicePlanner:
         """Work items of some runs, those of the highest ranks first: the longest work."""
         starts, rows, slots = runs
         ranks = self.slots.max_rank[slots].astype(np.int64)
-        assert tiles.expand.all_ranks or ranks.max() <= tiles.expand.ranks * tiles.expand.tall, (
-            "a rank is too high"
-        )
+        assert tiles.expand.all_ranks or ranks.max() <= tiles.expand.ranks, "a rank is too high"
         order = np.argsort(-ranks, kind="stable")
         starts, rows, slots, ranks = starts[order], rows[order], slots[order], ranks[order]
         expand = cut_rows(starts, rows, slots, tiles.expand.rows)
-        expand_ranks = np.repeat(ranks, -(-rows // tiles.expand.rows))
         if tiles.shrink.rows == tiles.expand.rows:
-            shrink, shrink_ranks = expand, expand_ranks
+            shrink, shrink_ranks = expand, np.repeat(ranks, -(-rows // tiles.expand.rows))
         else:
             shrink = cut_rows(starts, rows, slots, tiles.shrink.rows)
             shrink_ranks = np.repeat(ranks, -(-rows // tiles.shrink.rows))
         shrink = cut_ranks(shrink, shrink_ranks, tiles.shrink.ranks)
-        if tiles.expand.tall > 1:
-            expand = cut_columns(expand, expand_ranks, tiles.expand.ranks, tiles.expand.tall)
         extras = bool(self.slots.extras[slots].any())
         return _Part(LoraClass(tiles, len(shrink), len(expand), extras), shrink, expand)
 

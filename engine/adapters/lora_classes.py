@@ -51,7 +51,7 @@ def padded(kind: LoraClass, rows: int, known: Sequence[LoraClass]) -> LoraClass:
     fitting = [other for other in known if _holds(other, kind)]
     if fitting:
         return min(fitting, key=lambda other: other.num_items)
-    expand = min(max(rung(kind.expand_items), LEAST_GRID), rows * kind.tiles.expand.tall)
+    expand = min(max(rung(kind.expand_items), LEAST_GRID), rows)
     return replace(
         kind,
         shrink_items=max(rung(kind.shrink_items), expand),
@@ -72,17 +72,15 @@ def most_items(choices: Iterable[Tiles], max_rows: int, max_seqs: int, max_rank:
             return max(min(rows, max_seqs if alone else rows // height + max_seqs), LEAST_GRID)
 
         shrink = max(shrink, rung(most(tiles.shrink.rows) * rank_tiles))
-        expand = max(expand, rung(most(tiles.expand.rows) * tiles.expand.height(max_rank)))
+        expand = max(expand, rung(most(tiles.expand.rows)))
         if for_prompts(tiles):  # and the rows between the segments
             rest = max(rest, rows // tiles.expand.rows + max_seqs + 1)
     return shrink + expand + rest
 
 
 def _of_grids(usual: Graphed, max_rank: int, grids: Iterable[int]) -> list[LoraClass]:
-    rank = min(usual.rank, max_rank)
-    tiles = -(-rank // usual.tiles.shrink.ranks)
-    height = usual.tiles.expand.height(rank)
-    return [LoraClass(usual.tiles, items * tiles, items * height) for items in grids]
+    tiles = -(-min(usual.rank, max_rank) // usual.tiles.shrink.ranks)
+    return [LoraClass(usual.tiles, items * tiles, items) for items in grids]
 
 
 def _split(usual: Graphed, step: Rung, max_rank: int, coarse: int) -> list[LoraClass]:

@@ -79,21 +79,6 @@ def cut_ranks(items: npt.NDArray[np.int32], ranks: Ints, size: int) -> npt.NDArr
     return cut
 
 
-def cut_columns(
-    items: npt.NDArray[np.int32], ranks: Ints, size: int, tall: int
-) -> npt.NDArray[np.int32]:
-    """Each item as often as its tile is higher than `size` ranks, for a part of the columns each.
-
-    The last word is the height, 1 to `tall`, and 16 times the part.
-    """
-    heights = np.minimum(2 ** np.ceil(np.log2(-(-ranks // size))).astype(np.int64), tall)
-    item = np.repeat(np.arange(len(items)), heights)
-    part = np.arange(item.size) - np.repeat(np.cumsum(heights) - heights, heights)
-    cut = items[item]
-    cut[:, 3] = heights[item] + 16 * part
-    return cut
-
-
 def fill(region: npt.NDArray[np.int32], items: npt.NDArray[np.int32]) -> None:
     """Write the items, and then items of no rows."""
     region[: items.size] = items.ravel()

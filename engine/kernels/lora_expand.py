@@ -101,8 +101,8 @@ def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:
         "LATE": tile.late,
         "MORE": tile.all_ranks,
         "DEEP": tile.deep and tile.all_ranks,
-        "TALL": tile.tall,
-        "PIECES": tile.pieces and store.block // max(strides) >= tile.tall * tile.ranks,
+        "FETCH": tile.fetch and store.pdl,
+        "PIECES": tile.pieces and store.block // max(strides) >= tile.ranks,
         "EXTRAS": plan.kind.extras,
     }
 
@@ -149,8 +149,8 @@ def _expand(
     LATE: tl.constexpr,
     MORE: tl.constexpr,  # ranks above RANKS occur
     DEEP: tl.constexpr,  # the next tile of B is on its way while one is used
-    TALL: tl.constexpr,  # tiles are up to so many times as high, as an item's last word says
     PIECES: tl.constexpr,  # no tile lies in more than two blocks
+    FETCH: tl.constexpr,  # later tiles of B are asked for by L2
     EXTRAS: tl.constexpr,  # biases and gains occur
     BASE_BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -159,7 +159,7 @@ def _expand(
     expand_item(
         h, arena, table, items, y, base_bias, h, 0, entry, tl.program_id(0), W0, W1, W2, T0, T1, T2,
         S0, S1, S2, ALIGN, Y_STRIDE, BLOCK, UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-        COLUMNS, RUNS, ROWS, FORM, PRECISION, EVEN, LATE, MORE, DEEP, TALL, PIECES, EXTRAS,
+        COLUMNS, RUNS, ROWS, FORM, PRECISION, EVEN, LATE, MORE, DEEP, PIECES, FETCH, EXTRAS,
         BASE_BIAS, False, PDL,
     )  # fmt: skip
 
@@ -204,15 +204,15 @@ def expand_item(
     LATE: tl.constexpr,
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
-    TALL: tl.constexpr,
     PIECES: tl.constexpr,
+    FETCH: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,  # h comes from programs of this kernel, and is used ahead of the wait
     PDL: tl.constexpr,
 ):
     """One tile of columns of an item."""
-    start, rows, slot, share = load_item(items, place // (T0 + T1 + T2))
+    start, rows, slot, _ = load_item(items, place // (T0 + T1 + T2))
     # which module, its width and first column in y, and this program's first column in the module
     tile = place % (T0 + T1 + T2)
     module, width, left, first = tile * 0, tile * 0 + W0, tile * 0, tile
@@ -230,20 +230,15 @@ def expand_item(
         first = tl.where(third, tile - T0 - T1, first)
     width, left = tl.multiple_of(width, ALIGN), tl.multiple_of(left, ALIGN)
     c0 = first * (COLUMNS * RUNS)
-    height = 1
-    if TALL > 1:  # the item is a part of the tile's columns, with more of the ranks
-        height = share % 16
-        narrow = tl.where(height == 4, COLUMNS // 4, tl.where(height == 2, COLUMNS // 2, COLUMNS))
-        c0 += share // 16 * narrow
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     e = slot_row + (entry + module) * 8
-    rank = load_word(e)
+    # all of the entry at once, whether it is needed or not: each turn to L2 costs a program 0.6 us
+    rank, begin, block = load_word(e), load_word(e + 2), load_word(e + 5)
+    scaling = load_word(e + 3).to(tl.float32, bitcast=True)
+    flags = load_word(e + 6) if EXTRAS else 0
     if (rows == 0) | (rank == 0):
         wait_for_earlier(PDL)
     else:
-        begin, block = load_word(e + 2), load_word(e + 5)
-        scaling = load_word(e + 3).to(tl.float32, bitcast=True)
-        flags = load_word(e + 6) if EXTRAS else 0
         base_bias += left
         hp = h + (module * SPLITS).to(tl.int64) * H_SPLIT + start * RH
         yp = y + start.to(tl.int64) * Y_STRIDE + left
@@ -267,29 +262,12 @@ def expand_item(
                     hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
                     module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
                     BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP,
-                    PIECES, EXTRAS, BASE_BIAS, AHEAD, PDL,
+                    PIECES, FETCH, EXTRAS, BASE_BIAS, AHEAD, PDL,
                 )  # fmt: skip
         else:
-            if TALL > 2:  # noqa: SIM102  # a constant, which leaves the body out
-                if height == 4:
-                    near_or_far(
-                        hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
-                        module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
-                        BLOCKS_AT, RH, H_SPLIT, SPLITS, 4 * RANKS, COLUMNS // 4, EVEN, ROWS > 1,
-                        MORE, DEEP, PIECES, EXTRAS, BASE_BIAS, AHEAD, PDL,
-                    )  # fmt: skip
-            if TALL > 1:  # noqa: SIM102
-                if height == 2:
-                    near_or_far(
-                        hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
-                        module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
-                        BLOCKS_AT, RH, H_SPLIT, SPLITS, 2 * RANKS, COLUMNS // 2, EVEN, ROWS > 1,
-                        MORE and TALL == 2, DEEP, PIECES, EXTRAS, BASE_BIAS, AHEAD, PDL,
-                    )  # fmt: skip
-            if height == 1:
-                near_or_far(
-                    hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
-                    module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
-                    BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1,
-                    MORE and TALL == 1, DEEP, PIECES, EXTRAS, BASE_BIAS, AHEAD, PDL,
-                )  # fmt: skip
+            near_or_far(
+                hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module,
+                rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
+                H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP, PIECES, FETCH, EXTRAS,
+                BASE_BIAS, AHEAD, PDL,
+            )  # fmt: skip

@@ -176,8 +176,8 @@ def _joint(
     LATE: tl.constexpr,
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
-    TALL: tl.constexpr,
     PIECES: tl.constexpr,
+    FETCH: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -205,5 +205,5 @@ def _joint(
             h, arena, table, expand_items, y, base_bias, arrived, shrinks, entry,
             program - shrinks, W0, W1, W2, T0, T1, T2, S0, S1, S2, ALIGN, Y_STRIDE, BLOCK, UNIT,
             SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, RUNS, ROWS, FORM, PRECISION,
-            EVEN, LATE, MORE, DEEP, TALL, PIECES, EXTRAS, BASE_BIAS, True, PDL,
+            EVEN, LATE, MORE, DEEP, PIECES, FETCH, EXTRAS, BASE_BIAS, True, PDL,
         )  # fmt: skip

@@ -127,6 +127,67 @@ def load_pieces(
 ):
     """The same for a run in whichever blocks, where a block holds RANKS rows: the tile then lies in
     one of them, or in two.  A row's address is a constant away from one of two places."""
+    here, there, left = _pieces(
+        slot_row, start, block, r0, rank, stride, BLOCK, UNIT, BLOCKS_AT, RANKS
+    )
+    i = tl.arange(0, RANKS)
+    j = tl.arange(0, COLUMNS)
+    mask = (i < rank - r0)[:, None]
+    if not EVEN:
+        mask = mask & (j < width - c0)[None, :]
+    row = tl.where(i < left, here + c0, there + c0) + i * stride
+    return tl.load(arena + row[:, None] + j[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def fetch_pieces(
+    arena,
+    slot_row,
+    start,
+    block,
+    r0,
+    rank,
+    c0,
+    stride,
+    BLOCK: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCKS_AT: tl.constexpr,
+    RANKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Have L2 ask for that tile, which will be loaded later: it takes no registers.  Lines of 64
+    elements; beyond the rank and the width the last ones again."""
+    here, there, left = _pieces(
+        slot_row, start, block, r0, rank, stride, BLOCK, UNIT, BLOCKS_AT, RANKS
+    )
+    i = tl.minimum(tl.arange(0, RANKS), rank - r0 - 1)
+    column = tl.minimum(c0 + 64 * tl.arange(0, COLUMNS // 64), stride - 1)
+    row = tl.where(i < left, here, there) + i * stride
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [arena + row[:, None] + column[None, :]],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _pieces(
+    slot_row,
+    start,
+    block,
+    r0,
+    rank,
+    stride,
+    BLOCK: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCKS_AT: tl.constexpr,
+    RANKS: tl.constexpr,
+):
+    """Where a tile's row 0 lies; where it would lie for those in the next block; how many are in
+    the first."""
     per_block = BLOCK // stride
     later = r0 - rows_in_first_block(start, stride, BLOCK, UNIT)  # rows, behind the first block
     within = later % per_block
@@ -139,13 +200,7 @@ def load_pieces(
     here = tl.where(later < 0, start.to(tl.int64) * UNIT + r0 * stride, here)
     beyond = tl.minimum(rank - r0, RANKS) > left
     there = load_id(ids + number + 1, beyond).to(tl.int64) * BLOCK - left * stride
-    i = tl.arange(0, RANKS)
-    j = tl.arange(0, COLUMNS)
-    mask = (i < rank - r0)[:, None]
-    if not EVEN:
-        mask = mask & (j < width - c0)[None, :]
-    row = tl.where(i < left, here + c0, there + c0) + i * stride
-    return tl.load(arena + row[:, None] + j[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+    return here, there, left
 
 
 @triton.jit

@@ -58,14 +58,9 @@ class ExpandTile(NamedTuple):
     late: bool = False  # y is read after the product: fewer registers
     all_ranks: bool = True  # False: no rank of the step exceeds `ranks`
     deep: bool = False  # two tiles of B are on their way ("vec")
-    tall: int = 1  # tiles are up to so many times as high, and as narrow, as a slot's rank asks for
     pieces: bool = False  # one body for runs within a block and across two ("vec")
     registers: int = 0  # of a thread, at the most; 0: as many as it likes
-
-    def height(self, rank: int) -> int:
-        """How many times as high a tile is for a slot of this rank: 1, 2 or 4."""
-        wanted = 1 << (-(-rank // self.ranks) - 1).bit_length()
-        return min(self.tall, wanted)
+    fetch: bool = False  # L2 is told of a high rank's later tiles of B beforehand ("pieces")
 
 
 #: Shrink and expand are one launch beside the base's product, where that one is our own.  On an
