@@ -126,8 +126,8 @@ def _gated(
     if item < adapters:
         slot_row = table + slot.to(tl.int64) * SLOT_WORDS
         e = slot_row + entry * 8
-        # All that is asked for is asked for at once, y first: a program is bound by its turns to L2
-        # (0.6 us each), of which one after the other took 97 us for 2,048 rows and the gate alone 43.
+        # All that is asked for is asked for at once, y first.  A program is bound by its turns to
+        # L2, 0.6 us each: one after the other they took 97 us for 2,048 rows, a gate alone 43.
         here = y + row * (2 * WIDTH)
         next_gate, next_up = _halves(here, c0, live, WIDTH, COLUMNS)
         rank, begin, block = load_word(e), load_word(e + 2), load_word(e + 5)
