@@ -103,16 +103,20 @@ RIVALS = {
         choices.ALONE_WIDE.shrink._replace(chunk=512, wide_chunk=512, warps=1),
         choices.ALONE_WIDE.expand._replace(pieces=True, fetch=True),
     ),
+    "pieces and fetch, 2 runs": wide(pieces=True, fetch=True, runs=2, registers=128),
     "chunks of 2048": wide(),
 }
 NARROW = choices.ALONE
 RIVALS_16 = {
     "pieces": NARROW._replace(name="rival", expand=NARROW.expand._replace(pieces=True)),
+    "pieces and fetch, 2 runs": NARROW._replace(
+        name="rival", expand=NARROW.expand._replace(pieces=True, fetch=True, runs=2, registers=96)
+    ),
     "chunks of 512 by 1 warp": NARROW._replace(
         name="rival", shrink=NARROW.shrink._replace(chunk=512, wide_chunk=512, warps=1)
     ),
 }
-CHAINED = ("chunks of 2048", "pieces", "pieces, chunks of 4096", "pieces and fetch")
+CHAINED = ("chunks of 2048", "pieces", "pieces and fetch", "pieces and fetch, 2 runs")
 
 PE, PS = choices.PREFILL.expand, choices.PREFILL.shrink
 _ANY = choices.PREFILL.most_rows

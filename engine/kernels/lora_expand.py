@@ -23,6 +23,7 @@ from engine.kernels.launch import Launcher, launcher_of
 from engine.kernels.lora_expand_rows import many_rows, near_or_far
 from engine.kernels.lora_meta import LoraDevicePlan
 from engine.kernels.lora_place import load_item, load_word
+from engine.kernels.tiles import ExpandTile
 
 #: How h, which is fp32, meets the tensor cores, by the arena's dtype.  One tf32 alone cut h to 10
 #: bits, which failed 14 of 20 seeded runs in fp16 on an H200.
@@ -76,6 +77,8 @@ def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:
     shape = store.groups[group]
     widths = (*shape.widths, 0, 0)[:3]
     runs = tile.runs if store.arena.element_size() == 2 else 1  # fp32 fills the registers as it is
+    if tile.form == "vec" and not _has_runs(shape.widths, tile):
+        runs = 1
     tiles = [-(-w // (tile.columns * runs)) for w in widths]
     strides = [store.stride(w or shape.widths[-1]) for w in widths]
     return {
@@ -105,6 +108,11 @@ def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:
         "PIECES": tile.pieces and store.block // max(strides) >= tile.ranks,
         "EXTRAS": plan.kind.extras,
     }
+
+
+def _has_runs(widths: tuple[int, ...], tile: ExpandTile) -> bool:
+    """Whether there are columns enough for programs of several runs."""
+    return all(w % (tile.runs * tile.columns) == 0 and w >= 8 * tile.columns for w in widths)
 
 
 def tiles_of(form: dict[str, Any]) -> int:
@@ -262,12 +270,13 @@ def expand_item(
                     hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
                     module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
                     BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP,
-                    PIECES, FETCH, EXTRAS, BASE_BIAS, AHEAD, PDL,
+                    PIECES, FETCH, 1, EXTRAS, BASE_BIAS, AHEAD, PDL,
                 )  # fmt: skip
         else:
-            near_or_far(
-                hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module,
-                rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-                H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP, PIECES, FETCH, EXTRAS,
-                BASE_BIAS, AHEAD, PDL,
-            )  # fmt: skip
+            for run in tl.static_range(RUNS):
+                near_or_far(
+                    hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
+                    module, rank, rows, scaling, c0 + run * COLUMNS, width, S0, S1, S2, Y_STRIDE,
+                    BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1,
+                    MORE, DEEP, PIECES, FETCH and run == 0, RUNS, EXTRAS, BASE_BIAS, AHEAD, PDL,
+                )  # fmt: skip

@@ -60,6 +60,7 @@ def near_or_far(
     DEEP: tl.constexpr,
     PIECES: tl.constexpr,
     FETCH: tl.constexpr,
+    RUNS: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -72,22 +73,22 @@ def near_or_far(
         _few_rows(
             hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
             rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, "pieces", MORE, DEEP, FETCH, EXTRAS,
-            BASE_BIAS, AHEAD, PDL,
+            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, "pieces", MORE, DEEP, FETCH, RUNS,
+            EXTRAS, BASE_BIAS, AHEAD, PDL,
         )  # fmt: skip
     elif rank <= rows_in_first_block(begin, stride, BLOCK, UNIT):
         _few_rows(
             hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
             rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, True, MORE, DEEP, False, EXTRAS,
-            BASE_BIAS, AHEAD, PDL,
+            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, True, MORE, DEEP, False, RUNS,
+            EXTRAS, BASE_BIAS, AHEAD, PDL,
         )  # fmt: skip
     else:
         _few_rows(
             hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
             rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, False, MORE, DEEP, False, EXTRAS,
-            BASE_BIAS, AHEAD, PDL,
+            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, False, MORE, DEEP, False, RUNS,
+            EXTRAS, BASE_BIAS, AHEAD, PDL,
         )  # fmt: skip
 
 
@@ -128,6 +129,7 @@ def _few_rows(
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
     FETCH: tl.constexpr,
+    RUNS: tl.constexpr,  # of which this is the first, with FETCH
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -145,6 +147,13 @@ def _few_rows(
                 arena, slot_row, begin, block, q, rank, c0, stride, BLOCK, UNIT, BLOCKS_AT, RANKS,
                 COLUMNS,
             )  # fmt: skip
+    if FETCH:
+        for run in tl.static_range(1, RUNS):
+            for q in tl.range(0, rank if MORE else 1, RANKS):
+                fetch_pieces(
+                    arena, slot_row, begin, block, q, rank, c0 + run * COLUMNS, stride, BLOCK, UNIT,
+                    BLOCKS_AT, RANKS, COLUMNS,
+                )  # fmt: skip
     if DEEP:  # and the next one; beyond the rank nothing is loaded
         later = load_b(
             arena, slot_row, begin, block, module, RANKS, rank, c0, width, stride, S0, S1, S2,
