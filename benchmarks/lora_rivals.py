@@ -1,6 +1,6 @@
 """Rivals of what adapters cost, timed in turns on one card: mixed ranks, prompts, rank 8 beside 64.
 
-    python benchmarks/lora_rivals.py [--only alone,prompt,beside,chain,pieces] [--seconds 110]
+    python benchmarks/lora_rivals.py [--only alone,kernels,prompt,chain,beside] [--seconds 110]
                                      [--workers 14]
 
 Llama-3-8B's shape in bf16, adapters as in `lora_kernels.py`.  Every rival is checked against torch
@@ -8,13 +8,13 @@ in fp32 and captured; then all of a part are replayed one after the other, round
 a card that grows warm slows all of them alike; medians.  Prints JSON lines:
 
 - `alone`: LoRA alone, two launches a module, 64 rows of 64 adapters; `ratio` to the bytes' floor;
-- `prompt`: a prompt of 2,048 rows on one adapter, 8 layers of a chain as in `lora_chain.py`, times
-  4.  `shrink`, `and expand` and so on leave parts out: where the milliseconds go.  `added_ms` is
-  over the base, `with_47.9` the ratio that it would make of the engine's 47.9 ms;
-- `beside`: 32 adapters of rank 8 among 32 of rank 64, and either alone.  `marginal` is what the
-  rank-8 ones add, over what they take alone; bar 1.10;
+- `kernels`: the kernels of a prompt of 2,048 rows, one by one, microseconds;
+- `prompt`: such a prompt on one adapter, 8 layers of a chain as in `lora_chain.py`, times 4; each
+  in pairs with the base.  `shrink` and `shrink and expand ...` leave the rest out: where the time
+  goes.  `with_47.9` is the ratio that `added_ms` would make of the engine's 47.9 ms;
 - `chain`: what 64 adapters add to a step's products, in one launch a module, or in two;
-- `pieces`: single kernels of a prompt.
+- `beside`: 32 adapters of rank 8 among 32 of rank 64, and either alone.  `marginal` is what the
+  rank-8 ones add, over what they take alone, `to_floor` the same over their bytes; bar 1.10.
 
 A rival that fails says so, and the others go on; the exit code is 1 if any did.
 """
@@ -78,58 +78,44 @@ LOW = Case("32 of rank 8", tuple(range(1, 64, 2)), BESIDE, (), ())
 BOTH = Case("32 of rank 64 and 32 of rank 8", tuple(range(64)), BESIDE, (), ())
 
 
-def wide(chunk: int = 2048, warps: int = 4, columns: int = 1024, **changes: object) -> Tiles:
+def wide(chunk: int = 2048, warps: int = 4, columns: int = 1024, *, pieces: bool = True) -> Tiles:
     """`ALONE_WIDE` with some other sizes."""
     tiles = choices.ALONE_WIDE
     return Tiles(
         "rival",
         tiles.shrink._replace(chunk=chunk, wide_chunk=chunk, warps=warps),
-        tiles.expand._replace(warps=warps, columns=columns, **changes),  # type: ignore[arg-type]
+        tiles.expand._replace(warps=warps, columns=columns, pieces=pieces),
     )
 
 
 RIVALS = {
-    "pieces": wide(pieces=True),
-    "pieces and fetch": wide(pieces=True, fetch=True),
-    "pieces, chunks of 4096": wide(4096, pieces=True),
-    "pieces and fetch, 2 warps": wide(1024, 2, 512, pieces=True, fetch=True),
-    "pieces, chunks of 512 by 1 warp": Tiles(
-        "rival",
-        choices.ALONE_WIDE.shrink._replace(chunk=512, wide_chunk=512, warps=1),
-        choices.ALONE_WIDE.expand._replace(pieces=True),
+    "two bodies": wide(pieces=False),
+    "two bodies, chunks of 4096": wide(4096, pieces=False),
+    "chunks of 4096": wide(4096),
+    "2 warps": wide(1024, 2, 512),
+    "chunks of 512 by 1 warp": wide()._replace(
+        shrink=choices.ALONE_WIDE.shrink._replace(chunk=512, wide_chunk=512, warps=1)
     ),
-    "pieces and fetch, chunks of 512 by 1 warp": Tiles(
-        "rival",
-        choices.ALONE_WIDE.shrink._replace(chunk=512, wide_chunk=512, warps=1),
-        choices.ALONE_WIDE.expand._replace(pieces=True, fetch=True),
-    ),
-    "pieces and fetch, 2 runs": wide(pieces=True, fetch=True, runs=2, registers=128),
-    "chunks of 2048": wide(),
 }
 NARROW = choices.ALONE
 RIVALS_16 = {
-    "pieces": NARROW._replace(name="rival", expand=NARROW.expand._replace(pieces=True)),
-    "pieces and fetch, 2 runs": NARROW._replace(
-        name="rival", expand=NARROW.expand._replace(pieces=True, fetch=True, runs=2, registers=96)
-    ),
+    "one body": NARROW._replace(name="rival", expand=NARROW.expand._replace(pieces=True)),
     "chunks of 512 by 1 warp": NARROW._replace(
         name="rival", shrink=NARROW.shrink._replace(chunk=512, wide_chunk=512, warps=1)
     ),
 }
-CHAINED = ("chunks of 2048", "pieces", "pieces and fetch", "pieces and fetch, 2 runs")
+CHAINED = ("two bodies", "two bodies, chunks of 4096", "chunks of 4096")
 
 PE, PS = choices.PREFILL.expand, choices.PREFILL.shrink
 _ANY = choices.PREFILL.most_rows
 GATES = {
     "gate 128 x 1 on 4": GateTile(128, 1, 4),
     "gate 256 x 1 on 8": GateTile(256, 1, 8),
-    "gate 128 x 1 on 4, 96 registers": GateTile(128, 1, 4, registers=96),
     "gate 128 x 1 on 8": GateTile(128, 1, 8),
-    "gate 64 x 4 ahead on 4": GateTile(64, 4, 4, ahead=True),
-    "gate 128 x 4 ahead on 8": GateTile(128, 4, 8, ahead=True),
-    "gate 128 x 4 ahead on 4": GateTile(128, 4, 4, ahead=True),
+    "gate 64 x 1 on 4": GateTile(64, 1, 4),
+    "gate 128 x 2 on 4": GateTile(128, 2, 4),
 }
-IN_CHAIN = ("gate 128 x 1 on 4", "gate 256 x 1 on 8", "gate 64 x 4 ahead on 4")
+IN_CHAIN = ("gate 128 x 1 on 4", "gate 256 x 1 on 8")
 EXPANDS = {
     "256 x 1": PE._replace(runs=1),
     "256 x 1 early": PE._replace(runs=1, late=False),
@@ -320,7 +306,8 @@ def _alone(fleet: Fleet, case: Case, rivals: dict[str, Tiles], bar: float) -> bo
 # ---------------------------------------------------------------- rank 8 beside rank 64
 def beside(fleets: dict[tuple[int, ...], Fleet], chain: Chain | None) -> bool:
     failed = False
-    for name, tiles in {"engine": None, "pieces": RIVALS["pieces"]}.items():
+    sorts = {"engine": None, "two bodies": RIVALS["two bodies"]}
+    for name, tiles in sorts.items():
         turns, joined = Turns(), Turns()
         for case in (HIGH, LOW, BOTH):
             mine = picked_by_engine(case) if tiles is None or case is LOW else tiles
@@ -365,6 +352,7 @@ def _say_marginal(how: str, name: str, times: dict[str, list[float]], base: str 
         **{"both_ms": round(ms[BOTH], 4), "rank_8_beside_ms": round(more, 4)},
         **{"rank_8_floor_ms": round(LOW.floor_ms, 4), "rank_64_floor_ms": round(HIGH.floor_ms, 4)},
         **{"marginal": round(more / low, 3) if low else None, "bar": 1.1},
+        **{"to_floor": round(more / LOW.floor_ms, 3)},
         **{"both_to_floor": round(ms[BOTH] / BOTH.floor_ms, 3)},
     )
 
@@ -550,7 +538,7 @@ def _prompt(chain: PromptChain, fleet: Fleet, case: Case, gates: dict[str, GateT
 
 
 # ---------------------------------------------------------------- single kernels of a prompt
-def pieces(fleets: dict[tuple[int, ...], Fleet]) -> bool:
+def kernels(fleets: dict[tuple[int, ...], Fleet]) -> bool:
     """Each kernel of a prompt by itself, on buffers that are larger together than L2."""
     case, turns = PROMPT, Turns()
     fleet = fleets[case.ranks]
@@ -601,7 +589,7 @@ def pieces(fleets: dict[tuple[int, ...], Fleet]) -> bool:
     for name, times in turns.times().items():
         us = 1e3 * statistics.median(times) / FEW_LAYERS
         floor = round(1e6 * moved[name] / BANDWIDTH, 2)
-        say(kind="pieces", rival=name, us=round(us, 2), floor_us=floor)
+        say(kind="kernels", rival=name, us=round(us, 2), floor_us=floor)
     return turns.failed
 
 
@@ -613,12 +601,14 @@ def _of(rivals: dict[str, Any], kernel: str) -> dict[str, Tiles]:
 def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
     if "alone" in parts or "beside" in parts:
         mine = [picked_by_engine(c) for c in (MIXED, SAME, LOW)]
-        mine += [*RIVALS.values(), *RIVALS_16.values()] if "alone" in parts else [RIVALS["pieces"]]
+        mine += (
+            [*RIVALS.values(), *RIVALS_16.values()] if "alone" in parts else [RIVALS["two bodies"]]
+        )
         compiler.ask((kernel, t) for t in mine for kernel in ("expand", "shrink"))
-    if "prompt" in parts or "pieces" in parts:
+    if "prompt" in parts or "kernels" in parts:
         tiles = picked_by_engine(PROMPT)
         compiler.ask((kernel, tiles) for kernel in ("expand", "shrink"))
-    if "prompt" in parts or "pieces" in parts:
+    if "prompt" in parts or "kernels" in parts:
         high = picked_by_engine(PROMPT_64)
         compiler.ask((kernel, high) for kernel in ("expand", "shrink"))
         compiler.call((compile_gate, gate, tiles) for gate in GATES.values())
@@ -639,7 +629,7 @@ def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="alone,pieces,prompt,chain,beside")
+    parser.add_argument("--only", default="alone,kernels,prompt,chain,beside")
     parser.add_argument("--seconds", type=float, default=110, help="no part begins later")
     parser.add_argument("--workers", type=int, default=14)
     options = parser.parse_args()
@@ -673,7 +663,7 @@ def main() -> None:
     chain = Chain() if "chain" in parts or "beside" in parts else None
     runs: dict[str, Callable[[], bool]] = {
         "alone": lambda: alone(fleets),
-        "pieces": lambda: pieces(fleets),
+        "kernels": lambda: kernels(fleets),
         "prompt": lambda: prompts(fleets),
         "chain": lambda: chain is not None and chained(fleets, chain),
         "beside": lambda: beside(fleets, chain),

@@ -42,12 +42,6 @@ def dependent_launch(device: torch.device) -> bool:
 
 
 @cache
-def approximates(device: torch.device) -> bool:
-    """Whether the card has NVIDIA's quick exponentials and reciprocals."""
-    return device.type == "cuda" and torch.version.hip is None
-
-
-@cache
 def is_hopper(device: torch.device) -> bool:
     """Whether the card has Hopper's own instructions: products of warp groups, the copy engine."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.dependent import follow
-from engine.kernels.hyperbolic import sigmoid, tanh
+from engine.kernels.hyperbolic import tanh
 from engine.kernels.launch import launch
 
 #: Columns of a program of the gate and of the cap.
@@ -117,12 +117,14 @@ def rms_norm(
 
 
 @triton.jit
-def opened(gate, up, dtype: tl.constexpr, GELU: tl.constexpr, CARD: tl.constexpr):
+def opened(gate, up, dtype: tl.constexpr, GELU: tl.constexpr):
     """silu(gate) * up of two tiles in fp32, or with GELU gelu's tanh form of it, in `dtype`."""
     steep = gate
     if GELU:  # (1 + tanh(u)) / 2 is the sigmoid of 2 u, with u = sqrt(2 / pi) (x + 0.044715 x^3)
         steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return ((gate * sigmoid(steep, CARD)).to(dtype).to(tl.float32) * up).to(dtype)
+    small = tl.exp(-tl.abs(steep))  # never beyond 1, whatever the gate
+    sigmoid = tl.where(steep >= 0, 1.0, small) / (1.0 + small)
+    return ((gate * sigmoid).to(dtype).to(tl.float32) * up).to(dtype)
 
 
 @triton.jit
@@ -133,7 +135,6 @@ def _gate(
     COLUMNS: tl.constexpr,
     TAKE: tl.constexpr,
     GELU: tl.constexpr,
-    CARD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """TAKE columns (axis 1) of one row (axis 0)."""
@@ -144,7 +145,7 @@ def _gate(
     at = gate_up + row * stride_row + column
     gate = tl.load(at, mask=live, other=0.0).to(tl.float32)
     up = tl.load(at + COLUMNS, mask=live, other=0.0).to(tl.float32)
-    value = opened(gate, up, out.dtype.element_ty, GELU, CARD)
+    value = opened(gate, up, out.dtype.element_ty, GELU)
     tl.store(out + row * COLUMNS + column, value, mask=live)
 
 
@@ -172,7 +173,6 @@ def _gated(gate_up: Tensor, *, gelu: bool) -> Tensor:
         COLUMNS=columns,
         TAKE=GATE_COLUMNS,
         GELU=gelu,
-        CARD=backend.approximates(gate_up.device),
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,

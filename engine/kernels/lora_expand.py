@@ -23,7 +23,6 @@ from engine.kernels.launch import Launcher, launcher_of
 from engine.kernels.lora_expand_rows import many_rows, near_or_far
 from engine.kernels.lora_meta import LoraDevicePlan
 from engine.kernels.lora_place import load_item, load_word
-from engine.kernels.tiles import ExpandTile
 
 #: How h, which is fp32, meets the tensor cores, by the arena's dtype.  One tf32 alone cut h to 10
 #: bits, which failed 14 of 20 seeded runs in fp16 on an H200.
@@ -63,8 +62,6 @@ def _prepared(
     store, tile = plan.store, plan.kind.tiles.expand
     form = constants(group, plan)
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
-    if tile.registers:
-        options["maxnreg"] = tile.registers
     if store.pdl:
         options["launch_pdl"] = True
     launcher = launcher_of(_expand, **form, BASE_BIAS=biased, PDL=store.pdl, **options)
@@ -77,8 +74,6 @@ def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:
     shape = store.groups[group]
     widths = (*shape.widths, 0, 0)[:3]
     runs = tile.runs if store.arena.element_size() == 2 else 1  # fp32 fills the registers as it is
-    if tile.form == "vec" and not _has_runs(shape.widths, tile):
-        runs = 1
     tiles = [-(-w // (tile.columns * runs)) for w in widths]
     strides = [store.stride(w or shape.widths[-1]) for w in widths]
     return {
@@ -104,15 +99,9 @@ def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:
         "LATE": tile.late,
         "MORE": tile.all_ranks,
         "DEEP": tile.deep and tile.all_ranks,
-        "FETCH": tile.fetch and store.pdl,
         "PIECES": tile.pieces and store.block // max(strides) >= tile.ranks,
         "EXTRAS": plan.kind.extras,
     }
-
-
-def _has_runs(widths: tuple[int, ...], tile: ExpandTile) -> bool:
-    """Whether there are columns enough for programs of several runs."""
-    return all(w % (tile.runs * tile.columns) == 0 and w >= 8 * tile.columns for w in widths)
 
 
 def tiles_of(form: dict[str, Any]) -> int:
@@ -157,8 +146,7 @@ def _expand(
     LATE: tl.constexpr,
     MORE: tl.constexpr,  # ranks above RANKS occur
     DEEP: tl.constexpr,  # the next tile of B is on its way while one is used
-    PIECES: tl.constexpr,  # no tile lies in more than two blocks
-    FETCH: tl.constexpr,  # later tiles of B are asked for by L2
+    PIECES: tl.constexpr,  # no tile of B lies in more than two blocks
     EXTRAS: tl.constexpr,  # biases and gains occur
     BASE_BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -167,8 +155,8 @@ def _expand(
     expand_item(
         h, arena, table, items, y, base_bias, h, 0, entry, tl.program_id(0), W0, W1, W2, T0, T1, T2,
         S0, S1, S2, ALIGN, Y_STRIDE, BLOCK, UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-        COLUMNS, RUNS, ROWS, FORM, PRECISION, EVEN, LATE, MORE, DEEP, PIECES, FETCH, EXTRAS,
-        BASE_BIAS, False, PDL,
+        COLUMNS, RUNS, ROWS, FORM, PRECISION, EVEN, LATE, MORE, DEEP, PIECES, EXTRAS, BASE_BIAS,
+        False, PDL,
     )  # fmt: skip
 
 
@@ -213,7 +201,6 @@ def expand_item(
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
     PIECES: tl.constexpr,
-    FETCH: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,  # h comes from programs of this kernel, and is used ahead of the wait
@@ -240,7 +227,7 @@ def expand_item(
     c0 = first * (COLUMNS * RUNS)
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     e = slot_row + (entry + module) * 8
-    # all of the entry at once, whether it is needed or not: each turn to L2 costs a program 0.6 us
+    # all of the entry at once, needed or not: one turn to L2 instead of two
     rank, begin, block = load_word(e), load_word(e + 2), load_word(e + 5)
     scaling = load_word(e + 3).to(tl.float32, bitcast=True)
     flags = load_word(e + 6) if EXTRAS else 0
@@ -270,13 +257,12 @@ def expand_item(
                     hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
                     module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
                     BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP,
-                    PIECES, FETCH, 1, EXTRAS, BASE_BIAS, AHEAD, PDL,
+                    PIECES, EXTRAS, BASE_BIAS, AHEAD, PDL,
                 )  # fmt: skip
         else:
-            for run in tl.static_range(RUNS):
-                near_or_far(
-                    hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
-                    module, rank, rows, scaling, c0 + run * COLUMNS, width, S0, S1, S2, Y_STRIDE,
-                    BLOCK, UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1,
-                    MORE, DEEP, PIECES, FETCH and run == 0, RUNS, EXTRAS, BASE_BIAS, AHEAD, PDL,
-                )  # fmt: skip
+            near_or_far(
+                hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module,
+                rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
+                H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP, PIECES, EXTRAS,
+                BASE_BIAS, AHEAD, PDL,
+            )  # fmt: skip

@@ -21,7 +21,7 @@ from engine.kernels.lora_pieces import (
     sum_row,
     sum_rows,
 )
-from engine.kernels.lora_place import fetch_pieces, rows_in_first_block
+from engine.kernels.lora_place import rows_in_first_block
 
 
 @triton.jit
@@ -59,8 +59,6 @@ def near_or_far(
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
     PIECES: tl.constexpr,
-    FETCH: tl.constexpr,
-    RUNS: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -73,22 +71,22 @@ def near_or_far(
         _few_rows(
             hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
             rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, "pieces", MORE, DEEP, FETCH, RUNS,
-            EXTRAS, BASE_BIAS, AHEAD, PDL,
+            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, "pieces", MORE, DEEP, EXTRAS, BASE_BIAS,
+            AHEAD, PDL,
         )  # fmt: skip
     elif rank <= rows_in_first_block(begin, stride, BLOCK, UNIT):
         _few_rows(
             hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
             rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, True, MORE, DEEP, False, RUNS,
-            EXTRAS, BASE_BIAS, AHEAD, PDL,
+            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, True, MORE, DEEP, EXTRAS, BASE_BIAS, AHEAD,
+            PDL,
         )  # fmt: skip
     else:
         _few_rows(
             hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
             rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, False, MORE, DEEP, False, RUNS,
-            EXTRAS, BASE_BIAS, AHEAD, PDL,
+            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, False, MORE, DEEP, EXTRAS, BASE_BIAS,
+            AHEAD, PDL,
         )  # fmt: skip
 
 
@@ -128,8 +126,6 @@ def _few_rows(
     NEAR: tl.constexpr,  # how B is loaded: see `load_b`
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
-    FETCH: tl.constexpr,
-    RUNS: tl.constexpr,  # of which this is the first, with FETCH
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -141,19 +137,6 @@ def _few_rows(
         arena, slot_row, begin, block, module, 0, rank, c0, width, stride, S0, S1, S2,
         BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
     )  # fmt: skip  # (RANKS, COLUMNS), on its way while shrink ends
-    if FETCH and MORE:
-        for q in tl.range(RANKS, rank, RANKS):
-            fetch_pieces(
-                arena, slot_row, begin, block, q, rank, c0, stride, BLOCK, UNIT, BLOCKS_AT, RANKS,
-                COLUMNS,
-            )  # fmt: skip
-    if FETCH:
-        for run in tl.static_range(1, RUNS):
-            for q in tl.range(0, rank if MORE else 1, RANKS):
-                fetch_pieces(
-                    arena, slot_row, begin, block, q, rank, c0 + run * COLUMNS, stride, BLOCK, UNIT,
-                    BLOCKS_AT, RANKS, COLUMNS,
-                )  # fmt: skip
     if DEEP:  # and the next one; beyond the rank nothing is loaded
         later = load_b(
             arena, slot_row, begin, block, module, RANKS, rank, c0, width, stride, S0, S1, S2,
@@ -284,8 +267,6 @@ def many_rows(
         wait_for_sums(arrived, awaited, PDL)
     else:
         wait_for_earlier(PDL)
-    if not LATE and not AHEAD:  # on its way before h is used
-        there = tl.load(yp + c[None, :], mask=live & (c < width)[None, :])
     h0 = sum_rows(hp + r[None, :], r, rank, live, H_SPLIT, SPLITS, CACHE) * scaling  # (ROWS, RANKS)
     for run in tl.static_range(RUNS):
         if run > 0:
@@ -297,7 +278,7 @@ def many_rows(
             )
         inside = (c < width)[None, :]
         here = yp + c[None, :]
-        if not LATE and not AHEAD and run > 0:
+        if not LATE and not AHEAD:
             there = tl.load(here, mask=live & inside)
         acc = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
         acc = add_product(h0, b, acc, PRECISION)

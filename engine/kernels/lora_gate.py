@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels import backend, lora_expand, tiles
+from engine.kernels import lora_expand, tiles
 from engine.kernels.dependent import let_next_come, wait_for_earlier
 from engine.kernels.fused import opened
 from engine.kernels.launch import Launcher, launcher_of
@@ -62,8 +62,6 @@ def _prepared(plan: LoraDevicePlan, width: int, *, gelu: bool) -> tuple[Launcher
     runs = tile.runs if halves else 1  # fp32 fills the registers as it is
     programs = -(-width // (tile.columns * runs))
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": 1}
-    if tile.registers:
-        options["maxnreg"] = tile.registers
     if store.pdl:
         options["launch_pdl"] = True
     launcher = launcher_of(
@@ -75,8 +73,6 @@ def _prepared(plan: LoraDevicePlan, width: int, *, gelu: bool) -> tuple[Launcher
         RUNS=runs,
         **{name: form[name] for name in _EXPANDS},
         GELU=gelu,
-        CARD=backend.approximates(store.arena.device),
-        AHEAD=tile.ahead,
         PDL=store.pdl,
         **options,
     )
@@ -110,8 +106,6 @@ def _gated(
     PRECISION: tl.constexpr,
     MORE: tl.constexpr,
     GELU: tl.constexpr,
-    CARD: tl.constexpr,
-    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """RUNS tiles of columns of an item's rows, in both halves."""
@@ -126,10 +120,10 @@ def _gated(
     if item < adapters:
         slot_row = table + slot.to(tl.int64) * SLOT_WORDS
         e = slot_row + entry * 8
-        # All that is asked for is asked for at once, y first.  A program is bound by its turns to
-        # L2, 0.6 us each: one after the other they took 97 us for 2,048 rows, a gate alone 43.
+        # All that is asked for is asked for at once, y first: of one turn to memory after the other
+        # for either half a program had seven, and the kernel took 97 us, the gate alone 43.
         here = y + row * (2 * WIDTH)
-        next_gate, next_up = _halves(here, c0, live, WIDTH, COLUMNS)
+        gate, up = _halves(here, c0, live, WIDTH, COLUMNS)
         rank, begin, block = load_word(e), load_word(e + 2), load_word(e + 5)
         rank_up, begin_up, block_up = load_word(e + 8), load_word(e + 10), load_word(e + 13)
         scaling = load_word(e + 3).to(tl.float32, bitcast=True)
@@ -139,8 +133,8 @@ def _gated(
         places_up = row_places(
             slot_row, begin_up, block_up, r, r < rank_up, STRIDE, BLOCK, UNIT, BLOCKS_AT
         )
-        next_b = _b(arena, places, r, rank, c0, WIDTH, COLUMNS)
-        next_b_up = _b(arena, places_up, r, rank_up, c0, WIDTH, COLUMNS)
+        b = _b(arena, places, r, rank, c0, WIDTH, COLUMNS)
+        b_up = _b(arena, places_up, r, rank_up, c0, WIDTH, COLUMNS)
         hp = h + (start + m)[:, None] * RH
         hp_up = hp + SPLITS * H_SPLIT
         h_gate = _sums(hp, rank, scaling, 0, live, H_SPLIT, SPLITS, RANKS)
@@ -149,15 +143,10 @@ def _gated(
             first = c0 + run * COLUMNS
             c = first + tl.arange(0, COLUMNS)
             ok = live & (c < WIDTH)[None, :]
-            gate, up, b, b_up = next_gate, next_up, next_b, next_b_up
-            if run > 0 and not AHEAD:
+            if run > 0:
                 gate, up = _halves(here, first, live, WIDTH, COLUMNS)
                 b = _b(arena, places, r, rank, first, WIDTH, COLUMNS)
                 b_up = _b(arena, places_up, r, rank_up, first, WIDTH, COLUMNS)
-            if run + 1 < RUNS and AHEAD:
-                next_gate, next_up = _halves(here, first + COLUMNS, live, WIDTH, COLUMNS)
-                next_b = _b(arena, places, r, rank, first + COLUMNS, WIDTH, COLUMNS)
-                next_b_up = _b(arena, places_up, r, rank_up, first + COLUMNS, WIDTH, COLUMNS)
             gate = _corrected(
                 gate, h_gate, b, hp, arena, slot_row, rank, begin, block, scaling, first, live,
                 WIDTH, STRIDE, BLOCK, UNIT, BLOCKS_AT, H_SPLIT, SPLITS, RANKS, ROWS, COLUMNS,
@@ -168,7 +157,7 @@ def _gated(
                 first, live, WIDTH, STRIDE, BLOCK, UNIT, BLOCKS_AT, H_SPLIT, SPLITS, RANKS, ROWS,
                 COLUMNS, PRECISION, MORE,
             )  # fmt: skip
-            value = opened(gate, up, out.dtype.element_ty, GELU, CARD)
+            value = opened(gate, up, out.dtype.element_ty, GELU)
             tl.store(out + row * WIDTH + c[None, :], value, mask=ok)
     else:
         for run in tl.static_range(RUNS):
@@ -177,7 +166,7 @@ def _gated(
             at = y + row * (2 * WIDTH) + c[None, :]
             gate = tl.load(at, mask=ok, other=0.0).to(tl.float32)
             up = tl.load(at + WIDTH, mask=ok, other=0.0).to(tl.float32)
-            value = opened(gate, up, out.dtype.element_ty, GELU, CARD)
+            value = opened(gate, up, out.dtype.element_ty, GELU)
             tl.store(out + row * WIDTH + c[None, :], value, mask=ok)
 
 

@@ -83,8 +83,6 @@ def _prepared(
         "num_warps": max(tiles.shrink.warps, tiles.expand.warps),
         "num_stages": 1 if one_step else lora_shrink.stages_of(store, tiles.shrink),
     }
-    if tiles.expand.registers:
-        options["maxnreg"] = tiles.expand.registers
     if store.pdl:
         options["launch_pdl"] = True
     shrinks = awaited(plan, group)
@@ -177,7 +175,6 @@ def _joint(
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
     PIECES: tl.constexpr,
-    FETCH: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -205,5 +202,5 @@ def _joint(
             h, arena, table, expand_items, y, base_bias, arrived, shrinks, entry,
             program - shrinks, W0, W1, W2, T0, T1, T2, S0, S1, S2, ALIGN, Y_STRIDE, BLOCK, UNIT,
             SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, RUNS, ROWS, FORM, PRECISION,
-            EVEN, LATE, MORE, DEEP, PIECES, FETCH, EXTRAS, BASE_BIAS, True, PDL,
+            EVEN, LATE, MORE, DEEP, PIECES, EXTRAS, BASE_BIAS, True, PDL,
         )  # fmt: skip

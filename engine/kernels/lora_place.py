@@ -127,9 +127,18 @@ def load_pieces(
 ):
     """The same for a run in whichever blocks, where a block holds RANKS rows: the tile then lies in
     one of them, or in two.  A row's address is a constant away from one of two places."""
-    here, there, left = _pieces(
-        slot_row, start, block, r0, rank, stride, BLOCK, UNIT, BLOCKS_AT, RANKS
-    )
+    per_block = BLOCK // stride
+    later = r0 - rows_in_first_block(start, stride, BLOCK, UNIT)  # rows, behind the first block
+    within = later % per_block
+    number = later // per_block
+    if later < 0:
+        within, number = later + per_block, later * 0 - 1
+    left = per_block - within  # rows of the tile that the block has
+    ids = slot_row + (BLOCKS_AT + 1 + block)
+    here = _load_id(ids + number, (later >= 0) & (r0 < rank)).to(tl.int64) * BLOCK + within * stride
+    here = tl.where(later < 0, start.to(tl.int64) * UNIT + r0 * stride, here)
+    beyond = tl.minimum(rank - r0, RANKS) > left
+    there = _load_id(ids + number + 1, beyond).to(tl.int64) * BLOCK - left * stride
     i = tl.arange(0, RANKS)
     j = tl.arange(0, COLUMNS)
     mask = (i < rank - r0)[:, None]
@@ -140,71 +149,7 @@ def load_pieces(
 
 
 @triton.jit
-def fetch_pieces(
-    arena,
-    slot_row,
-    start,
-    block,
-    r0,
-    rank,
-    c0,
-    stride,
-    BLOCK: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCKS_AT: tl.constexpr,
-    RANKS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Have L2 ask for that tile, which will be loaded later: it takes no registers.  Lines of 64
-    elements; beyond the rank and the width the last ones again."""
-    here, there, left = _pieces(
-        slot_row, start, block, r0, rank, stride, BLOCK, UNIT, BLOCKS_AT, RANKS
-    )
-    i = tl.minimum(tl.arange(0, RANKS), rank - r0 - 1)
-    column = tl.minimum(c0 + 64 * tl.arange(0, COLUMNS // 64), stride - 1)
-    row = tl.where(i < left, here, there) + i * stride
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [arena + row[:, None] + column[None, :]],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _pieces(
-    slot_row,
-    start,
-    block,
-    r0,
-    rank,
-    stride,
-    BLOCK: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCKS_AT: tl.constexpr,
-    RANKS: tl.constexpr,
-):
-    """Where a tile's row 0 lies; where it would lie for those in the next block; how many are in
-    the first."""
-    per_block = BLOCK // stride
-    later = r0 - rows_in_first_block(start, stride, BLOCK, UNIT)  # rows, behind the first block
-    within = later % per_block
-    number = later // per_block
-    if later < 0:
-        within, number = later + per_block, later * 0 - 1
-    left = per_block - within  # rows of the tile that the block has
-    ids = slot_row + (BLOCKS_AT + 1 + block)
-    here = load_id(ids + number, (later >= 0) & (r0 < rank)).to(tl.int64) * BLOCK + within * stride
-    here = tl.where(later < 0, start.to(tl.int64) * UNIT + r0 * stride, here)
-    beyond = tl.minimum(rank - r0, RANKS) > left
-    there = load_id(ids + number + 1, beyond).to(tl.int64) * BLOCK - left * stride
-    return here, there, left
-
-
-@triton.jit
-def load_id(p, live):
+def _load_id(p, live):
     return tl.load(p, mask=live, other=0, cache_modifier=".cg")
 
 

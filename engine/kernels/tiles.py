@@ -58,9 +58,7 @@ class ExpandTile(NamedTuple):
     late: bool = False  # y is read after the product: fewer registers
     all_ranks: bool = True  # False: no rank of the step exceeds `ranks`
     deep: bool = False  # two tiles of B are on their way ("vec")
-    pieces: bool = False  # one body for runs within a block and across two ("vec")
-    registers: int = 0  # of a thread, at the most; 0: as many as it likes
-    fetch: bool = False  # L2 is told of a high rank's later tiles of B beforehand ("pieces")
+    pieces: bool = False  # one body for runs in a block and across two, which most long ones are
 
 
 #: Shrink and expand are one launch beside the base's product, where that one is our own.  On an
@@ -116,24 +114,27 @@ def pick(shape: Shape) -> Tiles:
     return MIXED_WIDE if wide else MIXED
 
 
-def _vec(name: str, rows: int, chunk: int, *, all_ranks: bool) -> Tiles:
+def _vec(name: str, rows: int, chunk: int, *, all_ranks: bool, pieces: bool = False) -> Tiles:
     """Both halves on 4 warps: in one launch they have one number, and others change the bits.  A
     thread then loads 16 bytes of a row at a time; 8, with 512 columns, made 64 adapters add 2.1 ms
     to a step."""
     return Tiles(
         name,
         ShrinkTile("vec", rows, 8, chunk, chunk),
-        ExpandTile("vec", rows, 16, 1024, all_ranks=all_ranks),
+        ExpandTile("vec", rows, 16, 1024, all_ranks=all_ranks, pieces=pieces),
     )
 
 
 #: Every segment is one row.  Beside the products, 64 adapters of rank 16 add 1.52 ms a step; on 2
 #: warps, with 1,024 inputs and 512 columns, 1.55.
 ALONE = _vec("alone", 1, 2048, all_ranks=False)
-#: 64 adapters of ranks 8 to 64 add 3.02 ms; 3.12 with 2,048 inputs, 3.47 with 1,024.  Tiles of B
-#: that are flatter or shorter, so that there are more of them, are far worse: 4.1 with 512 columns,
-#: 4.2 with 32 ranks as well, 6.2 to 7.2 with 256.  Two tiles on their way (`deep`): 3.5 to 3.7.
-ALONE_WIDE = _vec("alone wide", 1, 4096, all_ranks=True)
+#: 64 adapters of ranks 8 to 64 take 2.94 ms by themselves and add 3.05 to the products.  With one
+#: body for runs in a block and another for the rest 2.96 and 3.12; and with 4,096 inputs 3.07, and
+#: 3.02 in one run and 3.37 in another; with 1,024 it adds 3.47.  Ranks of a tile that are shared
+#: out among warps are far worse: 4.1 with 512 columns, 4.2 with 32 ranks as well, 6.2 to 7.2 with
+#: 256; 3.1 to 3.6 alone where only slots of high ranks have such tiles, all on their way at once.
+#: Two tiles on their way (`deep`): 3.5 to 3.7.
+ALONE_WIDE = _vec("alone wide", 1, 2048, all_ranks=True, pieces=True)
 #: No segment is longer than FEW_ROWS.
 FEW = _vec("few", FEW_ROWS, 1024, all_ranks=False)
 FEW_WIDE = _vec("few wide", FEW_ROWS, 1024, all_ranks=True)
@@ -183,8 +184,6 @@ class GateTile(NamedTuple):
     columns: int
     runs: int
     warps: int
-    ahead: bool = False  # the next run's part of y is on its way while one is corrected
-    registers: int = 0  # of a thread, at the most; 0: as many as it likes
 
 
 #: Beside the products of 2,048 rows one adapter of rank 16 adds 4.39 ms so, one of rank 64 9.6;
