@@ -59,6 +59,7 @@ PLAN = (
     _of("pooling", 120, "pooling.py --inputs 1024 --rounds 2"),
     _of("soak", 360, "soak.py --model MODEL --minutes 5 --device cuda"),
     _of("chain", 150, "lora_chain.py --only prompt --seconds 120 --rivals gated"),
+    _of("rivals", 110, "lora_rivals.py --seconds 90"),
     _of("mixed", 150, "mixed.py --model MODEL --budgets 0,128"),
     _of("drafts", 150, "draft_steps.py --model MODEL"),
     _of("guides", 100, "guides.py --model MODEL --cases 64:0,64:1,64:16,64:64,1:0,1:1"),
