@@ -115,9 +115,9 @@ def pick(shape: Shape) -> Tiles:
 
 
 def _vec(name: str, rows: int, chunk: int, *, all_ranks: bool, pieces: bool = False) -> Tiles:
-    """Both halves on 4 warps: in one launch they have one number, and others change the bits.  A
-    thread then loads 16 bytes of a row at a time; 8, with 512 columns, made 64 adapters add 2.1 ms
-    to a step."""
+    """Both halves on 4 warps: in one launch they have one number, and others change the bits.  Each
+    warp then has all ranks of its columns; with 512 columns two shared them, and their sums met in
+    shared memory, which made 64 adapters add 2.1 ms to a step."""
     return Tiles(
         name,
         ShrinkTile("vec", rows, 8, chunk, chunk),
