@@ -16,7 +16,7 @@ from lorad.service.door import Door, Place
 from lorad.service.gate import STOPPING, Gate
 from lorad.service.rates import Rates, Spending
 from lorad.service.seams import Adapters, AsNamed, Finder, Limits, Resolved
-from lorad.service.tenants import ANYBODY, Account, Caller, Forbidden
+from lorad.service.tenants import ANYBODY, Account, Caller, Forbidden, unknown
 from lorad.spelling import is_reference
 
 
@@ -90,15 +90,14 @@ class Reception:
 
     def resolve(self, model: str, caller: Caller = ANYBODY) -> Resolved:
         """What `model` means now; raises what `find` would, which may pull it first."""
-        return self._adapters.resolve(_meant(self.named(_allowed(model, caller)), caller))
+        return self._resolved(self.named(_allowed(model, caller)), caller)
 
     async def find(
         self, model: str, caller: Caller = ANYBODY, deadline: float | None = None
     ) -> Resolved:
         """What `model` means, by `deadline` on the clock if it has to be pulled.  Raises
         model_not_found, and draining for one that is held."""
-        name = await self._find(_allowed(model, caller), deadline)
-        return self._adapters.resolve(_meant(name, caller))
+        return self._resolved(await self._find(_allowed(model, caller), deadline), caller)
 
     def admit(
         self,
@@ -177,6 +176,18 @@ class Reception:
         return sum(door.waiting for door in self.doors.values())
 
     # ----------------------------------------------------------------- inside
+    def _resolved(self, name: str, caller: Caller) -> Resolved:
+        """By the revision that the caller's gateway has for it; a name that has one is left alone,
+        and what is unknown is so by the name that was asked for."""
+        if not caller.rev or "@" in name:
+            return self._adapters.resolve(name)
+        try:
+            return self._adapters.resolve(f"{name}@{caller.rev}")
+        except LoradError as error:
+            if error.code != "model_not_found":
+                raise
+            raise unknown(name) from None
+
     def _door(self, model: str) -> Door:
         """Models wait for engines of their own: one that is swamped keeps nobody from another."""
         if (door := self.doors.get(model)) is None:
@@ -211,11 +222,6 @@ class Reception:
     def _note_fewer(self) -> None:
         fewer, self._fewer = self._fewer, asyncio.Event()
         fewer.set()
-
-
-def _meant(model: str, caller: Caller) -> str:
-    """With the revision that the caller's gateway has for it; what has one is left alone."""
-    return f"{model}@{caller.rev}" if caller.rev and "@" not in model else model
 
 
 def _allowed(model: str, caller: Caller) -> str:

@@ -21,6 +21,9 @@ def test_the_revision_that_a_gateway_has_for_a_name_is_served_or_nothing(api, ca
         assert answer.json["model"] == "acme/sql" and answer.headers["x-lorad-rev"] == REV
     refused = call(api.inference, "POST", path, body, f"x-lorad-rev: {'0' * 64}\r\n")
     assert (refused.status, refused.code) == (404, "model_not_found")
+    unknown = call(api.inference, "POST", path, {**body, "model": "acme/sqm"})
+    words = unknown.json["error"]["message"].replace("sqm", "sql")
+    assert refused.json["error"]["message"] == words, "as of any name that there is not"
 
 
 def test_one_model_is_shown_by_its_revision(api, call):
