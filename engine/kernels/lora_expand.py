@@ -227,13 +227,13 @@ def expand_item(
     c0 = first * (COLUMNS * RUNS)
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     e = slot_row + (entry + module) * 8
-    # all of the entry at once, needed or not: one turn to L2 instead of two
-    rank, begin, block = load_word(e), load_word(e + 2), load_word(e + 5)
-    scaling = load_word(e + 3).to(tl.float32, bitcast=True)
-    flags = load_word(e + 6) if EXTRAS else 0
+    rank = load_word(e)
     if (rows == 0) | (rank == 0):
         wait_for_earlier(PDL)
     else:
+        begin, block = load_word(e + 2), load_word(e + 5)
+        scaling = load_word(e + 3).to(tl.float32, bitcast=True)
+        flags = load_word(e + 6) if EXTRAS else 0
         base_bias += left
         hp = h + (module * SPLITS).to(tl.int64) * H_SPLIT + start * RH
         yp = y + start.to(tl.int64) * Y_STRIDE + left

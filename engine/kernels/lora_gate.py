@@ -120,42 +120,23 @@ def _gated(
     if item < adapters:
         slot_row = table + slot.to(tl.int64) * SLOT_WORDS
         e = slot_row + entry * 8
-        # All that is asked for is asked for at once, y first: of one turn to memory after the other
-        # for either half a program had seven, and the kernel took 97 us, the gate alone 43.
-        here = y + row * (2 * WIDTH)
-        gate, up = _halves(here, c0, live, WIDTH, COLUMNS)
-        rank, begin, block = load_word(e), load_word(e + 2), load_word(e + 5)
-        rank_up, begin_up, block_up = load_word(e + 8), load_word(e + 10), load_word(e + 13)
-        scaling = load_word(e + 3).to(tl.float32, bitcast=True)
-        scaling_up = load_word(e + 11).to(tl.float32, bitcast=True)
-        r = tl.arange(0, RANKS)
-        places = row_places(slot_row, begin, block, r, r < rank, STRIDE, BLOCK, UNIT, BLOCKS_AT)
-        places_up = row_places(
-            slot_row, begin_up, block_up, r, r < rank_up, STRIDE, BLOCK, UNIT, BLOCKS_AT
-        )
-        b = _b(arena, places, r, rank, c0, WIDTH, COLUMNS)
-        b_up = _b(arena, places_up, r, rank_up, c0, WIDTH, COLUMNS)
         hp = h + (start + m)[:, None] * RH
         hp_up = hp + SPLITS * H_SPLIT
-        h_gate = _sums(hp, rank, scaling, 0, live, H_SPLIT, SPLITS, RANKS)
-        h_up = _sums(hp_up, rank_up, scaling_up, 0, live, H_SPLIT, SPLITS, RANKS)
+        h_gate = _sums(hp, e, 0, live, H_SPLIT, SPLITS, RANKS)
+        h_up = _sums(hp_up, e + 8, 0, live, H_SPLIT, SPLITS, RANKS)
         for run in tl.static_range(RUNS):
-            first = c0 + run * COLUMNS
-            c = first + tl.arange(0, COLUMNS)
+            c = c0 + run * COLUMNS + tl.arange(0, COLUMNS)
             ok = live & (c < WIDTH)[None, :]
-            if run > 0:
-                gate, up = _halves(here, first, live, WIDTH, COLUMNS)
-                b = _b(arena, places, r, rank, first, WIDTH, COLUMNS)
-                b_up = _b(arena, places_up, r, rank_up, first, WIDTH, COLUMNS)
+            at = y + row * (2 * WIDTH) + c[None, :]
+            gate = tl.load(at, mask=ok, other=0.0)  # both on their way before the products
+            up = tl.load(at + WIDTH, mask=ok, other=0.0)
             gate = _corrected(
-                gate, h_gate, b, hp, arena, slot_row, rank, begin, block, scaling, first, live,
-                WIDTH, STRIDE, BLOCK, UNIT, BLOCKS_AT, H_SPLIT, SPLITS, RANKS, ROWS, COLUMNS,
-                PRECISION, MORE,
+                gate, h_gate, hp, arena, slot_row, e, c, live, WIDTH, STRIDE, BLOCK, UNIT,
+                BLOCKS_AT, H_SPLIT, SPLITS, RANKS, ROWS, COLUMNS, PRECISION, MORE,
             )  # fmt: skip
             up = _corrected(
-                up, h_up, b_up, hp_up, arena, slot_row, rank_up, begin_up, block_up, scaling_up,
-                first, live, WIDTH, STRIDE, BLOCK, UNIT, BLOCKS_AT, H_SPLIT, SPLITS, RANKS, ROWS,
-                COLUMNS, PRECISION, MORE,
+                up, h_up, hp_up, arena, slot_row, e + 8, c, live, WIDTH, STRIDE, BLOCK,
+                UNIT, BLOCKS_AT, H_SPLIT, SPLITS, RANKS, ROWS, COLUMNS, PRECISION, MORE,
             )  # fmt: skip
             value = opened(gate, up, out.dtype.element_ty, GELU)
             tl.store(out + row * WIDTH + c[None, :], value, mask=ok)
@@ -171,45 +152,22 @@ def _gated(
 
 
 @triton.jit
-def _halves(here, c0, live, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """A tile of gate and the same of up, as they are in y."""
-    c = c0 + tl.arange(0, COLUMNS)
-    ok = live & (c < WIDTH)[None, :]
-    gate = tl.load(here + c[None, :], mask=ok, other=0.0)
-    up = tl.load(here + (c + WIDTH)[None, :], mask=ok, other=0.0)
-    return gate, up
-
-
-@triton.jit
-def _sums(
-    hp, rank, scaling, q, live, H_SPLIT: tl.constexpr, SPLITS: tl.constexpr, RANKS: tl.constexpr
-):
-    """(ROWS, RANKS) of h from rank q on, scaled."""
+def _sums(hp, e, q, live, H_SPLIT: tl.constexpr, SPLITS: tl.constexpr, RANKS: tl.constexpr):
+    """(ROWS, RANKS) of h from rank q on, of the module with entry e, scaled."""
     r = q + tl.arange(0, RANKS)
-    return sum_rows(hp + r[None, :], r, rank, live, H_SPLIT, SPLITS, "") * scaling
-
-
-@triton.jit
-def _b(arena, places, r, rank, c0, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """(RANKS, COLUMNS) of B, whose ranks r lie at `places`."""
-    c = c0 + tl.arange(0, COLUMNS)
-    mask = (r < rank)[:, None] & (c < WIDTH)[None, :]
-    return tl.load(arena + places[:, None] + c[None, :], mask=mask, other=0.0)
+    scaling = load_word(e + 3).to(tl.float32, bitcast=True)
+    return sum_rows(hp + r[None, :], r, load_word(e), live, H_SPLIT, SPLITS, "") * scaling
 
 
 @triton.jit
 def _corrected(
     base,
     h_first,
-    b_first,
     hp,
     arena,
     slot_row,
-    rank,
-    begin,
-    block,
-    scaling,
-    c0,
+    e,
+    c,
     live,
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -226,13 +184,18 @@ def _corrected(
 ):
     """`base`, a tile (ROWS, COLUMNS) of one half, with its module's share added, rounded as expand
     would store it, in fp32.  Without the module (rank 0) the base's bits."""
-    acc = add_product(h_first, b_first, tl.zeros([ROWS, COLUMNS], dtype=tl.float32), PRECISION)
+    rank, begin, block = load_word(e), load_word(e + 2), load_word(e + 5)
+    r = tl.arange(0, RANKS)
+    inside = (c < WIDTH)[None, :]
+    place = row_places(slot_row, begin, block, r, r < rank, STRIDE, BLOCK, UNIT, BLOCKS_AT)
+    b = tl.load(arena + place[:, None] + c[None, :], mask=(r < rank)[:, None] & inside, other=0.0)
+    acc = add_product(h_first, b, tl.zeros([ROWS, COLUMNS], dtype=tl.float32), PRECISION)
     for q in tl.range(RANKS, rank if MORE else RANKS, RANKS):
-        r = q + tl.arange(0, RANKS)
-        places = row_places(slot_row, begin, block, r, r < rank, STRIDE, BLOCK, UNIT, BLOCKS_AT)
-        b = _b(arena, places, r, rank, c0, WIDTH, COLUMNS)
-        h = _sums(hp, rank, scaling, q, live, H_SPLIT, SPLITS, RANKS)
-        acc = add_product(h, b, acc, PRECISION)
-    # without the module a sum with 0 would lose the sign of -0, and one with -0 does not
-    total = base.to(tl.float32) + acc * tl.where(rank > 0, 1.0, -1.0)
+        rq = q + r
+        okq = rq < rank
+        place = row_places(slot_row, begin, block, rq, okq, STRIDE, BLOCK, UNIT, BLOCKS_AT)
+        b = tl.load(arena + place[:, None] + c[None, :], mask=okq[:, None] & inside, other=0.0)
+        acc = add_product(_sums(hp, e, q, live, H_SPLIT, SPLITS, RANKS), b, acc, PRECISION)
+    wide = base.to(tl.float32)
+    total = tl.where(rank > 0, wide + acc, wide)  # a sum with 0 would lose the sign of -0
     return total.to(base.dtype).to(tl.float32)

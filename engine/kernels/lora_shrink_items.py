@@ -53,10 +53,11 @@ def shrink_rows(
     start, rows, slot, r0 = load_item(items, place // SPLITS)
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     e = slot_row + (entry + module) * 8
-    rank, begin, block = load_word(e), load_word(e + 1), load_word(e + 4)  # at once: as in expand
+    rank = load_word(e)
     if (rows == 0) | (rank <= r0):
         wait_for_earlier(PDL)
     else:
+        begin, block = load_word(e + 1), load_word(e + 4)
         k0 = split * CHUNK
         hp = h + (module * SPLITS + split).to(tl.int64) * H_SPLIT
         xp = x + start.to(tl.int64) * D_IN
@@ -267,18 +268,15 @@ def shrink_tiles(
     module = side * SIDE + n // RANKS
     r = r0 + n % RANKS
     e = slot_row + (entry + module) * 8
-    there = module < NUM
-    rank = tl.load(e, mask=there, other=0, cache_modifier=".cg")
-    begin = tl.load(e + 1, mask=there, other=0, cache_modifier=".cg")
-    block = tl.load(e + 4, mask=there, other=0, cache_modifier=".cg")
+    rank = tl.load(e, mask=module < NUM, other=0, cache_modifier=".cg")
     if (rows == 0) | (tl.max(rank, axis=0) <= r0):
         wait_for_earlier(PDL)
     else:
         ok = r < rank
         place = row_places(
             slot_row,
-            begin,
-            block,
+            tl.load(e + 1, mask=ok, other=0, cache_modifier=".cg"),
+            tl.load(e + 4, mask=ok, other=0, cache_modifier=".cg"),
             r,
             ok,
             STRIDE,
