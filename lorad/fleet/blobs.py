@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -42,14 +42,19 @@ class Blobs(Protocol):
         """False, and nothing changed, if it is there already."""
         ...
 
-    def put(self, key: str, data: bytes) -> None:
-        """In place of what is there."""
+    def put(self, key: str, data: bytes, *, rough: bool = False) -> None:
+        """In place of what is there.  `rough`: whoever reads it can do with half of it, so that it
+        may be written over where there is no room for two."""
         ...
 
     def put_file(self, key: str, path: Path) -> None: ...
 
     def names(self, prefix: str, after: str = "") -> list[str]:
         """What is right below `prefix`, which ends with a slash, sorted; later than `after`."""
+        ...
+
+    def marks(self, prefix: str, after: str = "") -> dict[str, str]:
+        """The same, each with a word that is another one when it has been written anew."""
         ...
 
     def remove(self, key: str) -> None:
@@ -93,9 +98,9 @@ class FolderBlobs:
 
     def create(self, key: str, data: bytes) -> bool:
         path, fresh = self._path(key), self._fresh(key)
-        with disk.writing("write to the catalog", self._folder, len(data)):
-            _write(fresh, data)
+        with self._writing(len(data)):
             try:
+                _write(fresh, data)
                 os.link(fresh, path)  # NFS does it at once, too, and for one of several
             except FileExistsError:
                 return False
@@ -108,15 +113,21 @@ class FolderBlobs:
             _sync(path.parent)
         return True
 
-    def put(self, key: str, data: bytes) -> None:
-        fresh = self._fresh(key)
-        with disk.writing("write to the catalog", self._folder, len(data)):
-            _write(fresh, data)
-            os.replace(fresh, self._path(key))
+    def put(self, key: str, data: bytes, *, rough: bool = False) -> None:
+        path, fresh = self._path(key), self._fresh(key)
+        with self._writing(len(data)):
+            try:
+                _write(fresh, data)
+                os.replace(fresh, path)
+            except OSError as error:
+                fresh.unlink(missing_ok=True)  # once a second otherwise, on a disk that is full
+                if not (rough and error.errno in disk.FULL and path.exists()):
+                    raise
+                _write_over(path, data)
 
     def put_file(self, key: str, path: Path) -> None:
         fresh = self._fresh(key)
-        with disk.writing("write to the catalog", self._folder, path.stat().st_size):
+        with self._writing(path.stat().st_size):
             try:
                 shutil.copyfile(path, fresh)
                 _sync(fresh)
@@ -134,6 +145,14 @@ class FolderBlobs:
             raise self._unreadable(error) from error
         return sorted(name for name in found if name > after and not name.startswith("."))
 
+    def marks(self, prefix: str, after: str = "") -> dict[str, str]:
+        found = {}
+        for name in self.names(prefix, after):
+            with suppress(FileNotFoundError):
+                stat = (self._folder / prefix / name).stat()
+                found[name] = f"{stat.st_mtime_ns} {stat.st_size}"
+        return found
+
     def remove(self, key: str) -> None:
         path = self._path(key)
         with suppress(OSError):
@@ -146,12 +165,20 @@ class FolderBlobs:
     def _fresh(self, key: str) -> Path:
         """Where it is written before it gets its name, on the same file system."""
         path = self._path(key)
-        with disk.writing("write to the catalog", self._folder):
+        with self._writing():
             path.parent.mkdir(parents=True, exist_ok=True)
         return path.parent / f".{uuid.uuid4().hex}"
 
-    def _unreadable(self, error: OSError) -> LoradError:
-        message = f"the catalog in {self._folder} cannot be read: {error.strerror}"
+    @contextmanager
+    def _writing(self, num_bytes: int = 0) -> Iterator[None]:
+        try:
+            with disk.writing("write to the catalog", self._folder, num_bytes):
+                yield
+        except OSError as error:  # a network file system has more ways to fail
+            raise self._unreadable(error, "written to") from error
+
+    def _unreadable(self, error: OSError, what: str = "read") -> LoradError:
+        message = f"the catalog in {self._folder} cannot be {what}: {error.strerror}"
         return LoradError("source_unreachable", message, hint="is it mounted on this machine?")
 
 
@@ -207,7 +234,7 @@ class BucketBlobs:
             raise
         return True
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes, *, rough: bool = False) -> None:
         self._ask(lambda: self._client.put_object(Body=data, **self._at(key)))
 
     def put_file(self, key: str, path: Path) -> None:
@@ -218,7 +245,10 @@ class BucketBlobs:
         self._ask(put)
 
     def names(self, prefix: str, after: str = "") -> list[str]:
-        whole, found = self._prefix + prefix, []
+        return sorted(self.marks(prefix, after))
+
+    def marks(self, prefix: str, after: str = "") -> dict[str, str]:
+        whole, found = self._prefix + prefix, dict[str, str]()
         more: dict[str, str] = {"StartAfter": whole + after} if after else {}
         while True:
             page = self._ask(
@@ -229,10 +259,11 @@ class BucketBlobs:
                     **more,  # noqa: B023
                 )
             )
-            found += [thing["Key"].removeprefix(whole) for thing in page.get("Contents", ())]
-            found += [p["Prefix"].removeprefix(whole)[:-1] for p in page.get("CommonPrefixes", ())]
+            found |= {o["Key"].removeprefix(whole): o["ETag"] for o in page.get("Contents", ())}
+            for folder in page.get("CommonPrefixes", ()):
+                found[folder["Prefix"].removeprefix(whole)[:-1]] = ""
             if not page.get("IsTruncated"):
-                return sorted(name for name in found if name > after)
+                return {name: mark for name, mark in found.items() if name > after}
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def remove(self, key: str) -> None:
@@ -259,6 +290,15 @@ def _unfit(folder: Path) -> LoradError:
 def _write(path: Path, data: bytes) -> None:
     with open(path, "xb") as file:
         file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_over(path: Path, data: bytes) -> None:
+    """Within the room that it has."""
+    with open(path, "r+b") as file:
+        file.write(data)
+        file.truncate()
         file.flush()
         os.fsync(file.fileno())
 

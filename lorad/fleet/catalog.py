@@ -9,8 +9,12 @@ Methods of `Store` block; `Catalog` is for one event loop.
 
 import asyncio
 import hashlib
+import logging
+import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,12 +29,17 @@ from lorad.fleet import table as tables
 from lorad.fleet.blobs import CHUNK_BYTES, Blobs, open_blobs
 from lorad.fleet.table import Entry, Table
 
+log = logging.getLogger("lorad.fleet")
+
 FILES = frozenset({CONFIG_FILE, *WEIGHTS_FILES, *TEXT_FILES})
 #: Generations that are kept.
 KEPT_GENERATIONS = 50
 #: A change is tried again so often when other gateways are faster.
 ATTEMPTS = 20
+#: Files that are to be added again.
+DAMAGED = ("source_corrupt", "source_not_found")
 _LIST = "files.json"
+_NUMBER = re.compile(r"\d{12}\.json")
 
 
 class File(Struct, frozen=True):
@@ -52,24 +61,30 @@ class Store:
         self.blobs = blobs
 
     # ------------------------------------------------------------- the table
-    def newest(self, known: Table | None = None) -> Table:
-        """The newest; `known` itself if there is none newer.  Raises source_corrupt for one that is
-        damaged, as nobody guesses what names meant; source_unreachable where there was one."""
+    def newest(self, known: Table | None = None, mark: str = "") -> tuple[Table, str]:
+        """The newest, and its file's mark; `known` itself if there is none newer and its file is
+        the one of that `mark`: after a damaged one was removed, or a backup brought back, there may
+        be another of the same generation.  Raises source_corrupt for one that is damaged, as nobody
+        guesses what names meant; source_unreachable where there was one."""
         generation = known.generation if known is not None else 0
-        names = self.blobs.names("table/", _numbered(generation - 1) if generation else "")
-        names = [name for name in names if name.endswith(".json")]
+        marks = self.blobs.marks("table/", _numbered(generation - 1) if generation else "")
+        names = _numbers(marks)  # whatever else somebody has put there
         if generation and not names:  # a folder that is not mounted is empty, too
             message = f"the catalog is gone: table {generation} is not there any more"
             raise LoradError("source_unreachable", message, hint="is its folder mounted here?")
-        if known is not None and (not names or names[-1] == _numbered(generation)):
-            return known
         if not names:
-            return Table()
+            return Table(), ""
+        found = marks[names[-1]]
+        if known is not None and (names[-1], found) == (_numbered(generation), mark):
+            return known, mark
         key = f"table/{names[-1]}"
         data = self.blobs.read(key)
         if data is None:  # pruned, so there is a newer one by now
-            return self.newest(known)
-        return tables.decode(data, f"the catalog's {key}")
+            return self.newest(known, mark)
+        table = tables.decode(data, f"the catalog's {key}")
+        if _numbered(table.generation) != names[-1]:
+            raise tables.damaged(f"the catalog's {key}", f"it is table {table.generation}, renamed")
+        return table, found
 
     def write(self, table: Table) -> bool:
         """False: somebody else wrote that generation."""
@@ -77,21 +92,31 @@ class Store:
 
     def prune(self) -> None:
         """Old generations, and contents that none of those needs which are kept."""
-        names = self.blobs.names("table/")
+        names = _numbers(self.blobs.names("table/"))
         for name in names[:-KEPT_GENERATIONS]:
             self.blobs.remove(f"table/{name}")
 
     # ------------------------------------------------------------- files
-    def add(self, folder: Path) -> str:
-        """Copy an adapter's files in; their digest.  What is there already stays."""
+    def add(self, folder: Path, *, anew: bool = False) -> str:
+        """Copy an adapter's files in; their digest.  What is there already stays, unless `anew`."""
         files = tuple(_file(p) for p in sorted(folder.iterdir()) if p.name in FILES)
         listed = msgspec.json.encode(Listed(files=files))
         content = hashlib.sha256(listed).hexdigest()
-        if self.blobs.read(f"content/{content}/{_LIST}") is None:
+        if anew or not self.has(content):
             for file in files:
                 self.blobs.put_file(f"content/{content}/{file.name}", folder / file.name)
             self.blobs.put(f"content/{content}/{_LIST}", listed)
         return content
+
+    def has(self, content: str) -> bool:
+        """Is all of it there?  Looks at no byte of the files."""
+        names = self.blobs.names(f"content/{content}/")
+        try:
+            return {file.name for file in self.files(content)} <= set(names)
+        except LoradError as error:
+            if error.code in DAMAGED:
+                return False
+            raise
 
     def files(self, content: str) -> tuple[File, ...]:
         """What there is of it.  Raises source_not_found, source_corrupt."""
@@ -134,6 +159,8 @@ class Catalog:
         self.author = author or secrets.token_hex(6)
         self.trouble: LoradError | None = None  # of the last look
         self._now = now or _now
+        self._mark = ""  # of the table's file
+        self._held: Counter[str] = Counter()  # contents that are on their way into the table
         self._looking = asyncio.Lock()
 
     async def look(self) -> Table:
@@ -141,12 +168,16 @@ class Catalog:
         known is not forgotten then."""
         async with self._looking:
             try:
-                fresh = await asyncio.to_thread(self.store.newest, self.table)
+                fresh, mark = await asyncio.to_thread(self.store.newest, self.table, self._mark)
             except LoradError as error:
                 self.trouble = error
                 raise
-            self.trouble = None
-            if fresh.generation > self.table.generation:
+            self.trouble, self._mark = None, mark
+            known = self.table
+            if fresh.generation == known.generation and fresh.author != known.author:
+                log.warning("table %d of the catalog is another one by now", fresh.generation)
+                self.table = fresh
+            elif fresh.generation > known.generation:
                 self.table = fresh
             return self.table
 
@@ -172,12 +203,25 @@ class Catalog:
         message = f"other gateways changed the catalog {ATTEMPTS} times meanwhile"
         raise LoradError("conflict", message, hint="again")
 
-    async def add(self, folder: Path) -> str:
-        return await asyncio.to_thread(self.store.add, folder)
+    async def add(self, folder: Path, *, anew: bool = False) -> str:
+        return await asyncio.to_thread(lambda: self.store.add(folder, anew=anew))
+
+    @asynccontextmanager
+    async def holding(self, folder: Path) -> AsyncIterator[str]:
+        """The digest of its files while the table comes to mean them.  They are there afterwards:
+        whoever else added the same ones meanwhile, and did not come to an end, drops them."""
+        content = await self.add(folder)
+        self._held[content] += 1
+        try:
+            yield content
+            if not await asyncio.to_thread(self.store.has, content):
+                await self.add(folder)
+        finally:
+            self._held[content] -= 1
 
     async def drop_unused(self, content: str) -> None:
-        """Its files, unless a name means them, or meant them lately."""
-        if content not in (await self.look()).contents():
+        """Its files, unless a name means them, or meant them lately, or will in a moment."""
+        if content not in (await self.look()).contents() and not self._held[content]:
             await asyncio.to_thread(self.store.drop, content)
 
     def now(self) -> str:
@@ -191,6 +235,10 @@ def open_catalog(where: str, settings: Settings | None = None) -> Catalog:
 
 def _numbered(generation: int) -> str:
     return f"{generation:012d}.json"
+
+
+def _numbers(names: Iterable[str]) -> list[str]:
+    return sorted(filter(_NUMBER.fullmatch, names))
 
 
 def _now() -> str:

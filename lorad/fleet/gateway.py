@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -270,7 +271,8 @@ class Gateway:
 
     async def _one_says(self, request: Request, model: str) -> Answer:
         known = KNOWN in request.scope
-        answer = await self.inference.begin(await ask_of(request), model, vouched=known)
+        ask = replace(await ask_of(request), method="GET")  # of a HEAD as well
+        answer = await self.inference.begin(ask, model, vouched=known)
         assert isinstance(answer, Answer)
         return answer
 

@@ -121,7 +121,7 @@ class Presence:
     async def _say(self, generation: int) -> None:
         self._beats += 1
         word = msgspec.json.encode(Word(beat=self._beats, generation=generation))
-        await asyncio.to_thread(self._catalog.store.blobs.put, self._key(self.id), word)
+        await asyncio.to_thread(self._catalog.store.blobs.put, self._key(self.id), word, rough=True)
 
     def _words(self) -> dict[str, Word]:
         found = {}

@@ -236,6 +236,7 @@ def _entry(content: str, rev: str, wish: Wish, old: Entry | None, now: str) -> E
             pin=old.pin if old else False,
             priority=old.priority if old else None,
             labels=old.labels if old else {},
+            drained=old.drained if old else False,
         )
     return replace(
         base,

@@ -18,7 +18,7 @@ from lorad import wire
 from lorad.errors import LoradError
 from lorad.fleet import table as tables
 from lorad.fleet.asking import V1, alive, call, each, given
-from lorad.fleet.catalog import Catalog
+from lorad.fleet.catalog import DAMAGED, Catalog
 from lorad.fleet.members import Lost, Member, Members
 from lorad.fleet.presence import Presence
 from lorad.fleet.rollout import Rollout, Wish, home_of, unless_moved
@@ -82,17 +82,22 @@ class Wishes:
             labels=None if labels is None else dict(labels),
             dry_run=dry_run,
         )
-        try:
-            content = await self._catalog.add(staging.path)
-        finally:
-            await self.discard(staging)
         before = self._catalog.table.contents()
         try:
-            async with self._lock(name):
-                added = await self._rollout.run(content, wish)
+            async with self._catalog.holding(staging.path) as content:
+                before = self._catalog.table.contents() | {content}
+                async with self._lock(name):
+                    try:
+                        added = await self._rollout.run(content, wish)
+                    except LoradError as error:
+                        if error.code not in DAMAGED:
+                            raise
+                        await self._catalog.add(staging.path, anew=True)
+                        added = await self._rollout.run(content, wish)
         finally:
-            left = before - self._catalog.table.contents()  # of long ago
-            await asyncio.shield(self._drop(content, *left))
+            await self.discard(staging)
+            left = before - self._catalog.table.contents()  # of long ago, or of no name
+            await asyncio.shield(self._drop(*left))
         if not (dry_run or added.unchanged):
             kind = "adapter.replaced" if added.replaced_rev else "adapter.added"
             was = f"was {added.replaced_rev[:12]}" if added.replaced_rev else ""
