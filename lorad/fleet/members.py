@@ -56,7 +56,8 @@ class Answer:
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
     """One daemon as it was at one moment.  `instance` is another one after each start of it; ""
-    while it is not known.  `replica` is what the router looks at, and has the same name."""
+    while it is not known.  `replica` is what the router looks at; by its name it is a home of
+    adapters, and that may be of a place which another daemon had before."""
 
     name: str
     state: State

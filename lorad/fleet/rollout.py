@@ -216,7 +216,7 @@ class Rollout:
 
 def home_of(rev: str, members: Sequence[Member]) -> Member:
     """Where requests for a revision go that is nowhere yet."""
-    by_name = {member.name: member for member in members}
+    by_name = {member.replica.name: member for member in members}
     return by_name[ranking(rev, tuple(by_name))[0]]
 
 

@@ -140,7 +140,8 @@ class Tally:
 
     def _look(self, id: str) -> affinity.Replica:
         """A copy, for others to keep."""
-        seen = self._as_seen(id, id, alive=self._places[id].told.state == "ready")
+        place = self._places[id]
+        seen = self._as_seen(id, place.name, alive=place.told.state == "ready")
         seen.waiting = dict(seen.waiting)
         return seen
 

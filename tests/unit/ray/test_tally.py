@@ -2,6 +2,7 @@
 
 import pytest
 
+from lorad.fleet.rollout import home_of
 from lorad.ray.messages import Held, Told, shortened, told_of
 from lorad.ray.tally import LOST_SECONDS, Tally
 from lorad.routing.affinity import ranking
@@ -33,6 +34,12 @@ def test_an_adapter_has_its_home_by_rank_and_not_by_who_has_it_now(tally) -> Non
     assert tally.choose(REV).name != home(REV)
     tally.update({**others, "new": Told(rank=rank)})  # in the place of the lost one
     assert tally.choose(REV).name == "new"
+
+
+def test_others_can_tell_by_the_picture_where_a_request_will_go(tally) -> None:
+    """A rollout brings an adapter to its home first."""
+    found = home_of(REV, tally.seen())
+    assert found.name == tally.choose(REV).name == home(REV)
 
 
 def test_of_two_that_say_the_same_rank_none_is_overlooked(tally) -> None:
