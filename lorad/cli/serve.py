@@ -173,9 +173,8 @@ def gateway(
         logs.setup(settings.log.level, settings.log.format, os.environ)
         from lorad.fleet import serving  # imports the server
 
-        key = member_key.read_text(encoding="utf-8").split()[-1] if member_key is not None else ""
         wanted = serving.Wanted(
-            sites=serving.sites_of(member, key),
+            sites=serving.sites_of(member, serving.member_key(member_key)),
             catalog=catalog,
             folder=folder,
             bind=bind,

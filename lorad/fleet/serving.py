@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 
@@ -55,8 +56,11 @@ def run(wanted: Wanted, settings: Settings) -> int:
         admin=key_file.read(wanted.admin_keys, "--admin-keys"),
     )
     _check_open(wanted, keys)
-    with disk.writing("make the gateway's folder", wanted.folder.parent):
-        wanted.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+    try:
+        with disk.writing("make the gateway's folder", wanted.folder.parent):
+            wanted.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except (OSError, LoradError) as error:
+        raise BadConfig(f"--folder {wanted.folder}: {error}", hint="another folder") from None
     inference, admin = settings.inference, settings.admin
     listeners = {
         "inference": bind_unix(
@@ -107,10 +111,14 @@ def run(wanted: Wanted, settings: Settings) -> int:
 
 def _check_open(wanted: Wanted, keys: TcpKeys) -> None:
     """Members on sockets take the gateway for their peer: to them everybody is who runs it."""
-    if not wanted.bind or keys.inference:
+    if not wanted.bind:
         return
+    try:
+        host, _ = split_address(wanted.bind)
+    except ValueError as error:
+        raise BadConfig(f"--bind {wanted.bind[:80]!r}: {error}", hint="127.0.0.1:8411") from None
     on_sockets = [site.name for site in wanted.sites if not site.inference.startswith("http")]
-    if on_sockets and not ip_address(split_address(wanted.bind)[0]).is_loopback:
+    if on_sockets and not (keys.inference or ip_address(host).is_loopback):
         raise BadConfig(
             f"--bind {wanted.bind} without --api-keys lets everybody use "
             f"{', '.join(on_sockets)}, which see only their socket's peer",
@@ -159,13 +167,45 @@ def site_of(word: str, key: str = "") -> Site:
     Raises BadConfig."""
     name, equals, place = word.partition("=")
     inference, comma, admin = place.partition(",")
-    if not equals or not name or not place or "/" in name or not name.isprintable():
+    places = [inference, admin] if comma else [place]
+    known = all(map(_is_url if comma else _is_path, places))
+    if not equals or not name or not known or "/" in name or not name.isprintable():
         message = f"{word[:80]!r} is no member"
         raise BadConfig(message, hint="NAME=/run/lorad or NAME=http://HOST:8411,http://HOST:8412")
     if comma:
         return Site(name, inference, admin, key)
     folder = Path(place)
     return Site(name, str(folder / "inference.sock"), str(folder / "admin.sock"))
+
+
+def _is_url(word: str) -> bool:
+    if word.startswith("/"):  # one socket of two
+        return True
+    try:
+        parts = urlsplit(word)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _is_path(word: str) -> bool:
+    return bool(word) and "://" not in word and word.isprintable()
+
+
+def member_key(path: Path | None) -> str:
+    """The first key of a file, as of an admin_keys_file; "" without one.  Raises BadConfig."""
+    if path is None:
+        return ""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise BadConfig(f"--member-key {path}: {why}", hint="a file with the key") from None
+    words = [line.partition(" #")[0].split() for line in lines if not line.startswith("#")]
+    key = next((line[-1] for line in words if line), "")
+    if not (key.isascii() and key.isprintable() and key):
+        raise BadConfig(f"--member-key {path}: there is no key in it", hint="a file with the key")
+    return key
 
 
 def sites_of(words: Sequence[str], key: str = "") -> tuple[Site, ...]:
