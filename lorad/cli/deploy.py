@@ -4,6 +4,7 @@ Goes in: a lorad.toml, where the cluster is, how many replicas.  Comes out: a ru
 or with --check the Serve config file that says the same.  Ray is imported by this command alone.
 """
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,8 @@ import typer
 from lorad.cli.options import seconds as parsed
 from lorad.cli.output import print_line
 from lorad.errors import StartError
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")  # it is part of what Serve calls actors
 
 app = typer.Typer(
     name="deploy",
@@ -67,7 +70,7 @@ def ray(
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="Where Serve listens on each node.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="PORT")] = 8000,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", min=1, max=65535)] = 8000,
     check: Annotated[
         bool, typer.Option("--check", help="Print the Serve config file, and deploy nothing.")
     ] = False,
@@ -82,6 +85,9 @@ def ray(
     from lorad.ray import plan as plans
     from lorad.ray.serve_file import as_yaml, serve_file
 
+    patience = _seconds(timeout)
+    if not _NAME.fullmatch(name):
+        raise typer.BadParameter("letters, digits, - and _", param_hint="--name")
     try:
         wish = plans.Wish(
             config=_text(config),
@@ -103,7 +109,7 @@ def ray(
         from lorad.ray.deploying import Target, deploy
 
         target = Target(address=address, app=name, host=host, port=port)
-        deploy(wish, target, seconds=_seconds(timeout) if wait else None, say=_say)
+        deploy(wish, target, seconds=patience if wait else None, say=_say)
     except StartError as error:
         error.print()
         raise typer.Exit(error.exit) from None

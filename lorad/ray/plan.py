@@ -6,6 +6,7 @@ BadConfig.  Knows nothing of Ray, and looks at no file of the model: it may be o
 
 import tempfile
 from ipaddress import ip_address
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from msgspec import Struct
 
 from lorad import config_sources
 from lorad.config import Settings
-from lorad.errors import BadConfig
+from lorad.errors import BadConfig, LoradError
+from lorad.sources.reference import parse_reference
 
 #: Calls of operators and of the catalog, beside all requests that a daemon takes: none waits for
 #: a place, and a full daemon answers "queue_full" itself, by its own rules.
@@ -135,12 +137,26 @@ def _check(wish: Wish) -> None:
         f"catalog: {wish.catalog!r} is neither an absolute path nor s3://BUCKET/PREFIX",
         "a folder that every node sees: --catalog /shared/adapters",
     )
-    need(wish.replicas >= 1, "replicas: 1 or more")
-    need(wish.ingresses >= 1, "ingresses: 1 or more")
-    need(wish.stats_seconds > 0, "stats_seconds: above 0 seconds")
-    need(wish.cpus >= 0 and wish.ingress_cpus >= 0, "cpus: 0 or more")
-    need(wish.gpus is None or wish.gpus >= 0, "gpus: 0 or more")
-    need(Path(wish.homes).is_absolute(), "homes: an absolute path, the same on every node")
+    if s3:
+        _check_bucket(wish.catalog)
+    need(wish.replicas >= 1, "replicas: 1 or more", "serve shutdown ends them all")
+    need(wish.ingresses >= 1, "ingresses: 1 or more", "leave it out for 1")
+    need(0 < wish.stats_seconds < inf, "stats_seconds: above 0 seconds", "leave it out for 1")
+    need(
+        0 <= wish.cpus < inf and 0 <= wish.ingress_cpus < inf,
+        "cpus: 0 or more",
+        "as Ray counts them: --cpus 1",
+    )
+    need(
+        wish.gpus is None or 0 <= wish.gpus < inf,
+        "gpus: 0 or more",
+        "leave it out for what its engines use",
+    )
+    need(
+        Path(wish.homes).is_absolute(),
+        "homes: an absolute path, the same on every node",
+        f"--homes {HOMES}",
+    )
     scales = bool(wish.min_replicas or wish.max_replicas)
     if scales:  # none at all would mean that nobody can answer who asks whether there is one
         need(
@@ -148,6 +164,13 @@ def _check(wish: Wish) -> None:
             "min and max replicas: 1 <= min <= max",
             "name both: --min 1 --max 8",
         )
+
+
+def _check_bucket(catalog: str) -> None:
+    try:
+        parse_reference(catalog)
+    except LoradError as error:
+        raise BadConfig(f"catalog: {error.message}", hint=error.hint) from None
 
 
 def settings_of(wish: Wish) -> Settings:

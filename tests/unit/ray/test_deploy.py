@@ -47,6 +47,32 @@ def test_a_file_that_is_not_there_or_no_configuration_is_exit_2(deploy, tmp_path
     assert deploy(config=bad)[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("--port=0", "--port"),
+        ("--port=65536", "--port"),
+        ("--timeout=soon", "--timeout"),
+        ("--name=", "--name"),
+        ("--name=a/b", "--name"),
+        ("--cpus=inf", "cpus: 0 or more"),
+        ("--gpus=nan", "gpus: 0 or more"),
+        ("-n0", "replicas: 1 or more"),
+        ("--ingresses=0", "ingresses: 1 or more"),
+        ("--homes=here", "homes: an absolute path"),
+        ("--catalog=s3://", "catalog: s3:// names no bucket"),
+        ("--catalog=here", "catalog: 'here' is neither"),
+        ("--max=3", "--min 1 --max 8"),
+    ],
+)
+def test_a_value_that_is_none_is_exit_2_and_says_which_before_anything_is_asked(
+    deploy, given, told
+) -> None:
+    status, out, said = deploy("--check", given)
+    assert (status, out) == (2, "") and told in said
+    assert "try: " in said or "Usage: " in said
+
+
 def test_everybody_is_not_let_in_by_mistake(deploy) -> None:
     status, _, said = deploy("--check", "--host", "0.0.0.0")
     assert status == 2
