@@ -2,7 +2,7 @@
 
 Goes in: the text of a lorad.toml, a folder on this node for homes.  Comes out: a daemon with state,
 store and sockets of its own.  Its stdin is one end of a pipe: when that closes, for whatever
-reason, it ends.
+reason, it ends (`tied.py`).
 """
 
 import asyncio
@@ -115,7 +115,7 @@ class Child:
         file.write_text(self._config)
         self._tail.clear()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lorad.ray.child", "--config", str(file)],
+            [sys.executable, "-m", "lorad.ray.tied", "--config", str(file)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -163,23 +163,3 @@ def environment(env: Mapping[str, str], home: Path, run: Path) -> dict[str, str]
         "RUNTIME_DIRECTORY": str(run),
     }
     return {**env, **_OVERRIDES, **places}
-
-
-def _end_with_stdin() -> None:
-    """The first signal drains, the second aborts: nobody waits for anything."""
-    while os.read(0, 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def main() -> None:
-    """`lorad`, until stdin ends."""
-    from lorad.cli.serve import main as serve
-
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-    serve()
-
-
-if __name__ == "__main__":
-    main()

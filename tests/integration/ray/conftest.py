@@ -120,7 +120,7 @@ class Cluster:
     def stop(self):
         """Ray is killed; daemons are left to find that by themselves."""
         mine = self.processes()
-        daemons = [p for p in mine if "lorad.ray.child" in p.cmdline()]
+        daemons = [p for p in mine if "lorad.ray.tied" in p.cmdline()]
         engines = [child for daemon in daemons for child in daemon.children(recursive=True)]
         for process in mine:
             if process not in daemons and process not in engines:
