@@ -38,7 +38,7 @@ from lorad.errors import LoradError
 from lorad.fleet import admin, models, upload_routes
 from lorad.fleet.asking import V1, alive, each, given
 from lorad.fleet.catalog import Catalog
-from lorad.fleet.inference import KNOWN, Inference, ask_of, response_of
+from lorad.fleet.inference import KNOWN, UNKNOWN, Inference, ask_of, response_of
 from lorad.fleet.listing import Listing, own_status
 from lorad.fleet.members import Answer, Ask, Member, Members
 from lorad.fleet.presence import LEASE_SECONDS, Presence
@@ -57,6 +57,7 @@ from lorad.wire_tenants import TenantPage
 log = logging.getLogger("lorad.fleet")
 
 LOOK_SECONDS = 5.0
+FIRST_LOOK_SECONDS = 0.1
 
 
 class Gateway:
@@ -155,7 +156,7 @@ class Gateway:
 
     async def _look_on(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS if self._bases else 0.5)
+            await asyncio.sleep(LOOK_SECONDS if self._bases else FIRST_LOOK_SECONDS)
             await self.look()
 
     async def _version_of(self, member: Member) -> Version:
@@ -251,6 +252,8 @@ class Gateway:
         if not ready:
             raise LoradError(code, f"not ready: {self.listing.waiting()}")
         self.presence.check()
+        if not self._bases:
+            raise LoradError("engine_restarting", f"not ready: {UNKNOWN}")
         return json({"status": "ok"})
 
     async def _say_version(self, request: Request) -> Response:

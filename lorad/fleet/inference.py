@@ -8,6 +8,7 @@ was seen, a request goes to another member, once; a stream that breaks ends with
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -36,6 +37,7 @@ MOST_MOVES = 1
 _NO_REVISION = "0" * 64
 #: In a request's scope: the key that it came with is the gateway's, and no member's business.
 KNOWN = "lorad_gateway_key"
+UNKNOWN = "this gateway does not know yet what its members serve"
 _BROKEN = LoradError(
     "engine_restarting", "the member that answered was lost; what it was to say is lost, too"
 )
@@ -95,14 +97,14 @@ class Inference:
         if not model or model in self._bases():
             return None
         if not self._bases():
-            raise LoradError("engine_restarting", nobody(self._members.seen()))
+            members = self._members.seen()
+            ready = any(member.state == "ready" for member in members)
+            raise LoradError("engine_restarting", UNKNOWN if ready else nobody(members))
         self._presence.check()
         entry = tables.find(self._catalog.table, model)
         if entry is None:
             message = f"The model {model[:200]!r} does not exist"
             raise LoradError("model_not_found", message, param="model")
-        if entry.drained:
-            raise LoradError("draining", f"{entry.name!r} takes no new requests for now")
         return entry
 
     async def begin(self, ask: Ask, model: str, *, vouched: bool = False) -> Answer | Begun:
@@ -117,6 +119,11 @@ class Inference:
             else:
                 headers = (*headers, (REV_HEADER, _NO_REVISION))
             to = Ask(ask.method, ask.path, ask.query, headers, ask.body, model=id_of(entry))
+            shut = entry is not None and entry.drained and ask.method != "GET"
+            if shut and entry is not None:
+                if vouched:
+                    raise _closed(entry)
+                to = Ask("GET", f"/v1/models/{quote(entry.name)}", "", headers, model=entry.id)
             try:
                 answer = await self._once(to, entry, left)
             except Lost as lost:
@@ -128,6 +135,8 @@ class Inference:
                 continue
             if isinstance(answer, Begun):
                 return answer
+            if shut and entry is not None and answer.status == 200:
+                raise _closed(entry)  # to whoever may know that it is there
             if entry is not None and not looked and lacks(answer):
                 looked = True  # the name may have moved, and this gateway was the last to know
                 await self._presence.renew(self._presence.now())
@@ -143,7 +152,8 @@ class Inference:
     def _is_unknown(self, model: str) -> bool:
         """A name that could be one, and is none: it may be said so by a member.  With a digest it
         would look among revisions of its own."""
-        if not model or model in self._bases() or "@" in model or is_reference(model):
+        bases = self._bases()
+        if not (model and bases) or model in bases or "@" in model or is_reference(model):
             return False
         return self._presence.fresh and model not in self._catalog.table.entries
 
@@ -224,6 +234,10 @@ def response_of(answer: Answer) -> Response:
     kept = [(k.encode(), v.encode()) for k, v in answer.head.headers if k not in OF_CONNECTION]
     response.raw_headers = [*response.raw_headers, *kept]
     return response
+
+
+def _closed(entry: Entry) -> LoradError:
+    return LoradError("draining", f"{entry.name!r} takes no new requests for now")
 
 
 def _elsewhere(answer: Answer) -> bool:

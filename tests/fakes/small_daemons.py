@@ -107,6 +107,7 @@ class SmallDaemon:
             Route("/admin/v1/{wish}", self._wish, methods=["POST"]),
             Route("/version", self._version),
             Route("/v1/models", self._models),
+            Route("/v1/models/{id:path}", self._model),
             Route("/metrics", self._metrics),
             Route("/admin/v1/hold", self._hold, methods=["POST"]),
             Route("/admin/v1/uploads", self._open, methods=["POST"]),
@@ -120,6 +121,7 @@ class SmallDaemon:
         self.tenants, self.events, self.answer = (), (), None
         self.serves, self.held, self.refuses = {}, {}, {}
         self.uploads, self.wishes, self.instance = {}, [], f"instance-{name}"
+        self.secrets = ()  # names that nobody is told of
         self.on_commit = None  # awaited with the upload's start; may raise LoradError
         self.app = Starlette(routes=routes)
         self.server = None
@@ -240,6 +242,12 @@ class SmallDaemon:
         base = ModelCard(id="tiny", root="base", parent=None, **given)
         cards = [ModelCard(id=n, root=r, parent="tiny", **given) for n, r in self.serves.items()]
         return _json(ModelList(data=[base, *cards]))
+
+    async def _model(self, request):
+        name, rev = request.path_params["id"], request.headers.get("x-lorad-rev")
+        if name in self.secrets or (rev is not None and rev != self.serves.get(name)):
+            return failure(LoradError("model_not_found", f"no {name}"))
+        return JSONResponse({"id": name, "root": rev})
 
     async def _metrics(self, request):
         text = (

@@ -126,5 +126,9 @@ def test_without_a_driver_there_are_no_calls() -> None:
     assert one_batch("libnothing-of-the-kind.so.1") is None
 
 
+def test_a_library_without_the_call_is_no_driver() -> None:
+    assert each_piece("libc.so.6") is None
+
+
 def test_a_driver_without_the_batched_copy_has_none() -> None:
     assert one_batch("libc.so.6") is None

@@ -178,10 +178,26 @@ def test_a_name_that_was_drained_stays_drained_with_other_content():
     run(scenario, names=("a",))
 
 
+def test_that_a_name_is_drained_is_told_to_whoever_may_know_that_it_is_there():
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        assert (await front.http.post("/admin/v1/drain", json={"name": "poet"})).status_code == 200
+        c.daemons["a"].asked.clear()
+        refused = await front.ask("poet")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert (await front.http.get("/v1/models/poet")).status_code == 200, "its card is shown"
+        c.daemons["a"].secrets = ("poet",)
+        refused = await front.ask("poet")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+        assert not c.daemons["a"].asked, "and nothing of it was generated"
+
+    run(scenario, names=("a",))
+
+
 def test_a_head_of_the_models_is_answered():
     async def scenario(c, front):
         await front.add("poet", 1)
         for path in ("/v1/models", "/v1/models/poet"):
-            assert (await front.http.head(path)).status_code != 500
+            assert (await front.http.head(path)).status_code == 200
 
     run(scenario, names=("a",))

@@ -304,3 +304,15 @@ def read_keys(folder, word):
     path.write_text(word * 10)
     path.chmod(0o600)
     return key_file.read(str(path), word)
+
+
+def test_a_gateway_is_ready_once_it_knows_what_its_members_serve():
+    async def scenario(c, front):
+        known, front.gateway._bases = front.gateway._bases, frozenset()
+        for answer in (await front.http.get("/readyz"), await front.ask("tiny")):
+            assert answer.status_code == 503
+            assert "does not know yet what its members serve" in answer.json()["error"]["message"]
+        front.gateway._bases = known
+        assert (await front.http.get("/readyz")).status_code == 200
+
+    run(scenario, names=("a",))
