@@ -124,7 +124,9 @@ class OneBatch:
 def each_piece(library: str = LIBRARY) -> EachPiece | None:
     """None where there is no such driver, or one without the call."""
     loaded = _load(library)
-    return EachPiece(loaded) if hasattr(loaded, "cuMemcpyHtoDAsync_v2") else None
+    if loaded is None or not hasattr(loaded, "cuMemcpyHtoDAsync_v2"):
+        return None
+    return EachPiece(loaded)
 
 
 def one_batch(library: str = LIBRARY, flags: int = 0) -> OneBatch | None:

@@ -210,6 +210,7 @@ class Catalog:
     async def holding(self, folder: Path) -> AsyncIterator[str]:
         """The digest of its files while the table comes to mean them.  They are there afterwards:
         whoever else added the same ones meanwhile, and did not come to an end, drops them."""
+        await self.look()  # nothing is put where a folder is not mounted
         content = await self.add(folder)
         self._held[content] += 1
         try:

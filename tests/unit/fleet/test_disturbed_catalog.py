@@ -164,6 +164,19 @@ def test_damaged_files_are_whole_again_when_they_are_added_again(damaged, data):
     run(scenario, names=("a",))
 
 
+def test_nothing_is_put_where_the_catalog_is_not_mounted():
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        (c.folder / "catalog").rename(c.folder / "away")
+        refused = await front.add("bard", 2)
+        assert refused.status_code >= 400 and "is gone" in refused.text, refused.text
+        assert not (c.folder / "catalog").exists()
+        (c.folder / "away").rename(c.folder / "catalog")
+        assert (await front.add("bard", 2)).status_code == 200
+
+    run(scenario, names=("a",))
+
+
 def test_a_name_that_was_drained_stays_drained_with_other_content():
     async def scenario(c, front):
         await front.add("poet", 1)
