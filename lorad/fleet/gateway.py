@@ -30,6 +30,7 @@ from lorad.api.app import INFERENCE, OPEN, Route
 from lorad.api.deps import Deps
 from lorad.api.guard import Bounds, Guard, admin_uids
 from lorad.api.identity import key_of
+from lorad.api.mounted import AtRoot
 from lorad.api.respond import json
 from lorad.api.tcp import KnownHost, TcpKeys, admit_operator
 from lorad.api.uploads import Uploads
@@ -216,7 +217,7 @@ class Gateway:
         guard = Middleware(Guard, bounds=bounds, counts=self._counts, on_gone=self._note_gone)
         app = Starlette(
             routes=routes,
-            middleware=[guard, *more],
+            middleware=[Middleware(AtRoot), guard, *more],
             exception_handlers={HTTPException: missing.no_route},
         )
         app.router.redirect_slashes = False

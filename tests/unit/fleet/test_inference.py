@@ -299,6 +299,30 @@ def test_over_tcp_keys_of_the_gateway_let_in_and_go_no_further(tmp_path):
     run(scenario)
 
 
+@pytest.mark.parametrize("root", ["/team", "/v1"])
+def test_below_a_prefix_the_same_keys_are_asked_for_and_the_same_is_passed_on(tmp_path, root):
+    """As Ray Serve has it with a `route_prefix`, which it leaves in the path."""
+
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        keys = TcpKeys(inference=read_keys(tmp_path, "app"), admin=read_keys(tmp_path, "admin"))
+        gateway = Gateway(front.members, front.catalog, c.folder / "g9", keys=keys)
+        await gateway.start()
+        transport = httpx.ASGITransport(gateway.app(), root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://a{root}") as http:
+            http.headers["authorization"] = f"Bearer {'app' * 10}"
+            assert (await http.get("/admin/v1/status")).status_code == 401
+            assert (await http.get("/metrics")).status_code == 401
+            answer = await http.post("/v1/completions", json={"model": "poet"})
+            assert answer.status_code == 200
+            http.headers["authorization"] = "Bearer nobody"
+            assert (await http.get("/v1/models")).status_code == 401
+            assert (await http.get("/livez")).status_code == 200
+        await gateway.stop()
+
+    run(scenario)
+
+
 def read_keys(folder, word):
     path = folder / word
     path.write_text(word * 10)
