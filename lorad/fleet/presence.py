@@ -8,6 +8,7 @@ silent.  No two clocks are compared: each measures what it sees by its own.
 
 import asyncio
 import secrets
+import threading
 import time
 from collections.abc import Callable
 
@@ -48,10 +49,13 @@ class Presence:
         self._beats = 0
         self._until = self._looked = float("-inf")
         self._renewing = asyncio.Lock()
+        self._left, self._writing = False, threading.Lock()
 
     @property
     def fresh(self) -> bool:
         """Would everybody else still wait for this gateway?"""
+        if self._left:
+            return False
         return self._clock() < self._until or (self._lease <= 0 and self._beats > 0)
 
     def check(self) -> None:
@@ -92,8 +96,8 @@ class Presence:
 
     async def leave(self) -> None:
         """Nobody need wait for it any more; it answers nobody from here on."""
-        self._until = float("-inf")
-        await asyncio.to_thread(self._catalog.store.blobs.remove, self._key(self.id))
+        self._left = True
+        await asyncio.to_thread(self._remove)
 
     async def all_at(self, generation: int) -> None:
         """Returns when every gateway goes by that generation or a later one, or has stopped."""
@@ -121,7 +125,18 @@ class Presence:
     async def _say(self, generation: int) -> None:
         self._beats += 1
         word = msgspec.json.encode(Word(beat=self._beats, generation=generation))
-        await asyncio.to_thread(self._catalog.store.blobs.put, self._key(self.id), word, rough=True)
+        await asyncio.to_thread(self._put, word)
+
+    def _put(self, word: bytes) -> None:
+        """On a thread, which goes on when nobody waits for it any more: a word that came after the
+        farewell would have others wait for a gateway that is gone."""
+        with self._writing:
+            if not self._left:
+                self._catalog.store.blobs.put(self._key(self.id), word, rough=True)
+
+    def _remove(self) -> None:
+        with self._writing:
+            self._catalog.store.blobs.remove(self._key(self.id))
 
     def _words(self) -> dict[str, Word]:
         found = {}
