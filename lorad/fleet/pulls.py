@@ -6,10 +6,12 @@ stand behind one address, each tells the others of its operations in the catalog
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,12 @@ from lorad.sources.reference import Reference, parse_reference
 from lorad.spelling import adapter_name
 from lorad.wire_operations import Operation, OperationPage, PulledFile, PullPlan, PullStart
 
+log = logging.getLogger("lorad.fleet")
+
 #: Operations that have ended and are remembered.
 KEPT = 200
+#: Others' are forgotten so long after they ended, or after the gateway did that they ran on.
+FORGET_SECONDS = 86400.0
 #: Between two words to other gateways.
 TELL_SECONDS = 0.5
 _PLACE = "operations/"
@@ -50,6 +56,12 @@ class _Op:
     def shown(self) -> Operation:
         return Operation(**self.value)
 
+    def end(self) -> None:
+        """As soon as it can."""
+        self.stop = True
+        if self.task is not None and not self.over.is_set():
+            self.task.cancel()
+
 
 class Pulls:
     """`add` is that of Wishes; `shared` is where others look, None: nobody does."""
@@ -64,9 +76,7 @@ class Pulls:
     async def close(self) -> None:
         tasks = [op.task for op in self._ops.values() if op.task is not None]
         for op in self._ops.values():
-            op.stop = True
-        for task in tasks:
-            task.cancel()
+            op.end()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def plan(self, start: PullStart) -> PullPlan:
@@ -95,13 +105,14 @@ class Pulls:
                 "updated_at": now,
             }
         )
+        await self._tell(op)  # else another gateway that is asked of it next knows of none
         self._ops[op.value["id"]] = op
+        op.task = asyncio.ensure_future(self._run(op, reference, start, name))
         for old in [id for id, o in self._ops.items() if o.over.is_set()][:-KEPT]:
             del self._ops[old]
             if self._shared is not None:
-                await asyncio.to_thread(self._shared.remove, f"{_PLACE}{old}.json")
-        await self._tell(op)
-        op.task = asyncio.ensure_future(self._run(op, reference, start, name))
+                with suppress(LoradError):
+                    await asyncio.to_thread(self._shared.remove, f"{_PLACE}{old}.json")
         return op.shown()
 
     # ------------------------------------------------------------- operations
@@ -137,10 +148,8 @@ class Pulls:
             assert self._shared is not None
             await asyncio.to_thread(self._shared.put, f"{_PLACE}{id}.cancel", b"")
             return await self.wait(id, MAX_WAIT_SECONDS)
-        op.stop = True
-        if op.task is not None and not op.over.is_set():
-            op.task.cancel()
-            await asyncio.wait({op.task})
+        op.end()
+        await op.over.wait()
         return op.shown()
 
     # ------------------------------------------------------------- other gateways
@@ -166,16 +175,29 @@ class Pulls:
             await asyncio.to_thread(self._shared.put, f"{_PLACE}{op.value['id']}.json", data)
 
     async def _listen(self, op: _Op) -> None:
-        """Tell how far it is, and hear whether somebody cancels it, until it has ended."""
+        """Tell how far it is, hear whether somebody cancels it, and tell how it ended."""
         assert self._shared is not None
         key = f"{_PLACE}{op.value['id']}.cancel"
         while not op.over.is_set():
-            await asyncio.sleep(TELL_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(op.over.wait(), TELL_SECONDS)
+                break
             with suppress(LoradError):
                 await self._tell(op)
                 if await asyncio.to_thread(self._shared.read, key) is not None:
                     await asyncio.to_thread(self._shared.remove, key)
-                    await self.cancel(op.value["id"])
+                    op.end()
+        with suppress(LoradError):
+            await self._tell(op)
+
+    async def _sweep(self) -> None:
+        """What gateways have left behind that are gone, whatever became of it."""
+        assert self._shared is not None
+        late = rfc3339(utc_now() - timedelta(seconds=FORGET_SECONDS))
+        with suppress(LoradError):
+            for op in await self._told_of():
+                if op.id not in self._ops and op.updated_at < late:
+                    await asyncio.to_thread(self._shared.remove, f"{_PLACE}{op.id}.json")
 
     # ------------------------------------------------------------- the work
     async def _run(self, op: _Op, reference: Reference, start: PullStart, name: str) -> None:
@@ -193,12 +215,15 @@ class Pulls:
                 "hint": error.hint,
                 "reason": error.details.get("reason", ""),
             }
+        except Exception:
+            log.exception("pulling %s failed by our own fault", reference.text)
+            message = "something went wrong inside lorad; its log says what"
+            told = {"state": "failed", "code": "internal_error", "message": message}
         op.value |= told | {"updated_at": rfc3339(utc_now())}
         op.over.set()
-        with suppress(LoradError):
-            await self._tell(op)
         if listening is not None:
-            listening.cancel()
+            await listening  # which says how it ended, behind all that it has said before
+            await self._sweep()
 
     async def _pull(
         self, op: _Op, reference: Reference, start: PullStart, name: str

@@ -20,6 +20,9 @@ def quick_gateways(monkeypatch):
     monkeypatch.setattr(pulls, "TELL_SECONDS", 0.02)
 
 
+PLACE = "operations/"
+
+
 def several(scenario):
     run(scenario, names=("a", "b"), gateways=2, several=True)
 
@@ -129,5 +132,55 @@ def test_a_pull_is_shown_waited_for_and_cancelled_at_either(monkeypatch):
         assert ended.json()["state"] == "cancelled"
         assert "clerk" not in one.catalog.table.entries
         assert (await one.http.get("/admin/v1/operations/nobody")).status_code == 404
+
+    several(scenario)
+
+
+class Broken(Fetcher):
+    def resolve(self, reference):
+        raise ZeroDivisionError
+
+
+def test_how_a_pull_ended_is_the_last_that_others_hear_of_it(monkeypatch):
+    """Its word of a moment before is still being written then; and one that fails by our own fault
+    has ended, too."""
+    monkeypatch.setattr(pulls, "fetcher_for", lambda *args, **more: Broken([]))
+
+    async def scenario(c, one, other):
+        blobs = one.catalog.store.blobs
+        put = blobs.put
+
+        def late(key, data):
+            if key.startswith("operations/") and b'"running"' in data and blobs.names(PLACE):
+                time.sleep(0.1)
+            put(key, data)
+
+        monkeypatch.setattr(blobs, "put", late)
+        start = {"reference": "hf:acme/poet", "name": "poet"}
+        for _ in range(3):
+            begun = (await one.http.post("/admin/v1/pulls", json=start)).json()
+            ended = await one.get(f"operations/{begun['id']}?wait_ms=20000", Operation)
+            assert (ended.state, ended.code) == ("failed", "internal_error")
+        await one.gateway.pulls.close()
+        page = await other.get("operations", OperationPage)
+        assert [op.state for op in page.items] == ["failed"] * 3
+
+    several(scenario)
+
+
+def test_what_a_gateway_that_is_gone_left_running_is_forgotten(monkeypatch):
+    monkeypatch.setattr(pulls, "fetcher_for", lambda *args, **more: Fetcher([]))
+
+    async def scenario(c, one, other):
+        for name, at in (("old", "2026-01-01T00:00:00Z"), ("new", "2999-01-01T00:00:00Z")):
+            left = Operation(
+                id=name, kind="pull", target="x", state="running", created_at=at, updated_at=at
+            )
+            one.catalog.store.blobs.put(f"{PLACE}{name}.json", msgspec.json.encode(left))
+        start = {"reference": "hf:acme/poet", "name": "poet"}
+        begun = (await one.http.post("/admin/v1/pulls", json=start)).json()
+        await one.get(f"operations/{begun['id']}?wait_ms=20000", Operation)
+        await one.gateway.pulls.close()
+        assert one.catalog.store.blobs.names(PLACE) == sorted([f"{begun['id']}.json", "new.json"])
 
     several(scenario)
