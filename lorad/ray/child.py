@@ -54,6 +54,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._home: Home | None = None
         self._run = Path()
+        self._elsewhere: Path | None = None  # that, where it is in no home
         self._tail: deque[str] = deque(maxlen=TAIL)
 
     @property
@@ -105,12 +106,15 @@ class Child:
     def _release(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
+        if self._elsewhere is not None:
+            shutil.rmtree(self._elsewhere, ignore_errors=True)
         if self._home is not None:
             self._home.release()
-        self._process = self._home = None
+        self._process = self._home = self._elsewhere = None
 
     def _spawn(self, home: Path) -> None:
         self._run = run_folder(home)
+        self._elsewhere = self._run if self._run.parent != home else None
         file = home / "lorad.toml"
         file.write_text(self._config)
         self._tail.clear()

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lorad.errors import BadConfig
+
 MOST = 64
 
 
@@ -25,7 +27,9 @@ class Home:
 
 
 def free(homes: Path, kind: str) -> Iterator[Home]:
-    """Every one that nobody holds; whoever takes the next one should release the last."""
+    """Every one that nobody holds; whoever takes the next one should release the last.  Raises
+    BadConfig for a folder of somebody else's."""
+    _check(homes)
     for number in range(MOST):
         path = homes / f"{kind}-{number}"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -36,3 +40,13 @@ def free(homes: Path, kind: str) -> Iterator[Home]:
             os.close(held)
             continue
         yield Home(path, held)
+
+
+def _check(homes: Path) -> None:
+    """Below /var/tmp everybody may have been there first, and whose folder it is may put another
+    adapter in the place of a packed one."""
+    homes.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for found in (homes.lstat(), homes.stat()):
+        if found.st_uid not in (0, os.geteuid()):
+            message = f"homes: {homes} belongs to uid {found.st_uid}, and this is {os.geteuid()}"
+            raise BadConfig(message, hint="another folder on every node: --homes /var/lib/lorad")

@@ -1,7 +1,11 @@
 """Folders of a node that are one replica's at a time, and what its daemon is told of them."""
 
+import os
 from pathlib import Path
 
+import pytest
+
+from lorad.errors import BadConfig
 from lorad.ray.child import environment, run_folder
 from lorad.ray.homes import free
 
@@ -27,6 +31,16 @@ def test_who_finds_a_home_unfit_gets_the_next(tmp_path) -> None:
         if len(names) == 3:
             break
     assert names == ["home-0", "home-1", "home-2"]
+
+
+def test_homes_in_a_folder_of_somebody_else_are_refused(tmp_path, monkeypatch) -> None:
+    next(free(tmp_path / "homes", "home")).release()
+    if os.geteuid():
+        monkeypatch.setattr("os.geteuid", lambda: 4711)
+    else:
+        os.chown(tmp_path / "homes", 4711, -1)
+    with pytest.raises(BadConfig, match="belongs to uid"):
+        next(free(tmp_path / "homes", "home"))
 
 
 def test_sockets_are_in_the_home_unless_their_paths_would_be_too_long(tmp_path) -> None:
