@@ -103,7 +103,7 @@ class FolderBlobs:
                 _write(fresh, data)
                 os.link(fresh, path)  # NFS does it at once, too, and for one of several
             except FileExistsError:
-                return False
+                return fresh.stat().st_nlink > 1  # ours, if NFS had to ask twice for it
             except OSError as error:
                 if error.errno in _NO_LINKS:
                     raise _unfit(self._folder) from error

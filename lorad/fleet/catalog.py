@@ -91,7 +91,7 @@ class Store:
         return self.blobs.create(f"table/{_numbered(table.generation)}", tables.encode(table))
 
     def prune(self) -> None:
-        """Old generations, and contents that none of those needs which are kept."""
+        """Old generations.  Contents go with the last name that knows them: see drop_unused."""
         names = _numbers(self.blobs.names("table/"))
         for name in names[:-KEPT_GENERATIONS]:
             self.blobs.remove(f"table/{name}")
@@ -219,6 +219,7 @@ class Catalog:
                 await self.add(folder)
         finally:
             self._held[content] -= 1
+            self._held += Counter()  # without the zeros
 
     async def drop_unused(self, content: str) -> None:
         """Its files, unless a name means them, or meant them lately, or will in a moment."""

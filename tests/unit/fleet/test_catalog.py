@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import threading
 from pathlib import Path
 
@@ -292,6 +293,20 @@ def test_a_file_system_without_hard_links_is_refused(tmp_path, monkeypatch):
     with pytest.raises(LoradError, match="has no hard links"):
         blobs.create("table/1", b"x")
     assert not list(Path(tmp_path / "s/table").iterdir())
+
+
+def test_a_link_whose_answer_was_lost_was_made_all_the_same(tmp_path, monkeypatch):
+    real = os.link
+
+    def link(*paths):
+        real(*paths)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr("os.link", link)
+    blobs = open_blobs(str(tmp_path / "s"), Settings())
+    assert blobs.create("table/1", b"x")
+    monkeypatch.undo()
+    assert not blobs.create("table/1", b"y") and blobs.read("table/1") == b"x"
 
 
 def test_a_place_that_is_none_is_refused():

@@ -150,10 +150,10 @@ def test_how_a_pull_ended_is_the_last_that_others_hear_of_it(monkeypatch):
         blobs = one.catalog.store.blobs
         put = blobs.put
 
-        def late(key, data):
+        def late(key, data, **more):
             if key.startswith("operations/") and b'"running"' in data and blobs.names(PLACE):
                 time.sleep(0.1)
-            put(key, data)
+            put(key, data, **more)
 
         monkeypatch.setattr(blobs, "put", late)
         start = {"reference": "hf:acme/poet", "name": "poet"}
