@@ -131,7 +131,7 @@ class Gateway:
             self.boards.run,
             self._look_on,
         ]
-        self._tasks = [asyncio.create_task(_kept(run)) for run in loops]
+        self._tasks = [asyncio.create_task(kept(run)) for run in loops]
 
     async def stop(self) -> None:
         """Nobody waits for this gateway any more."""
@@ -303,7 +303,7 @@ class Gateway:
         return cast(Deps, some)
 
 
-async def _kept(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def kept(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """A loop that fails by our own fault is begun anew: half a gateway is worse than a late one."""
     while True:
         try:

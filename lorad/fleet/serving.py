@@ -23,7 +23,7 @@ from lorad.config import Settings
 from lorad.config_network import split_address
 from lorad.errors import BadConfig, LoradError
 from lorad.fleet.catalog import open_catalog
-from lorad.fleet.gateway import Gateway
+from lorad.fleet.gateway import Gateway, kept
 from lorad.fleet.line import Site
 from lorad.fleet.local import LocalMembers
 from lorad.fleet.presence import LEASE_SECONDS
@@ -72,6 +72,7 @@ def run(wanted: Wanted, settings: Settings) -> int:
         listeners["tcp"] = bind_tcp(wanted.bind)
 
     async def serve() -> None:
+        told = _told_to_end()  # before anybody knows of this gateway
         async with _gateway(wanted, settings, keys) as gateway:
             apps: dict[str, Starlette] = {
                 "inference": gateway.inference_app(),
@@ -94,7 +95,7 @@ def run(wanted: Wanted, settings: Settings) -> int:
             for server in servers:
                 await server.start()
             log.info("the gateway takes requests")
-            await _told_to_end()
+            await told.wait()
             await asyncio.gather(*(server.stop(GRACE_SECONDS) for server in servers))
 
     try:
@@ -144,7 +145,7 @@ async def _gateway(wanted: Wanted, settings: Settings, keys: TcpKeys) -> AsyncIt
         sockets=sockets,
     )
     await members.look()
-    looking = asyncio.create_task(members.run())
+    looking = asyncio.create_task(kept(members.run))
     try:
         await gateway.start()
         yield gateway
@@ -155,11 +156,11 @@ async def _gateway(wanted: Wanted, settings: Settings, keys: TcpKeys) -> AsyncIt
         await members.close()
 
 
-async def _told_to_end() -> None:
+def _told_to_end() -> asyncio.Event:
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
-    await told.wait()
+    return told
 
 
 def site_of(word: str, key: str = "") -> Site:

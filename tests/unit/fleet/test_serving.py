@@ -1,9 +1,15 @@
 """What `lorad gateway` is told: members, and who may come."""
 
+import os
+import signal
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from lorad.config import Settings
 from lorad.errors import BadConfig
+from lorad.fleet.gateway import Gateway
 from lorad.fleet.line import Site
 from lorad.fleet.serving import Wanted, member_key, run, site_of, sites_of
 
@@ -58,3 +64,29 @@ def test_the_key_of_members_is_the_first_of_its_file(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(BadConfig, match="--member-key"):
             member_key(path)
+
+
+@pytest.fixture
+def interrupts():
+    """A SIGTERM that nobody hears ends the test, and not all of them."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_while_it_begins_ends_it_as_one_later_would(monkeypatch, interrupts):
+    """Others would wait a minute for one that had said that it comes, and not that it goes."""
+    begin = Gateway.start
+
+    async def told_to_end(gateway):
+        await begin(gateway)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Gateway, "start", told_to_end)
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # paths of sockets have to be
+        folder = Path(short)
+        catalog = str(folder / "c")
+        wanted = Wanted(sites=sites_of([f"a={folder}"]), catalog=catalog, folder=folder / "g")
+        assert run(wanted, Settings()) == 0
+        assert [path.name for path in (folder / "g").iterdir()] == ["uploads"]
+        assert not (folder / "c" / "gateways").exists()
