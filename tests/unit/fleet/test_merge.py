@@ -1,5 +1,8 @@
 """Pictures of several members as one: what is added, what is not, and what cannot be."""
 
+import re
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -160,3 +163,10 @@ def test_series_without_labels_and_with_get_the_members_name():
         'x{member="m"} 3',
         'x{member="n"} 5',
     ]
+
+
+def test_the_gateways_own_metrics_are_those_that_are_documented():
+    text = exposition.own((), 0, 0, 0)
+    own = {line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    page = (Path(__file__).parents[3] / "docs/howto/gateway.md").read_text()
+    assert own == set(re.findall(r"lorad_gateway_\w+", page))
