@@ -57,7 +57,7 @@ def deploy(
             log_to_driver=False,
             logging_level="error",
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (AssertionError, OSError, RuntimeError, ValueError) as error:
         raise _unreachable(target.address, error) from None
     try:
         from lorad.ray.app import build
@@ -65,6 +65,7 @@ def deploy(
         serve.start(
             proxy_location="EveryNode", http_options={"host": target.host, "port": target.port}
         )
+        _check_address(target)
         application = serve.RunTarget(
             target=build(arguments(wish)), name=target.app, route_prefix="/"
         )
@@ -75,8 +76,26 @@ def deploy(
         )
         if seconds is not None:
             _wait(target.app, seconds, say)
+    except StartError:
+        raise
+    except Exception as error:  # Ray's own have nothing in common
+        hint = "ray status and serve status tell how the cluster is; then repeat"
+        raise CannotDeploy(f"Ray does not deploy it: {_first_line(error)}", hint=hint) from error
     finally:
         ray.shutdown()
+
+
+def _check_address(target: Target) -> None:
+    """Serve that runs already stays where it listens, and says so in a log alone.  It may be open
+    to other machines, where this deployment is not to be.  Raises CannotDeploy."""
+    from ray.serve.context import _get_global_client
+
+    there = _get_global_client().http_config
+    if (there.host, there.port) != (target.host, target.port):
+        raise CannotDeploy(
+            f"Serve runs on this cluster already, at {there.host}:{there.port}, and stays there",
+            hint=f"--host {there.host} --port {there.port}, or end it all: serve shutdown",
+        )
 
 
 def _knock(address: str) -> None:
@@ -129,8 +148,11 @@ def _wait(app: str, seconds: float, say: Callable[[str], None]) -> None:
 def _why_not_ready(app: str) -> str:
     from ray import serve
 
-    handle = serve.get_app_handle(app)
-    return str(handle.why_not_ready.remote().result(timeout_s=ANSWER_SECONDS))
+    try:
+        handle = serve.get_app_handle(app)
+        return str(handle.why_not_ready.remote().result(timeout_s=ANSWER_SECONDS))
+    except Exception as error:  # an ingress that dies is started anew
+        return f"its ingress does not answer: {_first_line(error) or type(error).__name__}"
 
 
 def _why(application: Any) -> str:
