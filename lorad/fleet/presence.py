@@ -26,10 +26,12 @@ _FOLDER = "gateways/"
 
 
 class Word(Struct, frozen=True, kw_only=True):
-    """Of one gateway; `generation` -1: it has just come, and answers nobody yet."""
+    """Of one gateway; `generation` -1: it has just come, and answers nobody yet.  `lease`: so many
+    seconds after it has fallen silent it stops."""
 
     beat: int
     generation: int
+    lease: float = LEASE_SECONDS
 
 
 class Presence:
@@ -103,7 +105,6 @@ class Presence:
         """Returns when every gateway goes by that generation or a later one, or has stopped."""
         await self.beat()
         seen: dict[str, tuple[Word, float]] = {}  # its last word, and since when
-        patience = (self._lease or LEASE_SECONDS) * _MARGIN
         while True:
             words = await asyncio.to_thread(self._words)
             now, behind = self._clock(), []
@@ -114,7 +115,7 @@ class Presence:
                 seen[id] = (word, since)
                 if word.generation < generation:
                     behind.append(id)
-                    if now - since > patience:
+                    if now - since > word.lease * _MARGIN:
                         behind.pop()
                         await asyncio.to_thread(self._catalog.store.blobs.remove, self._key(id))
             if not behind:
@@ -124,8 +125,9 @@ class Presence:
     # ------------------------------------------------------------- inside
     async def _say(self, generation: int) -> None:
         self._beats += 1
-        word = msgspec.json.encode(Word(beat=self._beats, generation=generation))
-        await asyncio.to_thread(self._put, word)
+        lease = self._lease or LEASE_SECONDS
+        word = Word(beat=self._beats, generation=generation, lease=lease)
+        await asyncio.to_thread(self._put, msgspec.json.encode(word))
 
     def _put(self, word: bytes) -> None:
         """On a thread, which goes on when nobody waits for it any more: a word that came after the

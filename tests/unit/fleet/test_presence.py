@@ -3,8 +3,10 @@
 import asyncio
 import threading
 
+from lorad.fleet import presence as presences
 from lorad.fleet.catalog import open_catalog
 from lorad.fleet.presence import Presence
+from lorad.fleet.table import Entry
 
 
 def test_a_word_that_is_being_written_does_not_outlive_the_farewell(tmp_path, monkeypatch):
@@ -33,5 +35,24 @@ def test_a_word_that_is_being_written_does_not_outlive_the_farewell(tmp_path, mo
         await leaving
         await asyncio.to_thread(ended.wait, 10)
         assert not blobs.names("gateways/") and not presence.fresh
+
+    asyncio.run(scenario())
+
+
+def test_a_silent_gateway_is_waited_for_as_long_as_it_goes_on_by_itself(tmp_path, monkeypatch):
+    """Whatever is set at the one that waits: else that one's new revision would be done, and the
+    silent one would answer with the old."""
+    monkeypatch.setattr(presences, "BEAT_SECONDS", 0.02)
+
+    async def scenario():
+        catalog, others = (open_catalog(str(tmp_path / "s")) for _ in range(2))
+        waits = Presence(catalog, lease_seconds=0.05)
+        silent = Presence(others, lease_seconds=0.5)
+        for presence in (waits, silent):
+            await presence.beat()
+        entry = Entry(name="poet", content="cd" * 32, rev="ab" * 32, model="tiny")
+        table = await catalog.change("add poet", lambda table: {"poet": entry})
+        await waits.all_at(table.generation)
+        assert not silent.fresh
 
     asyncio.run(scenario())
