@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 
 import httpx
 import pytest
 
 from lorad import key_file
+from lorad.api.app import OPEN
 from lorad.api.tcp import TcpKeys
 from lorad.errors import LoradError
 from lorad.fleet import presence
@@ -338,5 +340,22 @@ def test_a_gateway_is_ready_once_it_knows_what_its_members_serve():
             assert "does not know yet what its members serve" in answer.json()["error"]["message"]
         front.gateway._bases = known
         assert (await front.http.get("/readyz")).status_code == 200
+
+    run(scenario, names=("a",))
+
+
+def test_no_route_over_tcp_is_without_its_key(tmp_path):
+    async def scenario(c, front):
+        keys = TcpKeys(inference=read_keys(tmp_path, "app"), admin=read_keys(tmp_path, "admin"))
+        app = Gateway(front.members, front.catalog, c.folder / "g9", keys=keys).app()
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            for route in app.router.routes:
+                path = re.sub(r"\{.*?\}", "x", route.path)
+                operators = path.startswith("/admin/") or path == "/metrics"
+                for key in ("", "other", "app" if operators else "admin"):
+                    headers = {"authorization": f"Bearer {key * 10}"} if key else {}
+                    answer = await http.request(max(route.methods), path, headers=headers)
+                    assert (answer.status_code == 401) != (path in OPEN), (path, key)
 
     run(scenario, names=("a",))
