@@ -1,7 +1,8 @@
 """Table: what every adapter's name means in the whole cluster, at one generation.
 
 Goes in: a table, and what is to change.  Comes out: the next one, or its bytes and back.  A table
-never changes; damage is refused in one line, whatever was cut or turned over.  Pure.
+never changes; damage is refused in one line, whatever was cut or turned over.  So is a field that a
+later lorad wrote: the next table from here would be without it.  Pure.
 """
 
 import hashlib
@@ -19,14 +20,14 @@ SCHEMA = "lorad/catalog-table.v1"
 KEPT = 4
 
 
-class Content(Struct, frozen=True, kw_only=True):
+class Content(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Some files, and the revision that daemons make of them."""
 
     content: str  # digest of the files
     rev: str
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One name."""
 
     name: str
@@ -51,7 +52,7 @@ class Entry(Struct, frozen=True, kw_only=True):
         return f"{self.name}@{self.rev}"
 
 
-class Table(Struct, frozen=True, kw_only=True):
+class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`entries` by name."""
 
     schema: str = SCHEMA

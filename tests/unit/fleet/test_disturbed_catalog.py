@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -34,6 +36,29 @@ def test_a_copy_of_a_table_under_another_name_is_no_table():
         assert (await one.add("poet", 2, replace=True)).status_code == 200
         other = await c.front()
         assert await one.rev("poet") == await other.rev("poet") == c.rev(2)
+
+    run(scenario, names=("a",))
+
+
+def later(body, where):
+    """What a later lorad might have written of it."""
+    told = json.loads(body)
+    entry = told["entries"]["poet"]
+    {"table": told, "entry": entry, "content": entry["before"][0]}[where]["later"] = 1
+    fresh = json.dumps(told).encode()
+    return hashlib.sha256(fresh).hexdigest().encode() + b"\n" + fresh
+
+
+@pytest.mark.parametrize("where", ["table", "entry", "content"])
+def test_a_field_of_a_later_lorad_is_refused_rather_than_lost(where):
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        await front.add("poet", 2, replace=True)
+        path = tables_of(c) / "000000000002.json"
+        path.write_bytes(later(path.read_bytes().partition(b"\n")[2], where))
+        refused = await front.add("bard", 3)
+        assert "it is of another version of lorad" in refused.text
+        assert await front.rev("poet") == c.rev(2), "what was known is served on"
 
     run(scenario, names=("a",))
 
