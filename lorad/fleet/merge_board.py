@@ -1,4 +1,4 @@
-"""Merge of boards: one dashboard over all members, as `lorad.merge` does it with the rest.
+"""Merge of boards: one dashboard over all members, as `merge.py` has it of the rest.
 
 Goes in: the boards of those that answered.  Comes out: one.  Rates and counts are added; of
 percentiles the worst member's stands, since they cannot be added.  Pure.

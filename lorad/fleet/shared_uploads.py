@@ -1,8 +1,8 @@
 """Shared uploads: an adapter that arrives file by file, each at another of several gateways.
 
 Goes in: what `lorad.api.uploads` takes.  Comes out: the same, with the files in the catalog's place
-until the commit, at whichever gateway, has them all in one folder.  What nobody continues goes when
-the next one opens.
+until the commit, at whichever gateway, has them all in one folder.  What was not committed within
+an hour goes when the next one opens.
 """
 
 import asyncio

@@ -8,7 +8,6 @@ table says who was first.
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
@@ -22,7 +21,7 @@ from lorad.fleet.catalog import DAMAGED, Catalog
 from lorad.fleet.members import Lost, Member, Members
 from lorad.fleet.presence import Presence
 from lorad.fleet.rollout import Rollout, Wish, home_of, unless_moved
-from lorad.fleet.staging import Stage
+from lorad.fleet.staging import Stage, Staged
 from lorad.fleet.table import Entry
 from lorad.fleet.taking import TAKE_SECONDS, named, order_for, read
 from lorad.wire_operate import Held, HoldAsk
@@ -57,7 +56,7 @@ class Wishes:
     # ------------------------------------------------------------- content
     async def add(
         self,
-        staging: "Staged",
+        staging: Staged,
         name: str,
         *,
         source: str,
@@ -340,11 +339,6 @@ class Wishes:
                     return wire.ItemResult(name=name, ok=False, code=code, message=message)
 
         return wire.Results(items=tuple(await asyncio.gather(*map(one, names))))
-
-
-class Staged(Protocol):
-    @property
-    def path(self) -> Path: ...
 
 
 def patched(old: Entry, patch: wire.AdapterPatch) -> Entry:
