@@ -82,6 +82,7 @@ class Served:
             self.intake = intake.alike(inspect=inspect, pack=pack)
         self._know_adapters(shared, refresh)
         self.guides = Guides(self.base)
+        self.fingerprint = fingerprint_of(self.base)
 
     def _know_adapters(self, shared: Shared, refresh: Callable[[], Awaitable[None]]) -> None:
         names, link, events, tasks = shared.names, self.link, shared.events, shared.tasks
@@ -185,11 +186,11 @@ class Served:
             )
             for one in each
         )
-        return Seen(self.entry, self.link, self.picture, several)
+        return Seen(self.entry, self.link, self.picture, several, fingerprint=self.fingerprint[:12])
 
     def backend(self) -> Backend:
         """For requests that generate."""
-        return Backend(self.link, self.text, fingerprint_of(self.base), self.guides)
+        return Backend(self.link, self.text, self.fingerprint, self.guides)
 
     def pool_backend(self, registry: Registry) -> PoolBackend:
         """For requests for vectors and scores."""

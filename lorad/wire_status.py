@@ -107,6 +107,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
 
     name: str
     base: str
+    fingerprint: str = ""  # of the base's config.json and the sizes of its weights' files
     state: str  # starting loading_base ready engine_restarting engine_stalled stopped
     reason: str = ""  # why it is not ready
     tasks: tuple[str, ...] = ()

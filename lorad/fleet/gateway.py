@@ -82,6 +82,7 @@ class Gateway:
         self._members, self._catalog = members, catalog
         self._version = Version(version=__version__)
         self._bases: frozenset[str] = frozenset()
+        self._mixed: list[str] = []  # see merge
         self._private = True  # until a member has said that it has no tenants
         self._tasks: list[asyncio.Task[Any]] = []
         self._began = time.monotonic()
@@ -154,6 +155,11 @@ class Gateway:
             pages = given(await each(alive(self._members), self._tenants_of))
             if pages:
                 self._private = any(page.items for page in pages.values())
+            await self.listing.look()
+            mixed = self.listing.mixed()
+            for words in mixed if mixed != self._mixed else ():
+                log.warning("%s: answers depend on who gives them", words)
+            self._mixed = mixed
 
     async def _look_on(self) -> None:
         while True:

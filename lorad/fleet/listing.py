@@ -79,11 +79,15 @@ class Listing:
         own = replace(
             self._own(),
             state="ready" if ready else "engine_restarting",
-            reason="; ".join(away),
+            reason="; ".join([*away, *self.mixed()]),
             drained=tuple(entry.name for entry in entries if entry.drained),
         )
         states = merge.states(self._catalog.table, self._rows)
         return merge.status(own, self._statuses, members, states)
+
+    def mixed(self) -> list[str]:
+        """See merge."""
+        return merge.mixed(self._statuses)
 
     def slots(self) -> wire.SlotPage:
         return merge.slots(self._slots)

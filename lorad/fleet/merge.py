@@ -62,6 +62,20 @@ def status(
     )
 
 
+def mixed(said: Mapping[str, Status]) -> list[str]:
+    """Models of which members have different bases, in words: answers are then of either."""
+    found: dict[str, dict[str, str]] = {}
+    for member, one in said.items():
+        for model in one.models:
+            if model.fingerprint:
+                found.setdefault(model.name, {}).setdefault(model.fingerprint, member)
+    return [
+        f"{' and '.join(sorted(each.values()))} serve different bases as {name}"
+        for name, each in found.items()
+        if len(each) > 1
+    ]
+
+
 def models(
     said: Mapping[str, Status], members: Sequence[Member], states: Mapping[str, str]
 ) -> tuple[ModelStatus, ...]:

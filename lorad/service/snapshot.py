@@ -31,7 +31,8 @@ from lorad.wire_status import (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One model, as it is looked at, or one replica of it; `replicas`: where it has several."""
+    """One model, as it is looked at, or one replica of it; `replicas`: where it has several.
+    `fingerprint` tells its base from another."""
 
     settings: Model
     link: ModelLink
@@ -39,6 +40,7 @@ class Seen:
     replicas: "tuple[Seen, ...]" = ()
     replica: str = ""
     routed: Mapping[Reason, int] | None = None  # to one replica, and why
+    fingerprint: str = ""
 
     @property
     def engines(self) -> "tuple[Seen, ...]":
@@ -163,6 +165,7 @@ def _model(seen: Seen, num_adapters: int, pooling: PoolingPicture | None) -> Mod
     return ModelStatus(
         name=settings.name,
         base=settings.base,
+        fingerprint=seen.fingerprint,
         state=link.state,
         reason="" if link.state == "ready" else link.progress,
         tasks=settings.tasks,

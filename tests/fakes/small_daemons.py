@@ -23,10 +23,12 @@ from lorad.wire_tenants import TenantPage
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def status_of(name, *, state="ready", **more):
+def status_of(name, *, state="ready", fingerprint="", **more):
     """What `GET /admin/v1/status` says of a daemon with one model and hardly anything else."""
     pool = PoolPicture(total=64, free=32, block_bytes=1024)
-    model = ModelStatus(name="tiny", base="tiny", state=state, pool=pool, slots_total=8)
+    model = ModelStatus(
+        name="tiny", base="tiny", fingerprint=fingerprint, state=state, pool=pool, slots_total=8
+    )
     given = {
         "version": "0",
         "instance_id": f"instance-{name}",
@@ -121,6 +123,7 @@ class SmallDaemon:
         self.tenants, self.events, self.answer = (), (), None
         self.serves, self.held, self.refuses = {}, {}, {}
         self.uploads, self.wishes, self.instance = {}, [], f"instance-{name}"
+        self.fingerprint = ""  # of its base
         self.secrets = ()  # names that nobody is told of
         self.on_commit = None  # awaited with the upload's start; may raise LoradError
         self.app = Starlette(routes=routes)
@@ -145,7 +148,8 @@ class SmallDaemon:
 
     async def _status(self, request):
         await self._quiet()
-        return _json(status_of(self.name, state=self.state, instance_id=self.instance))
+        given = {"state": self.state, "fingerprint": self.fingerprint}
+        return _json(status_of(self.name, instance_id=self.instance, **given))
 
     async def _slots(self, request):
         await self._quiet()

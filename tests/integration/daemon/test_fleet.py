@@ -118,6 +118,9 @@ def test_a_cluster_is_operated_and_asked_like_one_daemon(gateway, poll):
     assert "poet" in listed
     status = gateway.loractl("status")
     assert "replica east" in status and "replica west" in status
+    with gateway.client() as client:
+        whole = client.status()
+        assert whole.reason == "" and len(whole.models[0].fingerprint) == 12, "one base for both"
     assert "poet" in gateway.loractl("ps") and rev[:12] in gateway.loractl("show", "poet")
     assert "poet" in gateway.loractl("explain", "poet")
     assert "poet" in gateway.loractl("top", "--once")

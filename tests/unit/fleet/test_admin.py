@@ -302,3 +302,19 @@ def test_a_pull_that_fails_is_an_operation_that_says_why():
         assert (await front.http.get("/admin/v1/operations/0")).status_code == 404
 
     run(scenario)
+
+
+def test_members_that_serve_different_bases_by_one_name_are_told_of(caplog):
+    async def scenario(c, front):
+        c.daemons["a"].fingerprint = c.daemons["c"].fingerprint = "ab" * 6
+        status = await front.get("status", Status)
+        assert status.reason == "", "one that does not say it may be of an earlier lorad"
+        c.daemons["b"].fingerprint = "cd" * 6
+        words = "a and b serve different bases as tiny"
+        while (await front.get("status", Status)).reason != words:
+            await asyncio.sleep(0.05)
+        for _ in range(2):
+            await front.gateway.look()
+        assert caplog.text.count(words) == 1
+
+    run(scenario)
