@@ -4,7 +4,6 @@ Goes in: a name and a prompt (argument or stdin).  Comes out: text on stdout as 
 Uses the inference socket as any application would.
 """
 
-import json
 import math
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from lorad import wire
@@ -120,9 +120,11 @@ def _extras(words: Sequence[str]) -> dict[str, object]:
         if key in _OURS:
             raise Usage(f"--extra {key}: the command says that itself")
         try:
-            found[key] = json.loads(text)
-        except ValueError:
-            found[key] = text
+            found[key] = msgspec.json.decode(text.encode())
+        except UnicodeEncodeError:
+            raise Usage(f"--extra {key}: not UTF-8 text") from None
+        except (msgspec.DecodeError, RecursionError):
+            found[key] = text  # NaN, too, which would be sent as null: nothing
     return found
 
 

@@ -218,6 +218,8 @@ def test_an_extra_that_is_none_is_a_slip(loractl, extra, words):
     assert done.exit == 2 and words in done.err
 
 
-def test_an_extra_that_the_daemon_does_not_take_is_refused_in_its_words(loractl):
-    done = loractl("run", "bible", "hi", "--extra", "top_p=7")
+@pytest.mark.parametrize("value", ["7", "NaN", "Infinity", "1e999", "[" * 3000])
+def test_an_extra_that_the_daemon_does_not_take_is_refused_in_its_words(loractl, value):
+    """What is no number for JSON must not go as null, which means that nothing was said."""
+    done = loractl("run", "bible", "hi", "--extra", f"top_p={value}")
     assert done.exit == 2 and "top_p" in done.err
