@@ -22,11 +22,12 @@ import logging
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import accumulate
@@ -45,6 +46,8 @@ from lorad.fleet.members import Ask, Head, Order
 from lorad.fleet.table import Entry
 from lorad.fleet.taking import order_for
 
+#: Of the results alone: Ray prints what it has to say wherever stdout is.
+OUT = sys.stdout
 MODEL = "base"
 SEATS = 8
 EVENTS_SECONDS = 0.5
@@ -254,7 +257,7 @@ async def measure(asked: Asked, handle: Any, model: Path, folder: Path, seeds: l
     revs = await _register(asked, members, catalog, model, folder)
     for seed in seeds:
         found = await RealRun(asked, members, revs, seed).run()
-        print(json.dumps({"case": "ray", "seed": seed, **asdict(asked), **found}), flush=True)
+        tell({"case": "ray", "seed": seed, **asdict(asked), **found})
         case = Case(
             adapters=asked.adapters,
             replicas=asked.replicas,
@@ -271,7 +274,11 @@ async def measure(asked: Asked, handle: Any, model: Path, folder: Path, seeds: l
         )
         for policy in ("affinity", "random"):
             line = {"case": "simulation", "policy": policy, "seed": seed, **asdict(case)}
-            print(json.dumps(line | Run(case, policy, seed).run()), flush=True)
+            tell(line | Run(case, policy, seed).run())
+
+
+def tell(line: dict[str, Any]) -> None:
+    print(json.dumps(line), file=OUT, flush=True)
 
 
 async def _register(
@@ -305,7 +312,7 @@ def main() -> None:
         if model is None:
             model = folder / "model"
             write(model, SHAPES["tiny"])
-        with deployed(asked, model, folder) as handle:
+        with redirect_stdout(sys.stderr), deployed(asked, model, folder) as handle:
             asyncio.run(measure(asked, handle, model, folder, seeds))
 
 
