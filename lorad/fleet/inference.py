@@ -33,6 +33,8 @@ from lorad.spelling import is_reference
 ELSEWHERE = ("engine_restarting", "engine_stalled", "loading_base", "draining")
 #: A request that a member had at hand when it was lost may be why: it goes on this many times.
 MOST_MOVES = 1
+#: A name that moves while it is asked for is looked up again, this many times.
+MOST_LOOKS = 4
 #: Of no content.
 _NO_REVISION = "0" * 64
 #: In a request's scope: the key that it came with is the gateway's, and no member's business.
@@ -111,7 +113,7 @@ class Inference:
         """An answer, or a stream that has begun; a loss before that is made good once.  Who is not
         `vouched` for is told by a member that there is no such model, once that knows who it is."""
         left: list[str] = []
-        looked = False
+        looks = 0
         while True:
             entry, headers = None, ask.headers
             if vouched or not self._is_unknown(model):
@@ -137,8 +139,8 @@ class Inference:
                 return answer
             if shut and entry is not None and answer.status == 200:
                 raise _closed(entry)  # to whoever may know that it is there
-            if entry is not None and not looked and lacks(answer):
-                looked = True  # the name may have moved, and this gateway was the last to know
+            if entry is not None and looks < MOST_LOOKS and lacks(answer):
+                looks += 1  # the name may have moved, and this gateway was the last to know
                 await self._presence.renew(self._presence.now())
                 if self.find(model) is not entry:
                     continue

@@ -359,3 +359,21 @@ def test_no_route_over_tcp_is_without_its_key(tmp_path):
                     assert (answer.status_code == 401) != (path in OPEN), (path, key)
 
     run(scenario, names=("a",))
+
+
+def test_a_name_that_moves_again_while_it_is_asked_for_is_looked_up_again():
+    async def scenario(c, front):
+        await front.add("poet", 1)
+        inference = front.gateway.inference
+        once, moves = inference._once, [2, 3, 4]
+
+        async def moving(ask, entry, without):
+            """It moves, and the member lets go of what it meant, before the request is there."""
+            if moves:
+                await front.add("poet", moves.pop(0), replace=True)
+            return await once(ask, entry, without)
+
+        inference._once = moving
+        assert await front.rev("poet") == c.rev(4)
+
+    run(scenario, names=("a",))
