@@ -28,6 +28,13 @@ class Heedless:
         return getattr(self._stream, name)
 
 
+def tell(text: str) -> None:
+    """Whole lines at once.  print() of several lines writes the last end of line by itself, and
+    other processes write to the same file in between."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
 def spare_stderr() -> None:
     """From now on sys.stderr is such a one; again is no harm."""
     if not isinstance(sys.stderr, Heedless):

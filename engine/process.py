@@ -25,7 +25,7 @@ from engine.collector import collecting_nothing, spare_what_is_there
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.framing import command_reader, encode_frame, in_parts
-from engine.last_words import spare_stderr
+from engine.last_words import spare_stderr, tell
 from engine.messages import (
     Answer,
     Command,
@@ -253,7 +253,7 @@ def _build(
         config = keeping(config) or config
     if isinstance(config, PoolingConfig):
         pooling = ServedPooling(config, progress=progress, bell=inbox.bell, alive=pulse.alive)
-        print(pooling.memory_table(), file=sys.stderr, flush=True)
+        tell(pooling.memory_table())
         return pooling
     with collecting_nothing():
         from engine.core import EngineCore
@@ -265,7 +265,7 @@ def _build(
         os._exit(1)
 
     core = EngineCore(config, progress=progress, bell=inbox.bell, on_death=die)
-    print(core.machine.memory.table(), file=sys.stderr, flush=True)
+    tell(core.machine.memory.table())
     return core
 
 

@@ -31,6 +31,7 @@ from engine.collector import spare_what_is_there
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.kernels.lora_meta import LoraClass, LoraMeta, Segment
+from engine.last_words import tell
 from engine.messages import PackedManifest
 from engine.models.ranks import Ranks
 from engine.ranks.crew import shared_bytes
@@ -80,8 +81,7 @@ class Follower:
             lookahead=lookahead,
         )
         warm_up_steps(self._runner, None, config, ground.layout, lambda *_: None)
-        sys.stderr.write(ground.memory_plan().table() + "\n")  # at once: others write theirs
-        sys.stderr.flush()
+        tell(ground.memory_plan().table())
         self._kinds: dict[int, LoraClass] = {}
         self._memory_fd = memory_fd
         self._host = _Shards(ranks.rank, self._arena.block_bytes)

@@ -3,7 +3,7 @@
 import io
 import sys
 
-from engine.last_words import Heedless, spare_stderr
+from engine.last_words import Heedless, spare_stderr, tell
 
 
 class Full(io.StringIO):
@@ -30,3 +30,25 @@ def test_what_can_be_written_is(monkeypatch):
     print("words", file=sys.stderr)
     assert kept.getvalue() == "words\n"
     assert sys.stderr.getvalue() == "words\n", "and all else of it is there"
+
+
+def test_lines_that_several_processes_write_at_once_are_not_glued(monkeypatch):
+    """The table of one engine, and a daemon's line behind its last word."""
+
+    class Writes(io.RawIOBase):
+        def __init__(self):
+            self.each = []
+
+        def writable(self):
+            return True
+
+        def write(self, data):
+            self.each.append(bytes(data))
+            return len(data)
+
+    raw = Writes()
+    stream = io.TextIOWrapper(io.BufferedWriter(raw), line_buffering=True)
+    monkeypatch.setattr(sys, "stderr", Heedless(stream))
+    tell("weights 1\narena 2")
+    assert raw.each == [b"weights 1\narena 2\n"]
+    stream.detach()
