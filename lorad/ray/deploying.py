@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lorad.errors import StartError
-from lorad.ray.plan import Wish, plan
+from lorad.ray.pending import pending
+from lorad.ray.plan import Plan, Wish, plan
 from lorad.ray.serve_file import arguments
 
 POLL_SECONDS = 0.5
@@ -23,6 +24,12 @@ ANSWER_SECONDS = 30.0
 
 class CannotDeploy(StartError):
     """Ray is missing or away, or the application does not come up."""
+
+
+class LeftAlone(CannotDeploy):
+    """Ctrl+C while it comes up."""
+
+    exit = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +47,17 @@ def deploy(
 
     Raises CannotDeploy, BadConfig.
     """
-    plan(wish)
+    planned = plan(wish)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
         from ray import serve
     except ImportError as error:
-        hint = "pip install 'lorad[ray]'"
+        hint = "pip install '.[ray]' in a checkout of lorad"
         raise CannotDeploy(f"deploying needs {error.name or 'ray'}", hint=hint) from None
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # said in fewer words below
     _knock(target.address)
+    handed_over = False
     try:
         ray.init(
             address=target.address,
@@ -74,10 +82,15 @@ def deploy(
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
+        handed_over = True
         if seconds is not None:
-            _wait(target.app, seconds, say)
+            _wait(target.app, planned, seconds, say)
     except StartError:
         raise
+    except KeyboardInterrupt:
+        what = "goes on without this command" if handed_over else "may be deployed, or not yet"
+        hint = "look with: serve status, or end it all: serve shutdown"
+        raise LeftAlone(f"interrupted; {target.app} {what}", hint=hint) from None
     except Exception as error:  # Ray's own have nothing in common
         hint = "ray status and serve status tell how the cluster is; then repeat"
         raise CannotDeploy(f"Ray does not deploy it: {_first_line(error)}", hint=hint) from error
@@ -116,14 +129,14 @@ def _unreachable(address: str, error: Exception) -> CannotDeploy:
     )
 
 
-def _wait(app: str, seconds: float, say: Callable[[str], None]) -> None:
+def _wait(app: str, planned: Plan, seconds: float, say: Callable[[str], None]) -> None:
     from ray import serve
 
     until, said = time.monotonic() + seconds, ""
     while True:
         found = serve.status().applications.get(app)
         state = str(found.status.value) if found is not None else "NOT_STARTED"
-        message = _first_line(found.message) if found is not None else ""
+        message = "" if found is None else _first_line(found.message) or pending(found, planned)
         if state == "RUNNING":
             message = _why_not_ready(app)
             if not message:

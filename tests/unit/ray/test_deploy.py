@@ -93,7 +93,7 @@ def test_without_ray_it_says_what_to_install(deploy, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     status, _, said = deploy()
     assert status == 1
-    assert "pip install 'lorad[ray]'" in said
+    assert "pip install '.[ray]' in a checkout" in said
 
 
 def test_nothing_of_it_is_imported_by_the_daemons_command_line() -> None:

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lorad.cli.serve import app
+from lorad.ray.pending import missing
 
 
 class Cluster:
@@ -15,6 +16,7 @@ class Cluster:
     def __init__(self):
         self.fails, self.ran, self.host, self.port = {}, [], "127.0.0.1", 8000
         self.state, self.waits = "RUNNING", [""]
+        self.deployments, self.resources = {}, {"CPU": 8.0}
 
     def call(self, name):
         if name in self.fails:
@@ -24,7 +26,7 @@ class Cluster:
     def status(self):
         self.call("status")
         value = SimpleNamespace(value=self.state)
-        found = SimpleNamespace(status=value, message="", deployments={})
+        found = SimpleNamespace(status=value, message="", deployments=self.deployments)
         return SimpleNamespace(applications={"lorad": found})
 
     def why_not_ready(self):
@@ -37,6 +39,7 @@ class Cluster:
         ray, serve = ModuleType("ray"), ModuleType("ray.serve")
         context, ours = ModuleType("ray.serve.context"), ModuleType("lorad.ray.app")
         ray.serve = serve
+        ray.cluster_resources = lambda: self.resources
         ray.init = lambda **given: self.call("init")
         ray.shutdown = lambda: self.call("shutdown")
         serve.start = lambda **given: self.call("start")
@@ -100,3 +103,49 @@ def test_serve_that_listens_elsewhere_is_not_told_to_listen_here(deploy, cluster
     assert "run_many" not in cluster.ran
     cluster.host, cluster.port = "127.0.0.1", 9000
     assert deploy()[0] == 1 and deploy("--port", "9000")[0] == 0
+
+
+def deployment(status, message="", **states):
+    status = SimpleNamespace(value=status)
+    return SimpleNamespace(status=status, message=message, replica_states=states)
+
+
+def test_replicas_that_wait_for_a_card_are_told_while_it_waits_and_in_the_error(deploy, cluster):
+    cluster.state = "DEPLOYING"
+    cluster.deployments = {"replica": deployment("UPDATING", STARTING=2)}
+    status, said = deploy("--timeout", "20ms", "-n", "2")
+    waits = "2 replicas wait for 1 GPU each; the cluster has none: "
+    assert status == 1 and said.startswith(f"lorad: deploying {waits}--gpus 0, or device")
+    assert f"error: lorad is not running after 0.02 s: deploying {waits}" in said
+    assert said.splitlines()[-1] == "  try: it goes on; look with: serve status"
+    cluster.resources = {"CPU": 8.0, "GPU": 2.0}
+    cluster.deployments["ingress"] = deployment("UPDATING", "1 replicas take\n  long", STARTING=1)
+    assert "deploying 1 replicas take long\n" in deploy("--timeout", "20ms", "-n", "2")[1]
+
+
+def test_ctrl_c_says_that_it_goes_on_and_how_to_look_or_end_it(deploy, cluster):
+    cluster.fails["status"] = KeyboardInterrupt()
+    status, said = deploy()
+    assert status == 130 and "shutdown" in cluster.ran
+    assert said.splitlines() == [
+        "lorad: error: interrupted; lorad goes on without this command",
+        "  try: look with: serve status, or end it all: serve shutdown",
+    ]
+    del cluster.fails["status"]
+    cluster.fails["start"] = KeyboardInterrupt()
+    assert "may be deployed, or not yet" in deploy()[1]
+
+
+@pytest.mark.parametrize(
+    ("states", "asked", "cluster", "told"),
+    [
+        ({"STARTING": 1}, {"GPU": 1.0}, {"GPU": 1.0}, ""),  # it loads
+        ({"STARTING": 1, "RUNNING": 1}, {"GPU": 2.0}, {"GPU": 3.0}, "1 replica waits for 2 GPU;"),
+        ({"STARTING": 3}, {"GPU": 0.0, "CPU": 4.0}, {"CPU": 4.0}, "2 replicas wait for 4 CPU each"),
+        ({"STARTING": 3}, {"GPU": 0.5}, {"GPU": 1.0}, "1 replica waits for 0.5 GPU; the cluster"),
+        ({"RUNNING": 2, "STOPPING": 9}, {"GPU": 1.0}, {}, ""),
+    ],
+)
+def test_what_is_missing_is_what_replicas_ask_beyond_the_cluster(states, asked, cluster, told):
+    said = missing(states, asked, cluster)
+    assert said.startswith(told) and bool(said) == bool(told)
