@@ -64,7 +64,7 @@ def require() -> None:
     if not available():
         raise GuidesMissing(
             "guided answers need the library llguidance, which is not installed here",
-            hint="install lorad[guided]",
+            hint="pip install '.[guided]' in a checkout of lorad",
         )
 
 

@@ -22,7 +22,7 @@ except ImportError as error:
     raise FetchError(
         "bad_reference",
         "s3:// can be pulled only where boto3 is installed",
-        hint="pip install 'lorad[s3]', and start lorad again",
+        hint="pip install '.[s3]' in a checkout of lorad, and start lorad again",
     ) from error
 
 __all__ = ["boto3", "botocore", "corrupt", "failures", "told"]

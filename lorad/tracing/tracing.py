@@ -38,7 +38,7 @@ def check(otel: Otel) -> None:
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError as error:
         message = f"otel.endpoint is set, and traces need {error.name or 'packages'}: {error}"
-        raise BadConfig(message, hint="pip install 'lorad[otel]'") from error
+        raise BadConfig(message, hint="pip install '.[otel]' in a checkout of lorad") from error
 
 
 class Tracing:

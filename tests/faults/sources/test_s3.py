@@ -348,4 +348,4 @@ def test_without_boto3_the_extra_is_named() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert "boto3" in told
-    assert "pip install 'lorad[s3]'" in told
+    assert "pip install '.[s3]' in a checkout" in told

@@ -177,7 +177,7 @@ def test_a_missing_package_is_told_with_the_extra(monkeypatch, missing):
     tracing.check(Otel())  # nobody asks for it
     with pytest.raises(BadConfig, match=r"otel\.endpoint is set") as refused:
         of("http://127.0.0.1:4318")
-    assert refused.value.hint == "pip install 'lorad[otel]'"
+    assert refused.value.hint == "pip install '.[otel]' in a checkout of lorad"
 
 
 @pytest.mark.parametrize(
