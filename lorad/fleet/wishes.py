@@ -26,6 +26,8 @@ from lorad.fleet.table import Entry
 from lorad.fleet.taking import TAKE_SECONDS, named, order_for, read
 from lorad.wire_operate import Held, HoldAsk
 
+#: Digits of a revision that will do for all of them.
+SHORT_REV = 8
 #: Names that are worked at together.
 AT_ONCE = 8
 
@@ -106,11 +108,14 @@ class Wishes:
     async def rollback(self, name: str, rev: str) -> wire.Added:
         """To an earlier content of it, "" is the one before; as adding that again."""
         entry = self._known(name, (await self._catalog.look()).entries)
-        cut = rev if len(rev) >= 8 else "-"
+        cut = rev if len(rev) >= SHORT_REV else "-"
         found = [c for c in entry.before if not rev or c.rev.startswith(cut)]
         if not found:
             had = ", ".join(c.rev[:12] for c in entry.before) or "none"
             message = f"the catalog has no earlier revision {rev[:12]} of {name!r}; it has {had}"
+            if 0 < len(rev) < SHORT_REV:
+                few = f"{rev!r} has too few digits, {SHORT_REV} or more are needed"
+                message = f"{few}; of {name!r} there is {had}"
             raise LoradError("model_not_found", message, hint=f"loractl show {name}")
         wish = Wish(name=name, model=entry.model, source=entry.source, replace=True)
         async with self._lock(name):

@@ -246,6 +246,7 @@ def test_a_name_goes_back_to_content_that_it_had():
         for rev in (c.rev(9), c.rev(2)[:7], c.rev(1)):
             refused = await back(rev)
             assert refused.status_code == 404 and c.rev(3)[:12] in refused.text
+            assert ("8 or more are needed" in refused.text) == (len(rev) == 7)
 
     run(scenario)
 
