@@ -67,13 +67,18 @@ def status(context: typer.Context) -> None:
             ("thrash", f"{st.thrashes} loads soon after an eviction"),
             *([("drained", ", ".join(map(plain, st.drained)))] if st.drained else []),
             ("restarts", str(st.engine_restarts)),
-            ("inference", f"unix://{st.inference_socket}"),
-            ("admin", f"unix://{st.admin_socket}"),
+            ("inference", _address(st.inference_socket, s.client.host)),
+            ("admin", _address(st.admin_socket, s.client.host)),
             ("inbox", st.inbox or UNKNOWN),
             ("state dir", st.state_dir),
             ("store dir", st.store_dir or UNKNOWN),
         ]
     )
+
+
+def _address(socket: str, reached: str) -> str:
+    """A gateway in Ray has no sockets, and both faces where it was `reached`."""
+    return f"unix://{socket}" if socket else reached
 
 
 def _models(st: wire_status.Status) -> list[tuple[str, str]]:

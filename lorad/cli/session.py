@@ -79,7 +79,8 @@ class Session:
         from lorad.caller import ApiError, Unreachable
 
         try:
-            host = f"unix://{self.client.status().inference_socket}"
+            socket = self.client.status().inference_socket
+            host = f"unix://{socket}" if socket else self.client.host  # of a gateway in Ray: both
         except ApiError as error:
             if error.code != "not_found":
                 raise

@@ -122,7 +122,8 @@ def print_once(s: Session, replay: Path | None, *, ascii: bool) -> None:
         print_document(board, s.options)
         return
     glyphs = glyphs_for(getattr(sys.stdout, "encoding", None), ascii=ascii)
-    for line in lines(board, glyphs, terminal_width() or None):
+    host = s.client.host if replay is None else ""
+    for line in lines(board, glyphs, terminal_width() or None, host=host):
         print_line(line)
 
 

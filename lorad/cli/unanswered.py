@@ -16,6 +16,8 @@ from lorad.spelling import split_digest
 
 def unanswered(s: Session, name: str, error: ApiError) -> Exception:
     """The failure to raise in place of `error`."""
+    if error.code == "invalid_api_key" and s.client.host.startswith("http"):
+        error.hint = "LORAD_API_KEY=KEY, one of tcp.api_keys_file: an operator's is another one"
     if error.code != "model_not_found":
         return error
     plain = split_digest(name)[0]

@@ -234,14 +234,16 @@ class SettingsPanel(Grid[Setting]):
         if waits:
             said.append((f"  {waits} wait for a restart", "warn"))
         if self._answer is not None and self._answer.error:
-            said.append((f"  {self._answer.error}", "bad"))
+            gateway = self._answer.code == NO_CONFIG
+            why = "each member has its own" if gateway else self._answer.error
+            said.append((f"  {why}", "" if gateway else "bad"))
         return tuple(said)
 
     def empty(self) -> str:
         if self.top.office is None:
             return "a recording has no settings"
         if self._answer is not None and self._answer.error:
-            return self._answer.error
+            return OF_MEMBERS if self._answer.code == NO_CONFIG else self._answer.error
         if self.listing.filter_text and self.listing.rows:
             return f"none of {len(self.listing.rows)} matches the filter; esc clears it"
         return "asking the daemon"
@@ -251,6 +253,9 @@ class SettingsPanel(Grid[Setting]):
 
 
 DEFAULT = "default"
+#: What a gateway answers: it has no settings, and a daemon always has.
+NO_CONFIG = "not_found"
+OF_MEMBERS = "settings are each member's: ask a daemon for its own"
 
 
 def _ask_config(client: Client) -> RunningConfig:

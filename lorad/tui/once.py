@@ -6,6 +6,7 @@ command for the terminal.  Sections that have nothing to say are left out, but f
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from lorad.tui.draw import (
     UNKNOWN,
@@ -45,10 +46,12 @@ _POOL = (
 )
 
 
-def lines(board: Board, glyphs: Glyphs, width: int | None = None) -> list[str]:
-    """The whole board; nothing is cut where `width` is None."""
+def lines(board: Board, glyphs: Glyphs, width: int | None = None, *, host: str = "") -> list[str]:
+    """The whole board; nothing is cut where `width` is None.  `host`: where it was asked for, said
+    of a gateway without sockets."""
     out: list[str] = []
-    for section in (_summary, _slots, _churn, _drains, _cache, _requests, _health, _events):
+    summary = partial(_summary, host=host)
+    for section in (summary, _slots, _churn, _drains, _cache, _requests, _health, _events):
         part = list(section(board, glyphs))
         if part and out:
             out.append("")
@@ -57,7 +60,7 @@ def lines(board: Board, glyphs: Glyphs, width: int | None = None) -> list[str]:
 
 
 # ----------------------------------------------------------------- sections
-def _summary(board: Board, glyphs: Glyphs) -> Iterator[str]:
+def _summary(board: Board, glyphs: Glyphs, *, host: str) -> Iterator[str]:
     s, load, machine = board.status, board.load, board.machine
     state = s.state.upper() + (f" ({inert(s.reason)})" if s.reason else "")
     gpu = f"{inert(s.device)} {inert(s.device_name)}".rstrip()
@@ -69,7 +72,7 @@ def _summary(board: Board, glyphs: Glyphs) -> Iterator[str]:
         f"up {age(s.uptime_seconds)}",
         *([f"base {inert(s.model)} {s.dtype}"] if len(s.models) < 2 else []),
         f"{gpu}{busy}",
-        f"unix:{inert(s.admin_socket)}",
+        f"unix:{inert(s.admin_socket)}" if s.admin_socket else inert(host),
         clock(board.time),
     )
     yield from _models(s.models)

@@ -126,3 +126,11 @@ def test_several_models_have_a_line_each_and_rows_say_whose_they_are() -> None:
     assert heading.split()[:3] == ["SLOT", "NAME", "MODEL"]
     assert "(minilm)" in text, "a request for that base itself"
     assert "MODEL" not in shown(boards.small()) and "(minilm)" not in shown(boards.small())
+
+
+def test_a_gateway_without_sockets_is_where_it_was_asked() -> None:
+    board = boards.small()
+    board = replace(board, status=replace(board.status, admin_socket=""))
+    first = lines(board, ASCII, host="http://10.0.0.1:8000")[0]
+    assert "  http://10.0.0.1:8000  " in first and "unix:" not in first
+    assert "unix:" not in lines(board, ASCII)[0]

@@ -137,6 +137,16 @@ def test_a_board_with_nothing_on_it_says_so_on_every_screen(play, boards, fakes)
     play(recorded, boards.small(), (80, 24))
 
 
+def test_a_gateway_has_no_settings_and_that_is_no_error(play, boards, daemon, fakes):
+    async def act(stage):
+        daemon.refuses["config"] = fakes.refused(404, "not_found", "a gateway has no config")
+        await settled(stage, "7")
+        await stage.until(lambda: "each member has its own" in stage.text())
+        assert "settings are each member's" in stage.text() and "not_found" not in stage.text()
+
+    play(act, boards.small(), (120, 36), daemon=daemon)
+
+
 def test_rows_of_other_screens_have_details_of_their_own(play, boards, daemon):
     async def act(stage):
         for key, words, target in (

@@ -5,6 +5,7 @@ import io
 import signal
 import sys
 
+import msgspec
 import pytest
 
 from lorad.errors import LoradError
@@ -156,6 +157,17 @@ def test_the_inference_socket_will_do_for_whom_it_is_all(server, loractl):
     done = loractl("-H", f"unix://{server.inference}", "ls")
     assert done.exit == 4
     assert "is this the admin socket?" in done.err
+
+
+def test_status_of_a_gateway_without_sockets_says_where_it_was_reached(
+    server, loractl, monkeypatch
+):
+    listing = server.api.listing
+    said = msgspec.structs.replace(listing.status(), inference_socket="", admin_socket="")
+    monkeypatch.setattr(listing, "status", lambda: said)
+    rows = [line.split() for line in loractl("status").out.splitlines()]
+    assert ["inference", f"unix://{server.admin}"] in rows
+    assert ["admin", f"unix://{server.admin}"] in rows
 
 
 def test_ctrl_c_aborts_the_request_and_exits_130(server, process):

@@ -3,12 +3,17 @@
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from lorad.caller import Caller, Unreachable
+from lorad import wire
+from lorad.caller import ApiError, Caller, Unreachable
 from lorad.cli import reach
+from lorad.cli.options import Options
 from lorad.cli.reach import advise, checked_host, default_host
+from lorad.cli.session import Session
+from lorad.cli.unanswered import unanswered
 
 
 def test_the_users_own_daemon_comes_before_the_machines(tmp_path, monkeypatch):
@@ -148,3 +153,19 @@ def test_a_folder_that_may_not_be_entered_is_named(monkeypatch):
     advice = advise(Unreachable("unix:///run/lorad/admin.sock", "denied"))
     assert advice.exit == 5
     assert advice.why.startswith("a folder above /run/lorad/admin.sock may not be entered")
+
+
+def test_a_gateway_without_sockets_answers_both_planes_where_it_was_reached():
+    for socket_path, host in (("", "http://10.0.0.1:8000"), ("/run/x.sock", "unix:///run/x.sock")):
+        status = SimpleNamespace(inference_socket=socket_path)
+        admin = SimpleNamespace(host="http://10.0.0.1:8000", status=lambda status=status: status)
+        with Session(Options(), _client=admin).inference() as client:
+            assert client.host == host
+
+
+def test_an_operators_key_that_applications_routes_refuse_is_told_apart_from_theirs():
+    body = wire.ErrorBody(message="no", type="authentication_error", code="invalid_api_key")
+    for host, told in (("http://h:8000", True), ("unix:///run/x.sock", False)):
+        session = SimpleNamespace(client=SimpleNamespace(host=host))
+        error = unanswered(session, "poet", ApiError(401, body))
+        assert ("an operator's is another one" in error.hint) == told
