@@ -20,6 +20,7 @@ from lorad.errors import LoradError
 from lorad.fleet import exposition
 from lorad.fleet.asking import V1, alive, call, each, given
 from lorad.fleet.catalog import Catalog
+from lorad.fleet.going import ANSWER_SECONDS, Going
 from lorad.fleet.inference import Inference
 from lorad.fleet.listing import Listing
 from lorad.fleet.members import Ask, Lost, Member, Members
@@ -53,6 +54,7 @@ class Desk:
     wishes: Wishes
     pulls: Pulls
     inference: Inference
+    going: Going
 
 
 def desk_of(request: Request) -> Desk:
@@ -65,7 +67,8 @@ async def adapter(request: Request) -> Response:
     desk, name = desk_of(request), request.path_params["name"]
     if request.method == "DELETE":
         keep = asked.flag(request, "keep_files")
-        return json(await desk.wishes.remove(name, keep_files=keep))
+        order = desk.wishes.remove(name, keep_files=keep)
+        return json(await desk.going.within(f"rm {name}", order))
     if request.method == "PATCH":
         await desk.wishes.patch(name, await asked.body(request, wire.AdapterPatch))
     return json(await desk.listing.detail(name))
@@ -90,18 +93,25 @@ async def rollback(request: Request) -> Response:
 
 # ----------------------------------------------------------------- operating
 async def drain(request: Request) -> Response:
-    return json(await _all_drained(request, "drain"))
+    return await _told_in_time(request, "drain")
 
 
 async def resume(request: Request) -> Response:
-    return json(await _all_drained(request, "resume"))
+    return await _told_in_time(request, "resume")
 
 
-async def _all_drained(request: Request, route: str) -> Drained:
+async def _told_in_time(request: Request, route: str) -> Response:
+    """Its client waits for a drain as long as that may take, and a while."""
+    desk, ask = desk_of(request), await asked.body(request, DrainAsk)
+    seconds = ANSWER_SECONDS + (ask.timeout_s if route == "drain" else 0.0)
+    what = f"{route} {ask.name}" if ask.name is not None else route
+    return json(await desk.going.within(what, _all_drained(desk, ask, route), seconds))
+
+
+async def _all_drained(desk: Desk, ask: DrainAsk, route: str) -> Drained:
     """On every member that answers; raises what one of them has against it, and deadline_exceeded
     with what still runs there.  A name is turned away by the gateways, too: it might be on another
     member by then."""
-    desk, ask = desk_of(request), await asked.body(request, DrainAsk)
     seconds = ask.timeout_s + 30.0 if route == "drain" else 10.0
 
     async def one(member: Member) -> Drained:

@@ -39,6 +39,7 @@ from lorad.errors import LoradError
 from lorad.fleet import admin, models, upload_routes
 from lorad.fleet.asking import V1, alive, each, given
 from lorad.fleet.catalog import Catalog
+from lorad.fleet.going import Going
 from lorad.fleet.inference import KNOWN, UNKNOWN, Inference, ask_of, response_of
 from lorad.fleet.listing import Listing, own_status
 from lorad.fleet.members import Answer, Ask, Member, Members
@@ -117,8 +118,9 @@ class Gateway:
         self._admin_routes = [*shared, *admin.ROUTES]
         self._deps = self._make_deps(uploads)
         self._keys = keys or TcpKeys()
+        self._going = Going(self.presence)
         self._desk = admin.Desk(
-            members, catalog, self.listing, self.wishes, self.pulls, self.inference
+            members, catalog, self.listing, self.wishes, self.pulls, self.inference, self._going
         )
 
     # ------------------------------------------------------------- begin and end
@@ -138,6 +140,7 @@ class Gateway:
         """Nobody waits for this gateway any more."""
         self.ring.close()
         await self.pulls.close()
+        await self._going.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -3,10 +3,14 @@
 Goes in: the catalog.  Comes out: a word of this gateway beside the table, again and again; whether
 it may still go by its table; and when everybody goes by some generation.  A gateway that has not
 been able to say so for `lease_seconds` stops by itself, and others wait so long for one that is
-silent.  No two clocks are compared: each measures what it sees by its own.
+silent.  How long one has been silent every gateway watches all the time, so that an order waits no
+longer for one that has been gone for a while.  No two clocks are compared: each measures what it
+sees by its own.
 """
 
 import asyncio
+import contextlib
+import itertools
 import secrets
 import threading
 import time
@@ -20,6 +24,8 @@ from lorad.fleet.catalog import Catalog
 
 BEAT_SECONDS = 1.0
 LEASE_SECONDS = 60.0
+#: Looks at the others' words while no order waits: each is a listing and a read for every gateway.
+WATCH_BEATS = 5
 #: Clocks need not run equally fast.
 _MARGIN = 1.1
 _FOLDER = "gateways/"
@@ -52,6 +58,9 @@ class Presence:
         self._until = self._looked = float("-inf")
         self._renewing = asyncio.Lock()
         self._left, self._writing = False, threading.Lock()
+        #: Of each other gateway its last word, and since when.
+        self._seen: dict[str, tuple[Word, float]] = {}
+        self._behind: dict[object, list[str]] = {}  # whom each order waits for
 
     @property
     def fresh(self) -> bool:
@@ -69,8 +78,9 @@ class Presence:
 
     async def beat(self) -> None:
         """Look at the table and say which it is.  Raises why the catalog cannot be used."""
-        if not self._beats:
-            # Before the first look: who writes a table after it waits for this gateway.
+        if self._clock() - self._looked > (self._lease or LEASE_SECONDS):
+            # At first, and where its word may have been swept away: before it looks, so that who
+            # writes a table after that waits for this gateway.
             await self._say(-1)
         began = self._clock()
         table = await self._catalog.look()
@@ -89,38 +99,59 @@ class Presence:
 
     async def run(self) -> None:
         """Once a second, until it is cancelled."""
-        while True:
+        for beat in itertools.count():
             await asyncio.sleep(BEAT_SECONDS)
-            try:
+            with contextlib.suppress(LoradError):  # `check` says it
                 await self.beat()
-            except LoradError:
-                continue  # `check` says it
+                if beat % WATCH_BEATS == 0:
+                    await self.watch()
 
     async def leave(self) -> None:
         """Nobody need wait for it any more; it answers nobody from here on."""
         self._left = True
         await asyncio.to_thread(self._remove)
 
+    async def watch(self) -> dict[str, Word]:
+        """The words of the others, without those who have been silent for so long that they have
+        stopped: their words are swept away."""
+        before = self._clock()  # who has not spoken by then has been silent until then
+        words = await asyncio.to_thread(self._words)
+        after = self._clock()
+        known = self._seen
+        self._seen = {
+            id: known[id] if id in known and known[id][0] == word else (word, after)
+            for id, word in words.items()
+        }
+        for id, (word, since) in list(self._seen.items()):
+            if before - since > word.lease * _MARGIN:
+                del words[id]
+                await asyncio.to_thread(self._sweep, id, word)
+        return words
+
     async def all_at(self, generation: int) -> None:
         """Returns when every gateway goes by that generation or a later one, or has stopped."""
         await self.beat()
-        seen: dict[str, tuple[Word, float]] = {}  # its last word, and since when
-        while True:
-            words = await asyncio.to_thread(self._words)
-            now, behind = self._clock(), []
-            for id, word in words.items():
-                last, since = seen.get(id, (None, now))
-                if last != word:
-                    since = now
-                seen[id] = (word, since)
-                if word.generation < generation:
-                    behind.append(id)
-                    if now - since > word.lease * _MARGIN:
-                        behind.pop()
-                        await asyncio.to_thread(self._catalog.store.blobs.remove, self._key(id))
-            if not behind:
-                return
-            await asyncio.sleep(BEAT_SECONDS / 4)
+        order = object()
+        try:
+            while True:
+                words = await self.watch()
+                behind = [id for id, word in words.items() if word.generation < generation]
+                if not behind:
+                    return
+                self._behind[order] = behind
+                await asyncio.sleep(BEAT_SECONDS / 4)
+        finally:
+            self._behind.pop(order, None)
+
+    def waits_for(self) -> str:
+        """For people: whom orders wait for now, and how long that may take; "" if for nobody."""
+        now, told = self._clock(), []
+        for id in sorted({id for behind in self._behind.values() for id in behind}):
+            if id in self._seen:
+                word, since = self._seen[id]
+                most = word.lease * _MARGIN
+                told.append(f"gateway {id}, silent for {now - since:.0f} s (at most {most:.0f} s)")
+        return " and ".join(told)
 
     # ------------------------------------------------------------- inside
     async def _say(self, generation: int) -> None:
@@ -140,18 +171,25 @@ class Presence:
         with self._writing:
             self._catalog.store.blobs.remove(self._key(self.id))
 
+    def _sweep(self, id: str, word: Word) -> None:
+        """Unless it has spoken meanwhile."""
+        if self._word(id) == word:
+            self._catalog.store.blobs.remove(self._key(id))
+
     def _words(self) -> dict[str, Word]:
-        found = {}
-        for name in self._catalog.store.blobs.names(_FOLDER):
-            id = name.removesuffix(".json")
-            data = self._catalog.store.blobs.read(f"{_FOLDER}{name}")
-            if data is None or id == self.id:
-                continue
-            try:
-                found[id] = msgspec.json.decode(data, type=Word)
-            except msgspec.DecodeError:
-                found[id] = Word(beat=0, generation=-1)  # half a word is none
-        return found
+        names = self._catalog.store.blobs.names(_FOLDER)
+        ids = (name.removesuffix(".json") for name in names)
+        found = ((id, self._word(id)) for id in ids if id != self.id)
+        return {id: word for id, word in found if word is not None}
+
+    def _word(self, id: str) -> Word | None:
+        data = self._catalog.store.blobs.read(self._key(id))
+        if data is None:
+            return None
+        try:
+            return msgspec.json.decode(data, type=Word)
+        except msgspec.DecodeError:
+            return Word(beat=0, generation=-1)  # half a word is none
 
     def _key(self, id: str) -> str:
         return f"{_FOLDER}{id}.json"

@@ -80,6 +80,8 @@ class Events:
     def _note_state(self, member: Member) -> None:
         before, now = self._states.get(member.name), (member.state, member.reason)
         self._states[member.name] = now
+        if before is None and member.state == "ready":
+            before = ("", "")  # a gateway's first, or in the place of one that was lost
         if before is None or before[0] == now[0]:
             return
         self._ring.publish(

@@ -17,6 +17,7 @@ from lorad.ray.ingress import Ingress
 from lorad.ray.plan import Plan, lasting, numbers_of, plan, wish_of
 from lorad.ray.replica import Replica
 from lorad.ray.serve_file import INGRESS, REPLICA
+from lorad.ray.wanted import ASK_SECONDS, GRACE_SECONDS
 
 #: Of one ingress: connections of clients.  What a replica cannot take, its daemon refuses.
 INGRESS_ONGOING = 10_000
@@ -36,6 +37,8 @@ def build(told: dict[str, Any]) -> Application:
         max_ongoing_requests=INGRESS_ONGOING,
         ray_actor_options={"num_cpus": wish.ingress_cpus},
         logging_config=_QUIET,
+        health_check_period_s=ASK_SECONDS,
+        graceful_shutdown_timeout_s=GRACE_SECONDS,
     )
     return _versioned(ingress, args).bind(replicas.bind(args), args)
 

@@ -19,6 +19,7 @@ from lorad.key_file import read
 from lorad.ray.homes import free
 from lorad.ray.members import RayMembers
 from lorad.ray.plan import settings_of, wish_of
+from lorad.ray.wanted import Wanted
 
 SEE_SECONDS = 5.0
 
@@ -41,6 +42,9 @@ class Ingress:
             several=True,  # how many there are Serve changes while they run
         )
         await self._gateway.start()
+        ring = self._gateway.ring
+        self._wanted = Wanted(ring.close, ring.reopen)
+        self._watching = asyncio.create_task(self._wanted.run())
         await self._see_replicas()
 
     async def _see_replicas(self) -> None:
@@ -56,10 +60,16 @@ class Ingress:
         await self._gateway.look()
         return "" if self._gateway.listing.ready()[0] else self._gateway.listing.waiting()
 
+    async def check_health(self) -> None:
+        """Serve asks."""
+        self._wanted.asked()
+
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._gateway.app()
 
     async def __del__(self) -> None:
+        if hasattr(self, "_watching"):
+            self._watching.cancel()
         if hasattr(self, "_gateway"):
             await self._gateway.stop()
             self._home.release()

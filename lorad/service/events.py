@@ -86,6 +86,10 @@ class EventRing:
         self._closed = True
         self._wake()
 
+    def reopen(self) -> None:
+        """It was closed too early: there are followers again."""
+        self._closed = False
+
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -1,0 +1,47 @@
+"""What a gateway tells of its members by itself."""
+
+import asyncio
+
+from lorad.fleet.members import Lost, Member
+from lorad.fleet.watch import Events
+from lorad.routing.affinity import Replica
+from lorad.service.events import EventRing
+
+
+class FakeMembers:
+    """`states` by name; none has anything to tell."""
+
+    def __init__(self, **states):
+        self.states = states
+
+    def seen(self):
+        return [
+            Member(name, state, "1", Replica(name=name, alive=True, waiting={}))
+            for name, state in self.states.items()
+        ]
+
+    async def ask(self, member, ask, *, seconds=None):
+        raise Lost(member, "it says nothing")
+
+
+def test_a_member_is_told_of_when_it_is_first_ready_and_one_in_the_place_of_a_lost_one_too():
+    """After a redeploy `loractl events` was empty, although every replica had come anew."""
+
+    async def scenario():
+        members, ring = FakeMembers(a="ready", b="away"), EventRing()
+        events = Events(members, ring)
+
+        async def told(**states):
+            members.states |= states
+            before = ring.last_id
+            await events.look()
+            return [(item.type, item.replica) for item in ring.since(before)[0]]
+
+        assert await told() == [("member.ready", "a")]
+        assert await told() == []
+        assert await told(b="ready") == [("member.ready", "b")]
+        assert await told(a="lost") == [("member.lost", "a")]
+        assert await told(c="away") == []
+        assert await told(c="ready", d="ready") == [("member.ready", "c"), ("member.ready", "d")]
+
+    asyncio.run(scenario())
