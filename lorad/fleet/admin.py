@@ -68,7 +68,7 @@ async def adapter(request: Request) -> Response:
     if request.method == "DELETE":
         keep = asked.flag(request, "keep_files")
         order = desk.wishes.remove(name, keep_files=keep)
-        return json(await desk.going.within(f"rm {name}", order))
+        return json(await desk.going.within(f"rm {name}", order, ANSWER_SECONDS))
     if request.method == "PATCH":
         await desk.wishes.patch(name, await asked.body(request, wire.AdapterPatch))
     return json(await desk.listing.detail(name))

@@ -28,9 +28,7 @@ class Going:
         self._presence = presence
         self._orders: set[asyncio.Task[Any]] = set()
 
-    async def within(
-        self, what: str, order: Coroutine[Any, Any, T], seconds: float = ANSWER_SECONDS
-    ) -> T:
+    async def within(self, what: str, order: Coroutine[Any, Any, T], seconds: float) -> T:
         """What it came to; deadline_exceeded after `seconds`, and it goes on.  So it does for a
         client that hangs up."""
         task = asyncio.create_task(order, name=what)

@@ -175,7 +175,7 @@ def test_an_order_that_waits_says_for_whom_in_time_and_goes_on(tmp_path, monkeyp
         async with asyncio.timeout(5):
             while len(done) < 2:
                 await asyncio.sleep(0.01)
-        assert await going.within("rm poet", asyncio.sleep(0, "done")) == "done"
+        assert await going.within("rm poet", asyncio.sleep(0, "done"), 5) == "done"
         await going.close()
 
     asyncio.run(scenario())

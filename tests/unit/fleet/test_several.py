@@ -1,5 +1,6 @@
 """Several gateways behind one address: a client's next request may be another one's."""
 
+import asyncio
 import itertools
 import time
 
@@ -7,7 +8,7 @@ import msgspec
 import pytest
 
 from lorad import wire
-from lorad.fleet import presence, pulls, shared_uploads
+from lorad.fleet import admin, presence, pulls, shared_uploads
 from lorad.sources.errors import Cancelled
 from lorad.sources.fetch import RemoteFile, Resolved
 from lorad.wire_operations import Operation, OperationPage
@@ -182,5 +183,35 @@ def test_what_a_gateway_that_is_gone_left_running_is_forgotten(monkeypatch):
         await one.get(f"operations/{begun['id']}?wait_ms=20000", Operation)
         await one.gateway.pulls.close()
         assert one.catalog.store.blobs.names(PLACE) == sorted([f"{begun['id']}.json", "new.json"])
+
+    several(scenario)
+
+
+def test_operators_are_told_in_time_that_an_order_waits_for_a_gateway_that_is_silent(monkeypatch):
+    """They heard nothing within the 30 s that `loractl` waits, though the order took effect."""
+    monkeypatch.setattr(admin, "ANSWER_SECONDS", 0.3)
+
+    async def scenario(c, one, other):
+        for name, number in (("poet", 1), ("clerk", 2)):
+            assert (await one.add(name, number)).status_code == 200
+        for task in other.gateway._tasks:  # as after kill -9
+            task.cancel()
+        waits = f"it goes on, and waits for gateway {other.gateway.presence.id}, silent for"
+        drain = one.http.post("/admin/v1/drain", json={"name": "poet", "timeout_s": 0})
+        for order, what in (
+            (drain, "drain poet"),
+            (one.http.delete("/admin/v1/adapters/clerk"), "rm clerk"),
+        ):
+            answer = await order
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (504, "deadline_exceeded")
+            assert error["message"].startswith(f"{what} is not done after 0.3 s; {waits}")
+        entries = one.catalog.table.entries
+        assert entries["poet"].drained and "clerk" not in entries
+        assert any("clerk" in daemon.serves for daemon in c.daemons.values())
+        await other.gateway.presence.leave()
+        async with asyncio.timeout(10):
+            while any("clerk" in daemon.serves for daemon in c.daemons.values()):
+                await asyncio.sleep(0.02)
 
     several(scenario)
