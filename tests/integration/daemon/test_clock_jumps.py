@@ -9,7 +9,8 @@ import pytest
 
 #: Where the wall clock may be read: to be shown or written down, or against what a server said or
 #: what was written down by an earlier process (pulls.py: how long downloads given up are kept;
-#: callers.py: until when an old key is good; audit.py: rows since when).
+#: callers.py: until when an old key is good; audit.py: rows since when; shared_uploads.py: of
+#: another gateway's uploads, which were given up a day ago).
 SHOWN = {
     "lorad/demo.py",
     "lorad/assembly.py",
@@ -25,6 +26,8 @@ SHOWN = {
     "lorad/service/pulls.py",
     "lorad/sources/patience.py",
     "lorad/text/template.py",
+    "lorad/fleet/catalog.py",
+    "lorad/fleet/shared_uploads.py",
     "lorad/cli/output.py",
     "lorad/cli/events.py",
     "lorad/api/pool_answers.py",
