@@ -101,7 +101,7 @@ class Gateway:
             on_gone=self._note_gone,
         )
         stage = Stage(folder / "uploads")
-        self.wishes = Wishes(members, catalog, self.presence, stage, self.ring.publish)
+        self.wishes = Wishes(members, catalog, self.presence, stage, self._tell)
         where = (*sockets, str(folder))
         self.listing = Listing(
             members,
@@ -288,6 +288,11 @@ class Gateway:
         answer = await self.inference.begin(ask, model, vouched=known)
         assert isinstance(answer, Answer)
         return answer
+
+    def _tell(self, type: str, *, name: str, rev: str, message: str) -> None:
+        """Of an order that is done."""
+        self.listing.note_change()
+        self.ring.publish(type, name=name, rev=rev, message=message)
 
     def _note_gone(self, reason: str) -> None:
         self._gone[reason] += 1

@@ -47,13 +47,14 @@ class Listing:
         self._statuses: dict[str, Status] = {}
         self._slots: dict[str, wire.SlotPage] = {}
         self._rows: dict[str, wire.Adapter] = {}
-        self._looked = float("-inf")
+        self._begun = self._looked = self._changed = float("-inf")
         self._looking = asyncio.Lock()
 
     async def look(self) -> None:
         """At all of them, unless that was done just now."""
         async with self._looking:
-            if self._clock() - self._looked < FRESH_SECONDS:
+            now = self._clock()
+            if now - self._looked < FRESH_SECONDS and self._begun > self._changed:
                 return
             statuses, slots = await asyncio.gather(
                 ask_each(self._members, f"{V1}/status", Status),
@@ -61,7 +62,11 @@ class Listing:
             )
             self._statuses, self._slots = given(statuses), given(slots)
             self._rows = merge.together({name: page.items for name, page in self._slots.items()})
-            self._looked = self._clock()
+            self._begun, self._looked = now, self._clock()
+
+    def note_change(self) -> None:
+        """Who gave an order sees what it did: pictures of before are not shown again."""
+        self._changed = self._clock()
 
     # ------------------------------------------------------------- of all
     def ready(self, model: str | None = None) -> tuple[bool, str]:

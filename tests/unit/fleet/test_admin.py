@@ -93,6 +93,20 @@ def test_lists_have_every_name_of_the_catalog_with_what_members_say_of_it():
     run(scenario)
 
 
+def test_who_gave_an_order_sees_what_it_did_though_somebody_looked_just_before(monkeypatch):
+    async def scenario(c, front):
+        monkeypatch.setattr(listing, "FRESH_SECONDS", 60.0)
+        await front.get("adapters", wire.AdapterPage)
+        c.daemons["a"].rows = (row("poet", c.rev(1), state="idle"),)
+        page = await front.get("adapters", wire.AdapterPage)
+        assert page.items == (), "the picture of before does for whoever gave none"
+        await front.add("poet", 1)
+        (poet,) = (await front.get("adapters", wire.AdapterPage)).items
+        assert poet.replicas == ("a",)
+
+    run(scenario)
+
+
 def test_one_adapter_is_shown_and_explained_wherever_it_is():
     async def scenario(c, front):
         await front.add("poet", 1)
