@@ -256,7 +256,7 @@ def test_what_the_server_answers_becomes_a_code(
 ) -> None:
     server.faults = [
         fault
-        for _ in range(5)
+        for _ in range(9)  # a connection that breaks is tried again
         for fault in (
             servers.on("/a.zip", servers.status(status), method="HEAD"),
             servers.on("/a.zip", servers.status(status)),
