@@ -8,11 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
-import msgspec
-
 from lorad.errors import LoradError
-from lorad.fleet.members import BRIEF_SECONDS, Answer, Ask, Lost, Member, Members
-from lorad.fleet.taking import V1, named, read, refusal
+from lorad.fleet.members import BRIEF_SECONDS, Answer, Lost, Member, Members
+from lorad.fleet.taking import V1, admin_ask, named, read, refusal
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -31,11 +29,7 @@ async def call(
     seconds: float | None = BRIEF_SECONDS,
 ) -> Answer:
     """Raises LoradError for what it refuses, with its name; Lost."""
-    content = b"" if body is None else msgspec.json.encode(body)
-    headers = () if body is None else (("content-type", "application/json"),)
-    answer = await members.ask(
-        member, Ask(method, path, query, headers, content, face="admin"), seconds=seconds
-    )
+    answer = await members.ask(member, admin_ask(method, path, body, query), seconds=seconds)
     if answer.status >= 400:
         raise named(refusal(answer), member)
     return answer

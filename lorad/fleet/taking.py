@@ -96,13 +96,17 @@ async def call(
     query: str = "",
 ) -> Answer:
     """One admin route; raises LoradError for what it refuses."""
-    content = b"" if body is None else msgspec.json.encode(body)
-    headers = () if body is None else (("content-type", "application/json"),)
-    ask = Ask(method, path, query, headers, content, face="admin")
-    answer = await line.ask(ask, seconds)
+    answer = await line.ask(admin_ask(method, path, body, query), seconds)
     if answer.status >= 400:
         raise refusal(answer)
     return answer
+
+
+def admin_ask(method: str, path: str, body: object = None, query: str = "") -> Ask:
+    """Of operators' routes, with a body in JSON or none."""
+    content = b"" if body is None else msgspec.json.encode(body)
+    headers = () if body is None else (("content-type", "application/json"),)
+    return Ask(method, path, query, headers, content, face="admin")
 
 
 def read(answer: Answer, kind: type[T]) -> T:
