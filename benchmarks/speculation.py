@@ -67,6 +67,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     prompts = read_prompts(options.model)
     without: dict[Case, Told] = {}
+    whole_run = True
     for way, longest in ways(options):
         try:
             for case, told, facts in run(options, way, longest, prompts):
@@ -76,9 +77,10 @@ def main(arguments: list[str]) -> int:
                 elif case in without:
                     line |= beside(told, without[case])
                 print(json.dumps(line), flush=True)
-        except Exception as error:
+        except Exception as error:  # a benchmark's border: the other ways go on
             print(json.dumps({"way": way, "longest": longest, "error": repr(error)}), flush=True)
-    return 0
+            whole_run = False
+    return 0 if whole_run else 1
 
 
 def ways(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
@@ -134,23 +136,19 @@ def best(
     stats = engine.core.stats
     rounds = []
     for _ in range(options.rounds + 1):  # the first fills the prefix cache
-        drafted, accepted = sum(_each(stats.drafted_by_rev)), sum(_each(stats.accepted_by_rev))
+        drafted, accepted = stats.drafted_by_rev.total(), stats.accepted_by_rev.total()
         began = time.perf_counter()
         told = engine.generate(asked, sampling, worn)
         seconds = time.perf_counter() - began
         facts = {
-            "drafted": sum(_each(stats.drafted_by_rev)) - drafted,
-            "accepted": sum(_each(stats.accepted_by_rev)) - accepted,
+            "drafted": stats.drafted_by_rev.total() - drafted,
+            "accepted": stats.accepted_by_rev.total() - accepted,
         }
         rounds.append((seconds, [one.tokens for one in told], facts))
     seconds, answers, facts = min(rounds[1:], key=lambda one: one[0])
     tokens = sum(map(len, answers))
     facts["tokens_a_draw"] = round(tokens / max(tokens - facts["accepted"], 1), 2)
     return Told(answers, seconds), facts
-
-
-def _each(counts: Any) -> list[int]:
-    return list(counts.values())
 
 
 def figures(told: Told) -> dict[str, Any]:
