@@ -118,7 +118,8 @@ def test_the_newer_batch_is_taken_where_both_are() -> None:
     driver = Driver()
     both = driver.library("cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2")
     both.cuMemcpyBatchAsync = None  # nobody may as much as look at it
-    copied(OneBatch(both), [(0, 0, 1)])
+    blocks, source = copied(OneBatch(both), [(0, 0, 1)])
+    assert (driver.calls, blocks[0]) == (1, source[:BLOCK])
 
 
 def test_without_a_driver_there_are_no_calls() -> None:

@@ -1,5 +1,6 @@
 """What follows from a lorad.toml for its replicas, and the file that says so to Serve."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,8 @@ def test_it_asks_for_as_many_gpus_as_its_engines_use() -> None:
 
 
 def test_the_models_files_need_not_be_where_it_is_deployed_from() -> None:
-    plan(wish_for())
+    base = tomllib.loads(CONFIG)["models"][0]["base"]
+    assert not Path(base).exists() and plan(wish_for()).seats == 32
 
 
 @pytest.mark.parametrize(
