@@ -87,12 +87,17 @@ class Cluster:
             "PYTHONWARNINGS": "ignore",
         }
 
-    def run(self, *command, patience=3 * PATIENCE):
+    def loractl(self, *words):
+        """What it prints."""
+        key = {"LORAD_API_KEY": self.key}
+        return self.run("lorad.cli.app", "-H", self.url, *words, more=key).stdout
+
+    def run(self, *command, patience=3 * PATIENCE, more=None):
         done = subprocess.run(
             [str(Path(sys.executable).parent / command[0]), *command[1:]]
             if command[0] == "ray"
             else [sys.executable, "-m", *command],
-            env=self.env,
+            env={**self.env, **(more or {})},
             cwd=self.root,
             capture_output=True,
             text=True,

@@ -36,6 +36,17 @@ def test_operators_need_their_key_and_see_every_replica(cluster) -> None:
     assert board.status.state == "ready"
 
 
+def test_loractl_and_top_speak_to_the_cluster_as_to_one_daemon(cluster) -> None:
+    status = cluster.loractl("status")
+    assert cluster.url in status and "unix" not in status
+    assert all(one in status for one in cluster.replicas())
+    listed = json.loads(cluster.loractl("ls", "-o", "json"))
+    assert {row["name"] for row in listed["items"]} == set(NAMES)
+    shown = cluster.loractl("top", "--once")
+    assert cluster.url.removeprefix("http://") in shown
+    assert all(f" {name} " in shown for name in NAMES)
+
+
 def test_a_name_that_nobody_knows_is_refused_as_a_daemon_would(cluster) -> None:
     answer = cluster.ask("nobody")
     assert answer.status_code == 404
