@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from engine.client import read_spec
 from engine.layout import MODULES
 from lorad import wire
 from lorad.client import ApiError, LoradClient, Unreachable
+from lorad.demo_folder import Folder, clear
 
 POLL_SECONDS = 0.2
 START_PATIENCE = 300.0
@@ -50,10 +50,11 @@ class Base:
 
 
 class Stage:
-    """A daemon of its own in `root`, serving `bases`; `stop` ends it."""
+    """A daemon of its own in `folder`, serving `bases`; `stop` ends it."""
 
-    def __init__(self, root: Path, bases: Sequence[Base]) -> None:
-        self.root = root
+    def __init__(self, folder: Folder, bases: Sequence[Base]) -> None:
+        self.root = root = folder.path
+        self._lock = folder.lock
         self.inbox = root / "inbox"
         self.log = root / "lorad.log"
         self.inference_socket = str(root / "inference.sock")
@@ -76,6 +77,7 @@ class Stage:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=(self._lock,),  # a killed demo's folder is the daemon's until it has ended
                 start_new_session=True,  # Ctrl+C is for the demo, which then ends the daemon itself
             )
         deadline, last = time.monotonic() + START_PATIENCE, ""
@@ -187,19 +189,23 @@ class Stage:
 
 @contextmanager
 def stage(bases: Sequence[Base], keep: bool) -> Iterator[Stage]:
-    """A stage in a fresh private folder; ended and removed unless `keep`."""
+    """A stage in a fresh private folder; ended and removed unless `keep`.  What a demo that was
+    killed has left beside it is removed first."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     parent = base if base and os.access(base, os.W_OK) and len(base) < 60 else None
-    root = Path(tempfile.mkdtemp(prefix="lorad-demo-", dir=parent))
-    made = Stage(root, bases)
+    clear(parent)
+    folder = Folder(parent)
+    made = Stage(folder, bases)
     finished = False
     try:
         yield made
         finished = True
     finally:
-        if not (keep and finished):
+        if keep and finished:
+            folder.keep()
+        else:
             made.stop()
-            shutil.rmtree(root, ignore_errors=True)
+            folder.remove()
 
 
 def _config(s: Stage, bases: Sequence[Base]) -> str:

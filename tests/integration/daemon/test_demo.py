@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lorad.demo_folder import clear
+
 PATIENCE = 120
 
 
@@ -73,15 +75,20 @@ def test_a_demo_that_is_terminated_takes_its_daemon_along(base, runtime):
 
 
 @pytest.mark.late
-def test_a_demo_that_is_killed_takes_its_daemon_along(base, runtime, poll):
+def test_a_demo_that_is_killed_takes_its_daemon_along_and_its_folder_goes_at_the_next_start(
+    base, runtime, poll
+):
     with demo(base, runtime) as process:
         for line in process.stdout:
             if line.startswith("1. "):
                 break
         assert alive(runtime)
+        assert clear(str(runtime)) == []
         process.kill()
         process.communicate(timeout=PATIENCE)
     poll(lambda: not alive(runtime), "the daemon to end")
+    poll(lambda: clear(str(runtime)), "its folder to be nobody's")
+    assert list(runtime.iterdir()) == []
 
 
 @pytest.mark.parametrize("words", [("demo",), ("demo", "--rag")])
