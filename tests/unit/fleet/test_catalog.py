@@ -10,6 +10,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 from moto import mock_aws
+from moto.core.botocore_stubber import BotocoreStubber
 
 from lorad.config import Settings
 from lorad.errors import LoradError
@@ -24,7 +25,15 @@ FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"\1" * 3000
 
 @pytest.fixture
 def bucket(monkeypatch):
-    """An empty one of moto's."""
+    """An empty one of moto's, which answers one request at a time: of two that put one object, it
+    would close what the other still reads."""
+    process, turn = BotocoreStubber.process_request, threading.Lock()
+
+    def one_by_one(self, request):
+        with turn:
+            return process(self, request)
+
+    monkeypatch.setattr(BotocoreStubber, "process_request", one_by_one)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "somebody")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
