@@ -285,6 +285,8 @@ class Added(Struct, frozen=True, kw_only=True):
     replaced_rev: str | None = None
     warnings: tuple[str, ...] = ()
     dry_run: bool = False
+    num_bytes: int = 0  # that it takes on the GPU; 0: it is not there, or nobody asked for that
+    load_seconds: float | None = None  # of bringing it there; None: it was there before
 
 
 class AdapterPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

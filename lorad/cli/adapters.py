@@ -18,6 +18,7 @@ from lorad.cli.options import seconds
 from lorad.cli.output import (
     Column,
     complain,
+    human_bytes,
     note,
     one_line,
     plain,
@@ -96,8 +97,18 @@ def add(
     elif s.options.output == "name":
         print_line(plain(added.name))
     else:
-        what = "valid" if dry_run else "unchanged" if added.unchanged else added.state
-        print_line(f"{plain(added.name)}@{short(added.rev)}  {plain(what)}")
+        print_line(f"{plain(added.name)}@{short(added.rev)}  {_became(added)}")
+
+
+def _became(added: wire.Added) -> str:
+    """What adding it came to."""
+    if added.dry_run:
+        return "valid"
+    if not added.num_bytes:
+        return "unchanged" if added.unchanged else plain(added.state)
+    size, took = human_bytes(added.num_bytes), added.load_seconds
+    how = "was already" if took is None else f"loaded in {took:.2f} s"
+    return f"{'unchanged' if added.unchanged else 'registered'} and resident: {size}, {how}"
 
 
 def _upload(s: Session, folder: Path, start: wire.UploadStart) -> wire.Added:

@@ -67,16 +67,18 @@ class Rollout:
         if old is not None and not unchanged and not wish.replace:
             message = f"{wish.name!r} serves other content ({old.rev[:12]})"
             raise LoradError("name_taken", message, hint="use --replace")
-        state = vetted.state
+        home = vetted
         if not (wish.dry_run or (unchanged and entry == old and not wish.load)):
-            state = await self._carry_out(entry, old, wish.load) or state
+            home = await self._carry_out(entry, old, wish.load) or vetted
         return wire.Added(
             name=wish.name,
             rev=entry.rev,
-            state=state,
+            state=home.state,
+            num_bytes=home.num_bytes,
+            load_seconds=home.load_seconds,
             unchanged=unchanged,
             replaced_rev=old.rev if old is not None and not unchanged else None,
-            warnings=vetted.warnings,
+            warnings=home.warnings,
             dry_run=wish.dry_run,
         )
 
@@ -106,11 +108,11 @@ class Rollout:
         message = "no member is ready to take it"
         raise LoradError("engine_restarting", message, hint="loractl status tells why")
 
-    async def _carry_out(self, entry: Entry, old: Entry | None, load: bool) -> str:
-        """Where it is at its home, "" if that is lost."""
+    async def _carry_out(self, entry: Entry, old: Entry | None, load: bool) -> wire.Added | None:
+        """What its home says of it, None if that is lost."""
         taken: list[Member] = []
         try:
-            state = await self._take(entry, old, load, taken)
+            home = await self._take(entry, old, load, taken)
             entry = await self._with_facts(entry, taken)
             table = await self._catalog.change(
                 f"add {entry.name}",
@@ -122,33 +124,35 @@ class Rollout:
         await self._presence.all_at(table.generation)
         if old is not None:
             await self.let_go(entry.name)
-        return state
+        return home
 
-    async def _take(self, entry: Entry, old: Entry | None, load: bool, taken: list[Member]) -> str:
+    async def _take(
+        self, entry: Entry, old: Entry | None, load: bool, taken: list[Member]
+    ) -> wire.Added | None:
         """The members that are to have it now; who has it is in `taken`.  One that is lost on the
         way takes it when it is first asked for."""
         first, *others = await self._targets(entry)
         hold = HOLD_SECONDS if old is not None and old.rev != entry.rev else 0.0
 
-        async def one(member: Member) -> str:
+        async def one(member: Member) -> wire.Added | None:
             order = order_for(entry, load=load and member is first, hold_seconds=hold)
             try:
-                return (await self._members.take_in(member.name, order)).state
+                return await self._members.take_in(member.name, order)
             except Lost as lost:
                 log.warning("%s goes on without %s", entry.name, lost)
-                return ""
+                return None
             except LoradError as error:
                 raise named(error, member.name) from None
             finally:
                 taken.append(member)  # it may have begun to
 
-        state = await one(first)
+        home = await one(first)
         for at in range(0, len(others), AT_ONCE):
             outcomes = await each(others[at : at + AT_ONCE], one)
             for outcome in outcomes.values():
                 if isinstance(outcome, LoradError):
                     raise outcome
-        return state
+        return home
 
     async def _with_facts(self, entry: Entry, taken: Sequence[Member]) -> Entry:
         """With what lists show of one that is on no GPU."""

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from msgspec import structs
 
+from engine.adapters.states import State
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.registry.store import StagingDir
@@ -159,9 +160,7 @@ class AdapterService:
             dry_run=dry_run,
         )
         added = await self.take(staging, name, terms)
-        if load and not dry_run:
-            await self.load_now(added.rev)
-        return added
+        return await self._loaded(added) if load and not dry_run else added
 
     async def load_now(self, rev: str) -> None:
         """Onto the GPU; before READY nothing is."""
@@ -185,9 +184,32 @@ class AdapterService:
         entry = self._names.catalog.get(name)
         pinned = entry is not None and entry.pinned and entry.rev == added.rev
         if pinned and not terms.dry_run:
-            await self.load_now(added.rev)
+            added = await self._loaded(added)
         await self.refresh()
         return added
+
+    async def _loaded(self, added: wire.Added) -> wire.Added:
+        """The same, on the GPU; before READY it stays where it is, and a warning says so."""
+        if added.num_bytes:
+            return added
+        model, rev = self.models.of(added.rev), added.rev
+        if (info := model.link.info) is None:
+            entry = self._names.catalog.get(added.name)
+            if entry is not None and entry.pinned:
+                return added  # and is loaded when the base is
+            warning = f"not loaded, for the base is not ready yet: loractl load {added.name}, later"
+            return structs.replace(added, warnings=(*added.warnings, warning))
+        there, began = model.revisions.resident(rev), asyncio.get_running_loop().time()
+        await model.revisions.load(rev)
+        took = asyncio.get_running_loop().time() - began
+        revision = self._names.registry.revision(rev)
+        seen = model.revisions.tier(rev) if model.revisions.resident(rev) else State.IDLE
+        return structs.replace(
+            added,
+            state=seen.value,  # the engine's word on it may come a moment after its answer
+            num_bytes=revision.packed_estimate(info) if revision is not None else 0,
+            load_seconds=None if there else took,
+        )
 
     async def _choose(
         self, staging: StagingDir, name: str, terms: Terms

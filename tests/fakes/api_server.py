@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import tokenizers
+from msgspec import structs
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from engine.messages import EngineInfo, SequenceDelta, Submit, TokenLogprobs
@@ -252,7 +253,10 @@ class FakeAdapters:
         if self.add_gate is not None:
             await self.add_gate.wait()
         self.added_files = {p.name: p.stat().st_size for p in staging.path.iterdir()}
-        return wire.Added(name=name, rev="c3" * 32, state="registered")
+        added = wire.Added(name=name, rev="c3" * 32, state="registered")
+        if options["load"]:
+            return structs.replace(added, state="idle", num_bytes=3 << 20, load_seconds=0.041)
+        return added
 
     async def load(self, names: wire.Names) -> wire.Results:
         return self._results("load", names)

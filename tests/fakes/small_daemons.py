@@ -316,7 +316,8 @@ class SmallDaemon:
         self.wishes.append(("vet" if start.dry_run else "take", start.name, rev))
         if not start.dry_run:
             self.serves[start.name] = rev
-        return _json(wire.Added(name=start.name, rev=rev, state="idle", replaced_rev=old))
+        added = wire.Added(name=start.name, rev=rev, state="idle", replaced_rev=old)
+        return _json(replace(added, num_bytes=4096, load_seconds=0.5) if start.load else added)
 
     async def _drop(self, request):
         self.uploads.pop(request.path_params["id"], None)

@@ -8,6 +8,7 @@ import pytest
 
 from lorad import wire
 from lorad.cli import app
+from lorad.cli.adapters import _became
 from lorad.errors import TABLE, LoradError
 
 
@@ -41,6 +42,19 @@ def test_add_passes_every_wish_on(server, loractl, folder):
     assert options["pin"] is True
     assert (options["priority"], options["load"], options["replace"]) == (70, True, True)
     assert options["labels"] == {"a": "1", "b": "x=y"}
+
+
+def test_add_says_what_became_of_a_load_that_was_asked_for(server, loractl, folder):
+    done = loractl("add", str(folder), "--load")
+    said = "my-adapter@c3c3c3c3  registered and resident: 3M, loaded in 0.04 s\n"
+    assert (done.exit, done.out, done.err) == (0, said, "")
+    told = loractl("add", str(folder), "--load", "--json").json
+    assert (told["state"], told["num_bytes"], told["load_seconds"]) == ("idle", 3 << 20, 0.041)
+
+
+def test_an_adapter_that_was_resident_before_is_told_as_that():
+    there = wire.Added(name="a", rev="c3", state="idle", unchanged=True, num_bytes=3 << 20)
+    assert _became(there) == "unchanged and resident: 3M, was already"
 
 
 def test_a_refused_adapter_is_8_with_its_reason_and_the_next_step(server, loractl, folder):

@@ -29,6 +29,16 @@ def test_a_new_name_is_taken_in_by_its_home_and_served_by_whoever_is_asked():
     run(scenario)
 
 
+def test_a_load_that_was_asked_for_is_told_as_its_home_tells_it():
+    async def scenario(c, front):
+        plain = (await front.add("clerk", 2)).json()
+        assert (plain["num_bytes"], plain["load_seconds"]) == (0, None)
+        told = (await front.add("poet", 1, load=True)).json()
+        assert (told["state"], told["num_bytes"], told["load_seconds"]) == ("idle", 4096, 0.5)
+
+    run(scenario)
+
+
 def test_after_a_rollout_is_done_no_gateway_and_no_member_answers_with_what_was_before():
     async def scenario(c, one, other):
         await one.add("poet", 1, pin=True)

@@ -572,6 +572,34 @@ def test_kept_files_outlive_their_name_and_a_restart(world):
     world(second)
 
 
+def test_adding_with_a_load_says_where_it_is_how_big_and_how_long_that_took(world):
+    async def scenario(w):
+        plain = await w.add("a", 1)
+        assert (plain.state, plain.num_bytes, plain.load_seconds) == ("registered", 0, None)
+        for wish in ({"load": True}, {"pin": True}, {"pin": True, "load": True}):
+            n = 2 + len(wish) + wish.get("load", 0)
+            added = await w.add(f"a{n}", n, **wish)
+            assert (added.state, added.unchanged, added.warnings) == ("idle", False, ())
+            assert added.num_bytes == w.listing.detail(f"a{n}").adapter.num_bytes > 0
+            assert added.load_seconds is not None and added.load_seconds >= 0
+        again = await w.add(f"a{n}", n, load=True)
+        assert (again.state, again.unchanged, again.load_seconds) == ("idle", True, None)
+        assert again.num_bytes == added.num_bytes
+
+    world(scenario)
+
+
+def test_a_load_before_the_engine_is_ready_is_told_not_to_have_been_done(world):
+    async def scenario(w):
+        added = await w.add("a", 1, load=True)
+        assert (added.state, added.num_bytes, added.load_seconds) == ("registered", 0, None)
+        (warning,) = added.warnings
+        assert warning == "not loaded, for the base is not ready yet: loractl load a, later"
+        assert (await w.add("b", 2, load=True, pin=True)).warnings == ()  # READY loads it
+
+    world(scenario, start=False)
+
+
 def test_before_the_engine_is_ready_an_adapter_is_registered_and_served_later(world, eventually):
     async def scenario(w):
         added = await w.add("a", 1, pin=True)
