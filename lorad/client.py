@@ -242,9 +242,11 @@ class LoradClient:
         return msgspec.json.decode(answer, type=wire.Removed)
 
     def rollback(self, ask: RollbackAsk, *, timeout: float = 600.0) -> wire.Added:
-        """Of a gateway: a name means an earlier revision again, everywhere.  A daemon answers
-        ApiError not_found."""
-        return self.post(f"{_ADMIN}/rollback", ask, wire.Added, timeout=timeout)
+        """Of a gateway: a name means an earlier revision again, everywhere.  ApiError
+        deadline_exceeded when it goes on after `timeout`; a daemon answers not_found."""
+        ask = msgspec.structs.replace(ask, timeout_s=timeout)
+        patience = timeout + TIMEOUT_SECONDS
+        return self.post(f"{_ADMIN}/rollback", ask, wire.Added, timeout=patience)
 
     def gc(self, *, dry_run: bool = False, timeout_s: float = 600.0) -> wire.Garbage:
         """Remove from the store what nobody needs, or say what that would be."""

@@ -72,10 +72,12 @@ class Held(Struct, frozen=True, kw_only=True):
 
 class RollbackAsk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/rollback` of a gateway, answered with `Added`: `name` means an earlier
-    revision again; "" is the one before.  A digest may be cut off after 8 digits."""
+    revision again; "" is the one before.  A digest may be cut off after 8 digits.  It goes on if
+    it is not done in time."""
 
     name: str
     rev: str = ""
+    timeout_s: float = 20.0  # clients that say nothing of it wait for 30
 
 
 class RequestCancelled(Struct, frozen=True, kw_only=True):

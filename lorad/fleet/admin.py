@@ -70,7 +70,8 @@ async def adapter(request: Request) -> Response:
         order = desk.wishes.remove(name, keep_files=keep)
         return json(await desk.going.within(f"rm {name}", order, ANSWER_SECONDS))
     if request.method == "PATCH":
-        await desk.wishes.patch(name, await asked.body(request, wire.AdapterPatch))
+        change = desk.wishes.patch(name, await asked.body(request, wire.AdapterPatch))
+        await desk.going.within(f"set {name}", change, ANSWER_SECONDS)
     return json(await desk.listing.detail(name))
 
 
@@ -87,8 +88,9 @@ async def verify(request: Request) -> Response:
 
 
 async def rollback(request: Request) -> Response:
-    ask = await asked.body(request, RollbackAsk)
-    return json(await desk_of(request).wishes.rollback(ask.name, ask.rev))
+    desk, ask = desk_of(request), await asked.body(request, RollbackAsk)
+    order = desk.wishes.rollback(ask.name, ask.rev)
+    return json(await desk.going.within(f"rollback {ask.name}", order, max(ask.timeout_s, 0.0)))
 
 
 # ----------------------------------------------------------------- operating

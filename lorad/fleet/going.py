@@ -42,9 +42,10 @@ class Going:
         if task.done():
             return task.result()
         message = f"{what} is not done after {seconds:g} s; it goes on"
+        hint = "loractl show NAME tells when it is done"
         if told := self._presence.waits_for():
             message += f", and waits for {told}"
-        hint = "it is done when all gateways know of it or have stopped: loractl show NAME"
+            hint = "it is done when all gateways know of it or have stopped: loractl show NAME"
         raise LoradError("deadline_exceeded", message, hint=hint)
 
     async def close(self) -> None:

@@ -192,14 +192,17 @@ def test_operators_are_told_in_time_that_an_order_waits_for_a_gateway_that_is_si
     monkeypatch.setattr(admin, "ANSWER_SECONDS", 0.3)
 
     async def scenario(c, one, other):
-        for name, number in (("poet", 1), ("clerk", 2)):
+        for name, number in (("poet", 1), ("clerk", 2), ("bard", 3)):
             assert (await one.add(name, number)).status_code == 200
+        assert (await one.add("bard", 4, replace=True)).status_code == 200
         for task in other.gateway._tasks:  # as after kill -9
             task.cancel()
         waits = f"it goes on, and waits for gateway {other.gateway.presence.id}, silent for"
         drain = one.http.post("/admin/v1/drain", json={"name": "poet", "timeout_s": 0})
+        back = one.http.post("/admin/v1/rollback", json={"name": "bard", "timeout_s": 0.3})
         for order, what in (
             (drain, "drain poet"),
+            (back, "rollback bard"),
             (one.http.delete("/admin/v1/adapters/clerk"), "rm clerk"),
         ):
             answer = await order
@@ -208,6 +211,7 @@ def test_operators_are_told_in_time_that_an_order_waits_for_a_gateway_that_is_si
             assert error["message"].startswith(f"{what} is not done after 0.3 s; {waits}")
         entries = one.catalog.table.entries
         assert entries["poet"].drained and "clerk" not in entries
+        assert entries["bard"].rev == c.rev(3)
         assert any("clerk" in daemon.serves for daemon in c.daemons.values())
         await other.gateway.presence.leave()
         async with asyncio.timeout(10):
@@ -215,3 +219,29 @@ def test_operators_are_told_in_time_that_an_order_waits_for_a_gateway_that_is_si
                 await asyncio.sleep(0.02)
 
     several(scenario)
+
+
+def test_a_change_that_a_member_is_slow_to_take_is_told_in_time_and_goes_on(monkeypatch):
+    monkeypatch.setattr(admin, "ANSWER_SECONDS", 0.2)
+
+    async def scenario(c, front):
+        assert (await front.add("poet", 1)).status_code == 200
+        goes_on = asyncio.Event()
+
+        async def slowly(start):
+            await goes_on.wait()
+
+        for daemon in c.daemons.values():
+            daemon.on_commit = slowly
+        answer = await front.http.patch("/admin/v1/adapters/poet", json={"pinned": True})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (504, "deadline_exceeded")
+        assert error["message"] == "set poet is not done after 0.2 s; it goes on"
+        assert error["details"]["hint"] == "loractl show NAME tells when it is done"
+        assert not front.catalog.table.entries["poet"].pin
+        goes_on.set()
+        async with asyncio.timeout(10):
+            while not front.catalog.table.entries["poet"].pin:
+                await asyncio.sleep(0.02)
+
+    run(scenario)
