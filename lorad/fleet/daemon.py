@@ -49,13 +49,22 @@ class Seen:
     look: Look
 
 
+@dataclass(frozen=True, slots=True)
+class _Taking:
+    """An order that is being carried out."""
+
+    order: Order
+    task: "asyncio.Task[wire.Added]"
+
+
 class Daemon:
     """Use it from one event loop; `close` it."""
 
     def __init__(self, site: Site, catalog: Catalog) -> None:
         self.name = site.name
         self._line, self._catalog = Line(site), catalog
-        self._taking: dict[str, asyncio.Task[wire.Added]] = {}  # name@revision -> it is under way
+        self._taking: dict[str, _Taking] = {}  # name@revision -> the last that is under way
+        self._orders: set[asyncio.Task[wire.Added]] = set()
         self._taken: dict[str, float] = {}  # and when it ended well, on the loop's clock
         self._refused: dict[str, tuple[float, LoradError]] = {}  # until when that is the answer
         self._joined = ""  # the instance that has taken in what it must
@@ -64,7 +73,7 @@ class Daemon:
         self._trouble = ""
 
     async def close(self) -> None:
-        for task in (*self._taking.values(), *filter(None, [self._joining])):
+        for task in (*self._orders, *filter(None, [self._joining])):
             task.cancel()
         await self._line.close()
 
@@ -127,18 +136,30 @@ class Daemon:
         yield answer.body
 
     async def take_in(self, order: Order) -> wire.Added:
-        """Raises Lost, LoradError."""
+        """Raises Lost, LoradError.  One that wants no more than another which is under way has
+        what that comes to; one that wants more, such as a pin, follows it."""
         key = f"{order.name}@{order.rev or order.content}{'?' if order.dry_run else ''}"
-        task = self._taking.get(key)
-        if task is None:
-            work = taking.take_in(self._line, self._catalog.store, order)
-            task = self._taking[key] = asyncio.ensure_future(work)
-            task.add_done_callback(lambda task: self._note_taken(key, task))
+        before = self._taking.get(key)
+        if before is not None and before.order.covers(order):
+            return await asyncio.shield(before.task)
+        task = asyncio.ensure_future(self._carry_out(order, before))
+        self._orders.add(task)
+        self._taking[key] = _Taking(order, task)
+        task.add_done_callback(lambda task: self._note_taken(key, task))
         return await asyncio.shield(task)
 
     # ------------------------------------------------------------- inside
+    async def _carry_out(self, order: Order, before: _Taking | None) -> wire.Added:
+        if before is not None:
+            await taking.hold(self._line, order)  # what it serves now, not what is being taken in
+            await asyncio.wait({before.task})
+        return await taking.take_in(self._line, self._catalog.store, order)
+
     def _note_taken(self, key: str, task: "asyncio.Task[wire.Added]") -> None:
-        del self._taking[key]
+        self._orders.discard(task)
+        last = self._taking.get(key)
+        if last is not None and last.task is task:
+            del self._taking[key]
         if task.cancelled():
             return
         now, error = asyncio.get_running_loop().time(), task.exception()  # who waits raises it

@@ -85,6 +85,18 @@ class Order:
     hold_seconds: float = 0.0
     dry_run: bool = False  # say the revision, or why it is refused, and change nothing
 
+    def covers(self, other: "Order") -> bool:
+        """Of two that are about the same revision: does this one bring about all that `other`
+        wants?  A setting that an order leaves out it does not want changed."""
+        return (
+            self.load >= other.load
+            and self.pin >= other.pin
+            and self.hold_seconds >= other.hold_seconds
+            and other.priority in (None, self.priority)
+            and (not other.labels or dict(other.labels) == dict(self.labels))
+            and other.model in ("", self.model)
+        )
+
 
 class Lost(Exception):
     """A member went away from under a request, or never answered.  `began`: its client may have

@@ -48,9 +48,7 @@ def order_for(entry: Entry, *, load: bool = False, hold_seconds: float = 0.0) ->
 async def take_in(line: Line, store: Store, order: Order) -> wire.Added:
     """Raises Lost; LoradError as the daemon says it, or the catalog."""
     files = await asyncio.to_thread(store.files, order.content)
-    if order.hold_seconds and not order.dry_run:
-        hold = HoldAsk(name=order.name, seconds=order.hold_seconds)
-        await call(line, "POST", f"{V1}/hold", hold)
+    await hold(line, order)
     start = wire.UploadStart(
         name=order.name,
         replace=True,
@@ -84,6 +82,13 @@ async def take_in(line: Line, store: Store, order: Order) -> wire.Added:
             hint="have the same lorad and the same base on all members",
         )
     return added
+
+
+async def hold(line: Line, order: Order) -> None:
+    """What the name serves before it is carried out, if that is wished."""
+    if order.hold_seconds and not order.dry_run:
+        ask = HoldAsk(name=order.name, seconds=order.hold_seconds)
+        await call(line, "POST", f"{V1}/hold", ask)
 
 
 async def call(

@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -220,5 +221,62 @@ def test_one_that_was_away_takes_what_it_missed_beside_its_requests(world):
         assert (await w.daemon.look()).state == "ready"
         while w.small.serves != {"poet": entry.rev}:
             await asyncio.sleep(0.001)
+
+    world(scenario)
+
+
+def test_an_order_that_wants_more_than_one_under_way_has_it_and_one_that_wants_less_shares(world):
+    async def scenario(w):
+        entry = await w.enter("poet", 1)
+        first, at_once = asyncio.Event(), asyncio.Event()
+        started = []
+
+        async def wait(start):
+            started.append((start.load, start.pin, start.priority))
+            first.set()
+            await at_once.wait()
+
+        w.small.on_commit = wait
+        plain = order_for(entry)
+        wishes = (plain, replace(plain, load=True), replace(plain, pin=True, priority=70), plain)
+        orders = [asyncio.ensure_future(w.daemon.take_in(wish)) for wish in wishes]
+        await first.wait()
+        at_once.set()
+        told = await asyncio.gather(*orders)
+        assert {added.rev for added in told} == {entry.rev}
+        assert started == [(False, False, None), (True, False, None), (False, True, 70)]
+        assert told[1].load_seconds is not None and told[3] is told[2]
+        await w.daemon.take_in(plain)
+        assert len(started) == 4, "nothing was under way any more"
+
+    world(scenario)
+
+
+def test_of_two_orders_each_is_told_what_its_own_wish_came_to(world):
+    async def scenario(w):
+        entry = await w.enter("poet", 1)
+        w.small.serves["poet"] = "0" * 64
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def wait(start):
+            begun.set()
+            await goes_on.wait()
+            if start.pin:
+                raise LoradError("no_room", "too many pins")
+
+        w.small.on_commit = wait
+        plain = order_for(entry)
+        pinned = asyncio.ensure_future(w.daemon.take_in(replace(plain, pin=True)))
+        await begun.wait()
+        held = replace(plain, load=True, hold_seconds=60.0)
+        loaded = asyncio.ensure_future(w.daemon.take_in(held))
+        while "poet" not in w.small.held:
+            await asyncio.sleep(0.001)
+        assert w.small.held["poet"] == {"0" * 64}, "what was served before either is done"
+        goes_on.set()
+        with pytest.raises(LoradError, match="too many pins"):
+            await pinned
+        assert (await loaded).load_seconds is not None
+        assert w.small.serves == {"poet": entry.rev}
 
     world(scenario)
