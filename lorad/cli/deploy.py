@@ -71,6 +71,10 @@ def ray(
         str, typer.Option("--host", metavar="ADDRESS", help="Where Serve listens on each node.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", metavar="PORT", min=1, max=65535)] = 8000,
+    elsewhere: Annotated[
+        bool,
+        typer.Option("--elsewhere", help="The nodes alone have the base: do not look for it here."),
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Print the Serve config file, and deploy nothing.")
     ] = False,
@@ -83,6 +87,7 @@ def ray(
 ) -> None:
     """Serve CONFIG from a Ray cluster, with adapters where their requests go."""
     from lorad.ray import plan as plans
+    from lorad.ray.bases import check_bases
     from lorad.ray.serve_file import as_yaml, serve_file
 
     patience = _seconds(timeout)
@@ -102,6 +107,8 @@ def ray(
         )
         plan = plans.plan(wish)
         plans.check_open(wish, host)
+        if not elsewhere:
+            check_bases(plans.settings_of(wish))
         if check:
             file = serve_file(plan, app=name, host=host, port=port)
             print_line(as_yaml(file).rstrip())

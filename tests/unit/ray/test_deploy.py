@@ -18,8 +18,9 @@ def deploy(tmp_path, capsys):
     file = tmp_path / "lorad.toml"
     file.write_text(CONFIG)
 
-    def run(*more, config=file):
+    def run(*more, config=file, here=False):
         asked = ["deploy", "ray", str(config), "--catalog", "/shared/adapters", *more]
+        asked += [] if here else ["--elsewhere"]
         result = CliRunner().invoke(app, asked)
         assert result.exception is None or isinstance(result.exception, SystemExit), result
         return result.exit_code, result.stdout, result.stderr
@@ -45,6 +46,24 @@ def test_a_file_that_is_not_there_or_no_configuration_is_exit_2(deploy, tmp_path
     bad = tmp_path / "bad.toml"
     bad.write_text("[models]\n")
     assert deploy(config=bad)[0] == 2
+
+
+@pytest.mark.parametrize("more", [("--check",), ()])
+def test_a_base_that_is_not_here_is_exit_2_with_a_next_step_unless_it_is_elsewhere(
+    deploy, tmp_path, more
+) -> None:
+    status, out, said = deploy(*more, here=True)
+    assert (status, out) == (2, "")
+    wrong, hint = said.splitlines()
+    assert wrong == "lorad: error: models.base: /model is no folder on this machine"
+    assert hint.strip() == (
+        "try: a folder with config.json in it; --elsewhere if only the nodes have it"
+    )
+    empty = tmp_path / "lorad-empty.toml"
+    (tmp_path / "base").mkdir()
+    empty.write_text(CONFIG.replace("/model", str(tmp_path / "base")))
+    status, out, said = deploy(*more, here=True, config=empty)
+    assert (status, out) == (2, "") and "config.json" in said and "try: " in said
 
 
 @pytest.mark.parametrize(

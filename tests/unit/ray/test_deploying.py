@@ -69,7 +69,7 @@ def deploy(tmp_path, cluster):
     file.write_text('[[models]]\nbase = "/model"\n')
 
     def run(*more):
-        asked = ["deploy", "ray", str(file), "--catalog", "/shared/adapters", *more]
+        asked = ["deploy", "ray", str(file), "--catalog", "/shared/adapters", "--elsewhere", *more]
         result = CliRunner().invoke(app, asked)
         assert result.exception is None or isinstance(result.exception, SystemExit), result
         return result.exit_code, result.stderr
