@@ -26,12 +26,16 @@ _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column: its heading and how an item's cell reads.  `wide` ones need `-o wide`."""
+    """A column: its heading and how an item's cell reads.  `wide` ones need `-o wide`.
+
+    `drop`: which goes first where the terminal has no room for all, the highest; 0 stays.
+    """
 
     heading: str
     cell: Callable[[T], str]
     wide: bool = False
     right: bool = False
+    drop: int = 0
 
 
 # ----------------------------------------------------------------- text that cannot harm
@@ -143,8 +147,12 @@ def print_items(
         for item in items:
             print_line(plain(name(item)))
     else:
-        table = Table([c for c in columns if options.output == "wide" or not c.wide], options)
-        table.print(items)
+        wide = options.output == "wide"
+        wanted = [c for c in columns if wide or not c.wide]
+        kept = wanted if wide else fitting(wanted, items, terminal_width())
+        Table(kept, options).print(items)
+        if left_out := [c.heading for c in wanted if c not in kept]:
+            note(f"no room for {' '.join(left_out)}: -o wide has all", options)
 
 
 def print_document(document: Any, options: Options) -> None:
@@ -181,6 +189,21 @@ def flush() -> None:
 
 def _encoding() -> str:
     return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+
+def fitting(columns: Sequence[Column[T]], items: Sequence[T], room: int) -> list[Column[T]]:
+    """Those that a line of `room` characters has place for, as far as others may go; 0: all."""
+    kept = list(columns)
+    widths = {
+        c: max([len(c.heading), *(len(plain(c.cell(item)) or UNKNOWN) for item in items)])
+        for c in columns
+    }
+    while room and sum(widths[c] + 2 for c in kept) - 2 > room:
+        first = max(kept, key=lambda c: c.drop)
+        if not first.drop:
+            break
+        kept.remove(first)
+    return kept
 
 
 class Table(Generic[T]):

@@ -16,6 +16,7 @@ from lorad.tui.grid import Column, Grid
 from lorad.tui.office import Answer, Client
 from lorad.tui.paging import SORTS, STATES, Ask, Pages
 from lorad.tui.panel import Line, Span, wide
+from lorad.tui.places import places_column
 from lorad.tui.slots import STATE_INKS
 from lorad.tui.view import View
 
@@ -111,7 +112,8 @@ class AdaptersPanel(Grid[Row]):
         if board is None:
             return columns("")
         models = board.status.models
-        replicas = any(one.replicas for one in models)
+        on = places_column(lambda row: row.replicas, self.listing.rows.values(), drop=2)
+        replicas = on if any(one.replicas for one in models) else None
         return columns(board.time, several=len(models) > 1, replicas=replicas)
 
     def title(self) -> Line:
@@ -210,16 +212,15 @@ def _used(now: str) -> Callable[[str, Row, Glyphs], Line]:
     return cell
 
 
-def columns(now: str, *, several: bool = False, replicas: bool = False) -> tuple[Column[Row], ...]:
-    """`now` is the daemon's time; `several`: there is more than one model; `replicas`: one of them
-    has several engines."""
+def columns(
+    now: str, *, several: bool = False, replicas: Column[Row] | None = None
+) -> tuple[Column[Row], ...]:
+    """`now` is the daemon's time; `several`: there is more than one model; `replicas`: where rows
+    are, if one of them has several engines."""
     used = Column("used", "USED", 5, _used(now), right=True, drop=1)
     name, *others, source = _COLUMNS
     model = Column[Row]("model", "MODEL", 12, lambda k, r, g: ((r.model, "faint"),), drop=1)
-    on = Column[Row](
-        "replica", "REPL", 4, lambda k, r, g: ((",".join(r.replicas), "faint"),), drop=2
-    )
-    more = [*([model] if several else []), *([on] if replicas else [])]
+    more = [*([model] if several else []), *([replicas] if replicas is not None else [])]
     return (name, *more, *others, used, source)
 
 

@@ -15,6 +15,7 @@ from lorad.tui.facts import RequestFact
 from lorad.tui.grid import Column, Grid
 from lorad.tui.model import Listing
 from lorad.tui.panel import Line, Span
+from lorad.tui.places import places_column
 from lorad.tui.view import View
 from lorad.wire_stream import RequestRow
 
@@ -101,8 +102,11 @@ class RequestsPanel(Grid[Row]):
 
     def columns_at(self, width: int) -> tuple[Column[Row], ...]:
         """With the replica that has each, where there are several."""
-        said = any(row.replica for row in self.listing.rows.values())
-        return (*_COLUMNS[:2], _REPLICA, *_COLUMNS[2:]) if said else _COLUMNS
+        rows = self.listing.rows.values()
+        if not any(row.replica for row in rows):
+            return _COLUMNS
+        on = places_column(lambda row: (row.replica,), rows, drop=2)
+        return (*_COLUMNS[:2], on, *_COLUMNS[2:])
 
     def title(self) -> Line:
         board = self.top.shown
@@ -159,7 +163,6 @@ def _pace(key: str, row: Row, glyphs: Glyphs) -> Line:
     return ((rate(row.tokens_per_second) if known else UNKNOWN, "" if known else "faint"),)
 
 
-_REPLICA: Column[Row] = Column("replica", "REPL", 4, _plain(lambda r: r.replica, "faint"), drop=5)
 _COLUMNS: tuple[Column[Row], ...] = (
     Column("id", "ID", 9, _plain(lambda r: r.id, "faint"), drop=7),
     Column("adapter", "ADAPTER", 18, _adapter, grow=True),

@@ -24,6 +24,7 @@ from lorad.tui.draw import (
 from lorad.tui.grid import Column, Grid
 from lorad.tui.model import Listing
 from lorad.tui.panel import Line, Span
+from lorad.tui.places import places_column
 from lorad.wire_stream import Board, Slot
 
 STATE_INKS: Mapping[str, str] = {
@@ -192,11 +193,15 @@ def hits_cell(key: str, row: Slot, glyphs: Glyphs) -> Line:
 
 @cache
 def slot_columns(
-    room: int, *, several: bool = False, replicas: bool = False, drafts: bool = False
+    room: int,
+    *,
+    several: bool = False,
+    replicas: Column[Slot] | None = None,
+    drafts: bool = False,
 ) -> tuple[Column[Slot], ...]:
     """All of them: of `room` 3 with what only a wide screen has place for, of 1 and 0 shortened.
-    `several`: there is more than one model; `replicas`: one of them has several engines; `drafts`:
-    tokens are guessed ahead."""
+    `several`: there is more than one model; `replicas`: where rows are, if one of them has several
+    engines; `drafts`: tokens are guessed ahead."""
     pin, hit, name = ((1, 5, 20), (1, 9, 28), (3, 13, 22), (3, 19, 30))[room]
     life = _plain(lambda r: percent(ratio(r.life_hit_tokens, r.life_query_tokens)), "faint")
     columns: tuple[Column[Slot], ...] = (
@@ -226,9 +231,8 @@ def slot_columns(
         )
         at = next(n for n, column in enumerate(columns) if column.key == "tok/s")
         columns = (*columns[:at], *guessed, *columns[at:])
-    if replicas:
-        on = Column("replica", "REPL", 4, _plain(lambda r: ",".join(r.replicas), "faint"))
-        columns = (*columns[:2], on, *columns[2:])
+    if replicas is not None:
+        columns = (*columns[:2], replicas, *columns[2:])
     if several:
         model = Column("model", "MODEL", 12, _plain(lambda r: r.model, "faint"), drop=1)
         columns = (*columns[:2], model, *columns[2:])
@@ -259,10 +263,11 @@ class SlotsPanel(Grid[Slot]):
     def columns_at(self, width: int) -> tuple[Column[Slot], ...]:
         room = sum(width >= least for least in (NARROW, ROOMY, WIDE))
         rows = self.listing.rows.values()
+        on = places_column(lambda row: row.replicas, rows)
         return slot_columns(
             3 if self.wide else room,
             several=any(row.model for row in rows),
-            replicas=any(row.replicas for row in rows),
+            replicas=on if any(row.replicas for row in rows) else None,
             drafts=any(row.life_draft_tokens for row in rows),
         )
 

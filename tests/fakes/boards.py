@@ -384,16 +384,17 @@ def two_models() -> Board:
     return replace(board, status=state, slots=slots, requests=requests)
 
 
-def replicas() -> Board:
+def replicas(*named: str) -> Board:
     """A model on two engines, one of which is being replaced; each slot and request says where."""
     board = small()
+    first, second = named or ("0", "1")
     each = (
-        ReplicaStatus(name="0", state="ready", device_name="H200", slots_used=2, running=2),
-        ReplicaStatus(name="1", state="engine_restarting", reason="it died", engine_restarts=1),
+        ReplicaStatus(name=first, state="ready", device_name="H200", slots_used=2, running=2),
+        ReplicaStatus(name=second, state="engine_restarting", reason="it died", engine_restarts=1),
     )
     model = ModelStatus(name="llama", base="/m/llama", state="ready", replicas=each)
-    slots = {name: replace(row, replicas=("0", "1")) for name, row in board.slots.items()}
-    requests = {id: replace(row, replica="0") for id, row in board.requests.items()}
+    slots = {name: replace(row, replicas=(first, second)) for name, row in board.slots.items()}
+    requests = {id: replace(row, replica=first) for id, row in board.requests.items()}
     state = replace(board.status, models=(model,))
     return replace(board, status=state, slots=slots, requests=requests)
 

@@ -231,6 +231,17 @@ def test_of_several_engines_rows_say_where_each_adapter_and_request_is(play, boa
     play(act, boards.replicas(), daemon=fakes.FakeDaemon(fakes.adapter(1)))
 
 
+def test_names_of_a_clusters_members_are_whole_on_a_narrow_terminal(play, boards, fakes):
+    async def act(stage):
+        await stage.resize(80, 24)
+        assert "REPLICA" in stage.text() and "kx03f9az+1" in stage.text()
+        await stage.press("3")
+        rows = [line for line in stage.text().splitlines() if "running" in line]
+        assert any("kx03f9az " in line for line in rows), stage.text()
+
+    play(act, boards.replicas("kx03f9az", "p7w1qq2d"), daemon=fakes.FakeDaemon(fakes.adapter(1)))
+
+
 def test_of_several_models_the_header_names_all_and_rows_say_whose_they_are(play, boards, fakes):
     async def act(stage):
         await stage.resize(160, 36)

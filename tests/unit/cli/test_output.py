@@ -80,6 +80,28 @@ def test_only_a_terminal_gets_its_lines_cut(capsys, monkeypatch):
     assert sys.stdout.getvalue().splitlines() == ["NAME" + " " * 15 + ">", "x" * 19 + ">"]
 
 
+def test_where_a_terminal_has_no_room_columns_go_and_are_named(capsys, monkeypatch):
+    columns = (
+        Column("NAME", lambda i: i.name),
+        Column("REV", lambda i: "0123abcd", drop=1),
+        Column("SIZE", lambda i: str(i.size), right=True, drop=2),
+        Column("MORE", lambda i: "more", wide=True),
+    )
+    page, told = Page(items=ITEMS), []
+    monkeypatch.setattr(output, "note", lambda text, options: told.append(text))
+
+    def lines(form, room):
+        monkeypatch.setattr(output, "terminal_width", lambda: room)
+        print_items(ITEMS, columns, Options(output=form), document=page, name=lambda i: i.name)
+        return next(line.split() for line in capsys.readouterr().out.splitlines())
+
+    assert lines("table", 0) == lines("table", 22) == ["NAME", "REV", "SIZE"] and not told
+    assert lines("table", 21) == ["NAME", "REV"]
+    assert lines("table", 14) == ["NAME"]
+    assert told == ["no room for SIZE: -o wide has all", "no room for REV SIZE: -o wide has all"]
+    assert lines("wide", 28) == ["NAME", "REV", "SIZE", "MORE"]
+
+
 def test_later_rows_of_a_table_keep_the_widths_of_the_first(capsys):
     table = Table(COLUMNS[:2], Options())
     table.print([Item("a-long-name", 1)])
