@@ -69,7 +69,7 @@ BREAKS = (
     ),
     Break(
         "4 a request ends on the revision it began with",
-        "lorad/service/revisions.py",
+        "lorad/service/retiring.py",
         "return self._catalog.referenced(rev) or self._catalog.leases(rev) > 0",
         "return self._catalog.referenced(rev)",
         "tests/unit/service",
@@ -141,8 +141,8 @@ BREAKS = (
     ),
     Break(
         "L5 a request gives its lease back, however it ends",
-        "lorad/service/requests.py",
-        "            self._adapters.release(generation.rev)\n",
+        "lorad/service/reception.py",
+        "            self._adapters.release(guest.rev)\n",
         "            pass\n",
         LIVES,
     ),
