@@ -80,6 +80,7 @@ class Painter:
             prefix=self._prefix(),
             generated_tokens=self.stats.generated_tokens,
             prompt_tokens=self.stats.prompt_tokens,
+            pooled_tokens=self.stats.pooled_tokens,
             preemptions=preemptions,
             late_masks=late_masks,
             forward_passes=passes,

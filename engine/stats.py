@@ -50,6 +50,7 @@ class Stats:
     steps: int = 0
     prompt_tokens: int = 0  # rows of prompts computed; what a prefix hit saves is not in it
     generated_tokens: int = 0
+    pooled_tokens: int = 0  # of `prompt_tokens`, rows of what is pooled
     generated_by_rev: Counter[str | None] = field(default_factory=Counter)
     drafted_by_rev: Counter[str | None] = field(default_factory=Counter)  # tokens of drafts
     accepted_by_rev: Counter[str | None] = field(default_factory=Counter)  # of them, told
@@ -76,6 +77,7 @@ class Stats:
             end = min(chunk.start + chunk.length, seq.num_prompt)
             self.prompt_tokens += max(end - chunk.start, 0)
             if seq.pooled is not None:
+                self.pooled_tokens += chunk.length
                 self.pooled_by_rev[seq.rev] += chunk.length
             if chunk.samples and seq.status is not Status.FINISHED and seq.doom is None:
                 self.generated_tokens += 1
@@ -99,6 +101,7 @@ class Stats:
         self.pooled_by_rev.update(by_rev)
         self.steps += 1
         self.prompt_tokens += rows
+        self.pooled_tokens += rows
         kind = self.lora_steps if revs else self.base_steps
         kind.seconds.observe(seconds)
         kind.batch_tokens.observe(rows)

@@ -111,6 +111,7 @@ class EngineSnapshot(Struct, frozen=True, kw_only=True):
     prefix: PrefixStatus = PrefixStatus()
     generated_tokens: int = 0
     prompt_tokens: int = 0
+    pooled_tokens: int = 0  # of those, of inputs of which vectors or scores are made
     preemptions: int = 0
     late_masks: int = 0  # draws of guided sequences that waited a step for their masks
     forward_passes: int = 0

@@ -42,6 +42,7 @@ class Load(Struct, frozen=True, kw_only=True):
     requests_per_second: float = 0.0
     tokens_per_second: float = 0.0  # generated
     prompt_tokens_per_second: float = 0.0  # computed: without cached ones
+    pooled_tokens_per_second: float = 0.0  # of those, of inputs for vectors and scores
     refused_per_second: float = 0.0
     first_token: Spread = Spread()
     inter_token: Spread = Spread()

@@ -24,6 +24,7 @@ from lorad.tui.draw import (
 )
 from lorad.tui.draw import size as bytes_of
 from lorad.tui.panel import Line, Painted, Span, both_ends, fitted, wide
+from lorad.tui.served import generates, pools
 from lorad.wire_status import PoolPicture, ReplicaStatus, Status
 from lorad.wire_stream import Board, Spread
 
@@ -53,7 +54,7 @@ class Header(Painted):
             return [said, both_ends(((" waiting for data", "faint"),), tabs, width, self.glyphs)]
         now: Line = ((clock(board.time) + " ", "strong"),)
         who = _identity(board, width, self.top.title_of_source, self._doubt())
-        how = _figures(board, height < 3)
+        how = _figures(board, height < 3, roomy=width >= ROOMY)
         out = [joined(who, now, width, self.glyphs), joined(how, tabs, width, self.glyphs)]
         if height > 2:
             glyphs = self.glyphs
@@ -149,13 +150,13 @@ def _replica(one: ReplicaStatus) -> Span:
     return f" {one.name}", ink
 
 
-def _figures(board: Board, no_pool: bool) -> list[Part]:
+def _figures(board: Board, no_pool: bool, *, roomy: bool) -> list[Part]:
     s, load, m = board.status, board.load, board.machine
     pool = s.pool
     used = ratio(pool.kv_active + pool.kv_cached, pool.total)
     return [
         (5, _said("req/s", rate(load.requests_per_second))),
-        (1, _said("tok/s", rate(load.tokens_per_second), "strong")),
+        *((1, pace) for pace in _paces(board, roomy=roomy)),
         (0, _said("run", count(s.running), "strong")),
         (0, _said("wait", count(s.waiting), "warn" if s.waiting else "")),
         (2, _said("TTFT", both_percentiles(load.first_token))),
@@ -167,6 +168,18 @@ def _figures(board: Board, no_pool: bool) -> list[Part]:
         (8, _said("cpu", f"{percent(m.daemon_cpu)}+{percent(m.engine_cpu)}")),
         (9, _said("host", size_of(m.host_used_bytes, m.host_total_bytes))),
     ]
+
+
+def _paces(board: Board, *, roomy: bool) -> list[Line]:
+    """Tokens a second: those that are generated, and those of inputs for vectors and scores, by
+    what is done with them; each where a model is served for it."""
+    load, said = board.load, list[Line]()
+    if writes := generates(board.status):
+        said.append(_said("tok/s", rate(load.tokens_per_second), "strong"))
+    if word := pools(board.status):
+        shown = word if writes and not roomy else f"{word} tok/s"  # as the one before it
+        said.append(_said(shown, rate(load.pooled_tokens_per_second), "strong"))
+    return said
 
 
 def both_percentiles(spread: Spread) -> str:

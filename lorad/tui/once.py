@@ -29,6 +29,7 @@ from lorad.tui.draw import (
     stacked,
     width_of,
 )
+from lorad.tui.served import pools
 from lorad.wire import EventItem
 from lorad.wire_status import ModelStatus, PoolPicture
 from lorad.wire_stream import CHURN_BUCKET_SECONDS, Board, Drain, Slot, Spread
@@ -80,6 +81,7 @@ def _summary(board: Board, glyphs: Glyphs, *, host: str) -> Iterator[str]:
         f"req/s {load.requests_per_second:.1f}",
         f"tok/s {rate(load.tokens_per_second)}",
         f"prompt tok/s {rate(load.prompt_tokens_per_second)}",
+        f"{word} tok/s {rate(load.pooled_tokens_per_second)}" if (word := pools(s)) else "",
         f"run {s.running}",
         f"wait {s.waiting}",
         _spread("TTFT", load.first_token),

@@ -360,6 +360,17 @@ def small() -> Board:
     return board(rows, drains=drains)
 
 
+def serving(*tasks: tuple[str, ...]) -> Board:
+    """A model for each of these."""
+    plain = small()
+    models = tuple(
+        ModelStatus(name=f"m{n}", base=f"/m/{n}", state="ready", tasks=each)
+        for n, each in enumerate(tasks)
+    )
+    pace = load(pooled_tokens_per_second=12_000.0)
+    return replace(plain, status=replace(plain.status, models=models), load=pace)
+
+
 def two_models() -> Board:
     """A generator, and an encoder whose engine is away; each slot and request says whose it is."""
     board = small()

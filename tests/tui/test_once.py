@@ -118,6 +118,12 @@ def test_replicas_have_a_line_each_and_rows_say_where_they_are() -> None:
     assert "0,1" in text and "REPLICA" not in shown(boards.small())
 
 
+def test_what_is_pooled_has_a_pace_of_its_own() -> None:
+    assert "embed tok/s 12.0k" in shown(boards.serving(("generate",), ("embed",)))
+    assert "pooled tok/s 12.0k" in shown(boards.serving(("embed", "rerank")))
+    assert "12.0k" not in shown(boards.serving(("generate",)))
+
+
 def test_several_models_have_a_line_each_and_rows_say_whose_they_are() -> None:
     text = shown(boards.two_models())
     assert "model   llama  READY" in text and "run 2" in text

@@ -231,6 +231,36 @@ def test_of_several_engines_rows_say_where_each_adapter_and_request_is(play, boa
     play(act, boards.replicas(), daemon=fakes.FakeDaemon(fakes.adapter(1)))
 
 
+@pytest.mark.parametrize(
+    ("tasks", "wide", "narrow"),
+    [
+        ((("generate",), ("embed",)), "tok/s 8.9k  embed tok/s 12.0k", "tok/s 8.9k  embed 12.0k"),
+        ((("generate", "embed", "rerank"),), "8.9k  pooled tok/s 12.0k", "8.9k  pooled 12.0k"),
+        ((("rerank",),), "rerank tok/s 12.0k  run", "rerank tok/s 12.0k  run"),
+        ((("embed",), ("rerank",)), "pooled tok/s 12.0k  run", "pooled tok/s 12.0k  run"),
+    ],
+)
+def test_the_header_says_how_fast_inputs_are_embedded_or_reranked_where_that_is_done(
+    play, boards, tasks, wide, narrow
+):
+    async def act(stage):
+        await stage.resize(160, 36)
+        assert wide in stage.text()
+        await stage.resize(80, 24)
+        assert narrow in stage.text()
+        assert "generate" not in narrow and ("8.9k" in stage.text()) is ("8.9k" in narrow)
+
+    play(act, boards.serving(*tasks))
+
+
+def test_the_header_of_a_generator_alone_speaks_of_nothing_else(play, boards):
+    async def act(stage):
+        await stage.resize(160, 36)
+        assert "tok/s 8.9k  run 37" in stage.text()
+
+    play(act, boards.serving(("generate",)))
+
+
 def test_names_of_a_clusters_members_are_whole_on_a_narrow_terminal(play, boards, fakes):
     async def act(stage):
         await stage.resize(80, 24)

@@ -94,6 +94,17 @@ def test_right_drafts_are_tokens_beside_the_one_of_every_step(stats):
     assert not stats.drafted_by_rev and not stats.accepted_by_rev
 
 
+def test_pooled_rows_are_counted_by_revision_and_in_all_of_those_that_are_gone_too(stats):
+    stats.note_pooled({"a": 5, None: 3}, 0.1)
+    step = work(("a", 4), (None, 2), samples=False)
+    step.chunks[0].seq.pooled = object()
+    stats.note(step, 0.0, 1.0, waited=True)
+    assert (stats.pooled_tokens, stats.prompt_tokens) == (12, 14)
+    assert stats.pooled_by_rev == {"a": 9, None: 3}
+    stats.keep([])
+    assert stats.pooled_tokens == 12 and stats.pooled_by_rev == {None: 3}
+
+
 def test_the_snapshot_tells_them_as_plain_numbers(stats):
     stats.note(work(("a", 4)), 0.0, 0.03, waited=True)
     told = stats.lora_steps.status()
