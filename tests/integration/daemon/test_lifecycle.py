@@ -102,12 +102,12 @@ def test_kill_9_loses_nothing_that_was_acknowledged(daemon):
 @pytest.mark.slow
 def test_a_damaged_registry_comes_back_and_is_not_silent_about_it(daemon):
     daemon.start()
-    daemon.upload("kept", 77, pin=True)
+    daemon.upload("stays", 77, pin=True)
     assert daemon.stop() == 0
     (database,) = daemon.root.rglob("registry.db")
     database.write_bytes(b"noise" * 10_000)
     daemon.start()
-    assert daemon.adapter("kept").pinned
+    assert daemon.adapter("stays").pinned
     told = [e for e in daemon.events() if e.type == "registry.recovered"]
     assert any(e.level == "error" and ".corrupt-" in e.message for e in told)
 
