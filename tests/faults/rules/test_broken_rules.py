@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[3]
 PARTS = ("engine", "lorad", "migrations", "tests", "demo", "pyproject.toml", "docs")
 
@@ -183,6 +181,12 @@ def run(copy: Path, guardian: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda b: b.rule.split()[0])
+def test_the_text_of_a_rule_is_where_it_is_to_be_broken(broken: Break) -> None:
+    assert (ROOT / broken.file).read_text(encoding="utf-8").count(broken.text) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda b: b.rule.split()[0])
 def test_a_broken_rule_is_noticed_by_its_guardian(copy: Path, broken: Break) -> None:
     file = copy / broken.file
