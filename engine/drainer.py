@@ -17,12 +17,14 @@ starts within two `starve_after` and its load; of many, each waits for as many t
 of blocks, tokens or steps.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from engine.adapters.residency import Residency, Starving
 from engine.adapters.slots import SlotRow
 from engine.memory.reclaim import GRACE_SECONDS
+from engine.sequence import Sequence as Seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Drainer:
         self._remaining = remaining
         self._clock = clock
         self._due: dict[str, float] = {}  # who starves or starved, and when others must give way
+        self._stuck: str | None = None  # a guest that found no seat or memory in the last pass
 
     @property
     def guests(self) -> dict[str | None, float]:
@@ -70,6 +73,25 @@ class Drainer:
             return None  # what is idle goes first
         victim = self._drain_somebody(starving.rev)
         return self._relief(starving.rev, victim) if self._clock() >= due else None
+
+    def note_stuck(self, rev: str | None) -> None:
+        """The first request of a guest, who is due, found no seat or no memory in this pass."""
+        self._stuck = rev
+
+    def who_gives_way(self, running: Sequence[Seq]) -> list[Seq]:
+        """Once a step, of those that run, by rank: who leaves now, in this order.  With a victim
+        all that are on it; for a guest that was stuck the one that ranks last of those that have
+        run long enough."""
+        relief, stuck = self.act(), self._stuck
+        self._stuck = None
+        leaving: list[Seq] = []
+        if stuck in self.guests or (relief is not None and relief.rev is None):
+            long = (seq for seq in reversed(running) if self.has_run_enough(seq.admitted_at))
+            leaving += islice(long, 1)
+        if relief is not None and relief.rev is not None:
+            on_it = [seq for seq in reversed(running) if seq.rev == relief.rev]
+            leaving += [seq for seq in on_it if seq not in leaving]
+        return leaving
 
     def has_run_enough(self, since: float) -> bool:
         """Whether one that came up at `since` may be made to give way."""

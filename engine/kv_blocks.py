@@ -4,6 +4,9 @@ Goes in: sequences that begin, grow, are computed and leave.  Comes out: their `
 the prefix index as soon as they are full, and given back once.  Decides about nobody's turn.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+
 from engine.admission import SchedulerLimits, StepBuilder
 from engine.memory.reclaim import Reclaimer
 from engine.sequence import Sequence
@@ -39,6 +42,20 @@ class KvBlocks:
         need += sum(map(self._pool.is_cached, found))
         need += sum(max(blocks(s.length + 1) - len(s.blocks), 0) for s in running)
         return need <= self._memory.kv_room(seq.rev, admission=bool(running))
+
+    def are_coming(self, seq: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether an input that is pooled computes right now what follows the blocks that are
+        cached of `seq`."""
+        if not seq.reuses:
+            return False
+        found = len(self.cached(seq))
+        following = seq.chain[found : found + 1]
+        return any(
+            key in other.chain[other.num_entered :]
+            for other in running
+            if other.pooled is not None and other.identity == seq.identity
+            for key in following
+        )
 
     def begin(self, seq: Sequence, found: list[int], step: StepBuilder) -> None:
         """Hold `found` and take the rest, which `has_room` has promised."""
@@ -117,3 +134,13 @@ class KvBlocks:
         """Its full blocks stay filed until somebody needs the room."""
         self._prefix.release(seq.blocks)
         seq.blocks, seq.num_computed, seq.num_entered, seq.flying = [], 0, 0, 0
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless pool and index agree with those that run, and nobody else
+        holds anything."""
+        self._pool.check()
+        self._prefix.check()
+        users = Counter(block for seq in running for block in seq.blocks)
+        for block, count in users.items():
+            assert self._pool.refs(block) == count, f"block {block}: lost reference"
+        assert len(users) == self._pool.counts.kv_active, "KV without a sequence"

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from engine.adapters.residency import Residency
-from engine.admission import Refusal, SchedulerLimits, StepBuilder, invoke, never_fits, refusal
+from engine.admission import Refusal, SchedulerLimits, StepBuilder, never_fits
+from engine.arrivals import Arrivals, refused
 from engine.backlog import Backlog
 from engine.deadlines import Deadlines, lateness
 from engine.drafting import Drafting, DraftModel
@@ -20,7 +21,7 @@ from engine.drainer import Drainer
 from engine.fairness import GENERATED_WEIGHT, TokenCounters, WaitingQueue
 from engine.kv_blocks import KvBlocks
 from engine.memory.reclaim import Reclaimer
-from engine.messages import FinishReason, SequenceDelta, Submit
+from engine.messages import SequenceDelta, Submit
 from engine.sequence import Chunk, Doom, PooledInput, Sampled, Sequence, Status, StepWork
 from engine.settle import append, tell
 from engine.speculation import Speculation
@@ -53,8 +54,9 @@ class Scheduler:
         self.residency = residency
         self.limits = limits
         self._clock = clock
-        self._pool, self._prefix = memory.pool, memory.prefix
+        self._prefix = memory.prefix
         self._blocks = KvBlocks(memory, limits)
+        self._arrivals = Arrivals(memory, residency, limits, clock)
         self._counters = TokenCounters()
         self._waiting = WaitingQueue(self._counters)
         self._running: list[Sequence] = []  # by rank
@@ -65,10 +67,8 @@ class Scheduler:
         self.drafting = Drafting(
             self.speculation, self._blocks, draft_model, rows, limits.block_size
         )
-        self._drainer = Drainer(residency, limits.starve_after, self._remaining, clock)
-        self._stuck: str | None = None  # a guest that found no seat or memory in the last pass
+        self._drainer = Drainer(residency, limits.starve_after, self.tokens_left, clock)
         self._deltas: list[SequenceDelta] = []
-        self._arrivals = 0
         self.backlog = Backlog(clock())
         self.num_preemptions = 0
 
@@ -80,14 +80,13 @@ class Scheduler:
         """
         if submit.request_id in self._live:
             # The other one goes on: this delta is the end of the second Submit, not of the first.
-            self._refuse(submit, "invalid_value", f"request id {submit.request_id} is in use")
+            taken = f"request id {submit.request_id} is in use"
+            self._deltas.append(refused(submit.request_id, "invalid_value", taken))
             return None
-        ready = self._ready(submit)
-        if isinstance(ready, Refusal):
-            self._refuse(submit, ready.code, ready.message)
+        seq = self._arrivals.sequence(submit, pooled)
+        if isinstance(seq, Refusal):
+            self._deltas.append(refused(submit.request_id, seq.code, seq.message))
             return None
-        seq = self._sequence(*ready)
-        seq.pooled = pooled
         self._live[seq.request_id] = seq
         self._counters.enter(seq.tenant, seq.account)
         if seq.rev is not None:
@@ -139,8 +138,8 @@ class Scheduler:
         return self._waiting.walk(self._drainer.guests).turn_of(rev)
 
     def tokens_left(self, rev: str) -> int:
-        """Of the longest running request on `rev`, at most."""
-        return self._remaining(rev)
+        """Steps until the running sequences of `rev` have ended, at most."""
+        return max((seq.remaining for seq in self._running if seq.rev == rev), default=0)
 
     def running_on(self, rev: str | None) -> int:
         """Running sequences on `rev` (None = base)."""
@@ -271,14 +270,14 @@ class Scheduler:
         while not step.full and (seq := walk.next()) is not None:
             if seq.rev is not None and not self.residency.can_acquire(seq.rev):
                 continue  # its whole group waits; the others go past
-            if seq.pooled is not None and not (step.takes(seq) and self._is_alone(seq)):
+            if seq.pooled is not None and not self._may_pool(seq, step):
                 continue  # so does this one, for a step
             due = guests.get(seq.rev)
             kept = len(guests) if due is None else 0
             has_seat = len(self._running) < self.limits.max_num_seqs - kept
             if not has_seat or not self._admit(seq, step):
                 if due is not None and due <= self._clock():
-                    self._stuck = seq.rev  # whoever gives way has a row in this step already
+                    self._drainer.note_stuck(seq.rev)  # who gives way has a row in this step
                 return  # nobody overtakes it to the memory that it waits for
             if due is None:
                 walk.again(seq)
@@ -286,19 +285,10 @@ class Scheduler:
                 del guests[seq.rev]
                 walk = self._waiting.walk(guests)
 
-    def _is_alone(self, seq: Sequence) -> bool:
-        """Whether nobody computes the beginning of an input right now: what many begin with, such
-        as an instruction or a query ahead of its documents, is computed once, and they wait."""
-        if not seq.reuses:
-            return True
-        found = len(self._blocks.cached(seq))
-        following = seq.chain[found : found + 1]
-        return not any(
-            key in other.chain[other.num_entered :]
-            for other in self._running
-            if other.pooled is not None and other.identity == seq.identity
-            for key in following
-        )
+    def _may_pool(self, seq: Sequence, step: StepBuilder) -> bool:
+        """What many inputs begin with, such as an instruction or a query ahead of its documents, is
+        computed once, and they wait."""
+        return step.takes(seq) and not self._blocks.are_coming(seq, self._running)
 
     def _note_backlog(self, starts: int) -> None:
         ready = self._waiting.num_tokens(self._could_run) > 0
@@ -308,21 +298,8 @@ class Scheduler:
         return rev is None or self.residency.can_acquire(rev)
 
     def _make_way_for_starving(self, step: StepBuilder) -> None:
-        relief, stuck = self._drainer.act(), self._stuck
-        self._stuck = None
-        if stuck in self._drainer.guests or (relief is not None and relief.rev is None):
-            self._preempt_last(step)
-        if relief is None or relief.rev is None:
-            return
-        for seq in [s for s in reversed(self._running) if s.rev == relief.rev]:
+        for seq in self._drainer.who_gives_way(self._running):
             self._preempt(seq, step)
-
-    def _preempt_last(self, step: StepBuilder) -> None:
-        """The one that ranks last of those that have run long enough gives way, if there is one."""
-        for seq in reversed(self._running):
-            if self._drainer.has_run_enough(seq.admitted_at):
-                self._preempt(seq, step)
-                return
 
     def _admit(self, seq: Sequence, step: StepBuilder) -> bool:
         """Start `seq` if the pool holds all its tokens; False = it has to wait for memory."""
@@ -354,36 +331,6 @@ class Scheduler:
             self._prefix.note(seq.rev or "", seq.num_prompt, found, seq.chain, seconds)
 
     # ------------------------------------------------------------- small acts
-    def _ready(self, submit: Submit) -> tuple[Submit, int] | Refusal:
-        """What runs of a request, and from which row its adapter acts; or why it never can."""
-        wrong = refusal(submit, self.limits, self.residency)
-        invoked = wrong or invoke(submit, self.residency)
-        if isinstance(invoked, Refusal):
-            return invoked
-        rev, length = invoked[0].rev, len(submit.prompt)
-        return never_fits(length, rev, self.limits, self.memory, self.residency) or invoked
-
-    def _sequence(self, submit: Submit, activation: int) -> Sequence:
-        self._arrivals += 1
-        seconds, now = submit.deadline_seconds, self._clock()
-        return Sequence(
-            request_id=submit.request_id,
-            tokens=list(submit.prompt),
-            num_prompt=len(submit.prompt),
-            sampling=submit.sampling,
-            rev=submit.rev,
-            identity=self.residency.identity(submit.rev),
-            salt=submit.cache_salt,
-            priority=submit.priority,
-            order=self._arrivals,
-            activation=activation,
-            tenant=submit.tenant,
-            weight=submit.weight,
-            longest=self.limits.longest(submit),
-            deadline=None if seconds is None else now + seconds,
-            arrived_at=now,
-        )
-
     def _launch(self, step: StepBuilder) -> StepWork | None:
         work = step.build()
         for chunk in work.chunks if work else ():
@@ -436,32 +383,11 @@ class Scheduler:
             self.residency.release(seq.rev)
         seq.slot = -1
 
-    def _refuse(self, submit: Submit, code: str, message: str) -> None:
-        reason: FinishReason = "error"
-        self._deltas.append(
-            SequenceDelta(
-                request_id=submit.request_id,
-                cached_tokens=0,
-                finish_reason=reason,
-                code=code,
-                message=message,
-            )
-        )
-
-    def _remaining(self, rev: str) -> int:
-        """Steps until the running sequences of `rev` have ended, at most."""
-        return max((seq.remaining for seq in self._running if seq.rev == rev), default=0)
-
     def check(self) -> None:
         """Raise AssertionError unless sequences and owners agree."""
-        self._pool.check()
-        self._prefix.check()
+        self._blocks.check(self._running)
         self.memory.check()
         self.residency.check()
-        users = Counter(block for seq in self._running for block in seq.blocks)
-        for block, count in users.items():
-            assert self._pool.refs(block) == count, f"block {block}: lost reference"
-        assert len(users) == self._pool.counts.kv_active, "KV without a sequence"
         assert len(self._live) == len(self._running) + len(self._waiting)
         ranks = [seq.rank for seq in self._running]
         assert ranks == sorted(ranks), "out of order"
