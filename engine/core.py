@@ -21,37 +21,23 @@ from engine.adapters.slots import SlotTable
 from engine.admission import SchedulerLimits
 from engine.assembly import make_draft_model, make_planner, make_runner, warm_up
 from engine.config import EngineConfig
+from engine.desk import Desk, Owners
 from engine.errors import EngineError
 from engine.explain import Explainer
 from engine.grammar import Grammars
 from engine.guides import Guides
 from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
-from engine.messages import (
-    Abort,
-    Answer,
-    Command,
-    EngineInfo,
-    Explain,
-    GetSnapshot,
-    PackedManifest,
-    SequenceDelta,
-    Shutdown,
-    StepFrame,
-    Submit,
-    VerifyRevision,
-)
+from engine.messages import Command, EngineInfo, PackedManifest, SequenceDelta, StepFrame
 from engine.pooling.beside import Beside
-from engine.pooling_messages import NO_GENERATION, AbortPool, GiveWay, Pooled, PoolRequest
+from engine.pooling_messages import Pooled
 from engine.prefill_clock import PrefillClock
-from engine.ranks.crew import Crew
-from engine.ranks.joint_copier import JointCopier
+from engine.ranks.building import build_all
 from engine.runner import Flight
-from engine.sampling_plan import problem
 from engine.scheduler import Scheduler
-from engine.sequence import POOLED, StepWork
+from engine.sequence import StepWork
 from engine.snapshot import Painter, Traffic
-from engine.startup import Machine, build
+from engine.startup import Machine
 from engine.stats import Stats
 from engine.status_messages import EngineSnapshot
 from engine.verifier import Verifier
@@ -81,9 +67,15 @@ class EngineCore:
         on_death: Callable[[EngineError], None] | None = None,
     ) -> None:
         self.bell = bell or threading.Event()
-        #: The other ranks of the model; None = this process has all of it.
-        self.crew: Crew | None = None
-        self.machine = machine = self._build(config, progress, lookahead, on_death)
+        #: `crew`: the other ranks of the model; None = this process has all of it.
+        self.machine, self.crew = build_all(
+            config,
+            progress=progress,
+            wake=self.bell.set,
+            lookahead=lookahead,
+            on_death=on_death,
+        )
+        machine = self.machine
         self.config = config = machine.config
         self.info: EngineInfo = machine.info
         self.pool = machine.pool
@@ -156,19 +148,30 @@ class EngineCore:
             block_size=config.block_size,
             block_bytes=machine.layout.block_bytes,
         )
-        self._explainer = Explainer(
+        explainer = Explainer(
             residency=self.residency,
             memory=self.reclaimer,
             scheduler=self.scheduler,
             clock=time.monotonic,
             block_bytes=machine.layout.block_bytes,
         )
-        self._commands: list[Command] = []
-        self._answers: list[Answer] = []
-        self._refused: list[SequenceDelta] = []
-        self._unpooled: list[Pooled] = []
-        self._flight: Flight | None = None  # launched, and not settled
         self.guides = Guides(self._grammars, self.bell.set)
+        self._desk = Desk(
+            Owners(
+                scheduler=self.scheduler,
+                residency=self.residency,
+                guides=self.guides,
+                verifier=self.verifier,
+                explainer=explainer,
+                pooling=self.pooling,
+                snapshot=self.snapshot,
+            ),
+            num_ids=machine.spec.vocab_size,
+            vocab_size=machine.vocab_size,
+            generates=self.info.generates,
+            alone=self.crew is None,
+        )
+        self._flight: Flight | None = None  # launched, and not settled
         self._prefill = PrefillClock(self.reclaimer.costs.observe_prefill)
         self._ran = False
         progress("ready", 1.0)
@@ -176,11 +179,11 @@ class EngineCore:
     # ------------------------------------------------------------- the sentence
     def take(self, command: Command) -> None:
         """Queue a command for the next step."""
-        self._commands.append(command)
+        self._desk.take(command)
 
     def step(self) -> StepFrame:
         """One turn: what arrived, what has ended, what runs now, what there is to tell."""
-        self._carry_out_commands()
+        self._desk.carry_out()
         self._let_guided_go_on()
         under_way = self._flight is not None
         deltas = self._settle_what_must_be_known()
@@ -194,7 +197,7 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """The last step ran and settled nothing: `wait` before the next one."""
-        return not (self._ran or self._commands or self.verifier.waiting)
+        return not (self._ran or self._desk.busy or self.verifier.waiting)
 
     @property
     def starts_per_second(self) -> float:
@@ -215,7 +218,7 @@ class EngineCore:
 
     def shutdown(self) -> StepFrame:
         """End every sequence with reason "abort", and tell so."""
-        self._carry_out_commands()
+        self._desk.carry_out()
         deltas = self._advance(None)
         self.scheduler.abort_all("draining", "the engine is shutting down")
         return self._publish([*deltas, *self.scheduler.take_deltas()])
@@ -246,102 +249,6 @@ class EngineCore:
             self.crew.close()
 
     # ------------------------------------------------------------- one level down
-    def _build(
-        self,
-        config: EngineConfig,
-        progress: Callable[[str, float], None],
-        lookahead: bool | None,
-        on_death: Callable[[EngineError], None] | None,
-    ) -> Machine:
-        """With other ranks, which are told what there is to copy, if they share the model."""
-        wake = self.bell.set
-        if config.tensor_parallel == 1:
-            return build(config, progress=progress, wake=wake)
-        self.crew = crew = Crew(config, lookahead=lookahead, wake=wake, on_death=on_death)
-        try:
-            return build(
-                config,
-                progress=progress,
-                wake=wake,
-                ranks=crew.ranks,
-                memory=crew.memory,
-                share=lambda own, host: JointCopier(own, crew, host),
-            )
-        except BaseException:
-            crew.abandon()
-            raise
-
-    def _carry_out_commands(self) -> None:
-        commands, self._commands = self._commands, []
-        for command in commands:
-            match command:
-                case Submit():
-                    self._submit(command)
-                case Abort():
-                    self.scheduler.abort(command.request_id)
-                case GetSnapshot():
-                    self._answers.append(
-                        Answer(command_id=command.command_id, snapshot=self.snapshot())
-                    )
-                case Explain():
-                    self._answers.append(self._explain(command))
-                case VerifyRevision() if self.crew is not None:
-                    self._answers.append(_no_verifying(command.command_id))
-                case VerifyRevision():
-                    self.verifier.command(command)
-                case PoolRequest():
-                    self._pool(command)
-                case AbortPool():
-                    self.scheduler.abort(POOLED + command.request_id)
-                case GiveWay():
-                    pass  # who computes in parts has small steps, and no pace of its own yet
-                case Shutdown():
-                    raise AssertionError("the loop's owner carries out Shutdown")
-                case _:
-                    self.residency.command(command)
-
-    def _explain(self, command: Explain) -> Answer:
-        told = self._explainer.explain(command.rev)
-        if told is None:
-            message = f"revision {command.rev[:12]} is unknown"
-            return Answer(command_id=command.command_id, code="model_not_found", message=message)
-        return Answer(command_id=command.command_id, explanation=told)
-
-    def _submit(self, submit: Submit) -> None:
-        """A foreign id would end the whole process inside the embedding: it is refused here."""
-        size = self.machine.spec.vocab_size
-        wrong = problem(submit.sampling, self.machine.vocab_size)
-        if not self.info.generates:
-            wrong = NO_GENERATION
-        if submit.prompt and not 0 <= min(submit.prompt) <= max(submit.prompt) < size:
-            wrong = f"the prompt holds a token id outside 0..{size - 1}"
-        if wrong is None:
-            seq = self.scheduler.add(submit)
-            if seq is not None and submit.sampling.grammar:
-                self.guides.enter(seq)
-            return
-        self._refused.append(
-            SequenceDelta(
-                request_id=submit.request_id,
-                cached_tokens=0,
-                finish_reason="error",
-                code="invalid_value",
-                message=wrong,
-            )
-        )
-
-    def _pool(self, request: PoolRequest) -> None:
-        if self.pooling is None:
-            self._unpooled.append(_no_pooling(request.request_id))
-            return
-        known = request.rev is not None and self.residency.knows(request.rev)
-        manifest = self.residency.manifest(request.rev) if known and request.rev else None
-        try:
-            self.scheduler.add(*self.pooling.admit(request, manifest))
-        except EngineError as error:
-            refused = Pooled(request_id=request.request_id, code=error.code, message=error.message)
-            self._unpooled.append(refused)
-
     def _advance(self, work: StepWork | None) -> list[SequenceDelta]:
         """Launch `work`; settle the step before it, or with no lookahead `work` itself."""
         deltas: list[SequenceDelta] = []
@@ -408,23 +315,20 @@ class EngineCore:
     def _publish(self, deltas: list[SequenceDelta]) -> StepFrame:
         self.runner.forget(d.request_id for d in deltas if d.finish_reason is not None)
         self.guides.forget_ended()
-        pooled = self._unpooled
+        said, pooled = self._desk.take_said(), list[Pooled]()
         if self.pooling is not None:
-            deltas, results = self.pooling.tell(deltas)
-            pooled += results
-        frame = StepFrame(
+            deltas, pooled = self.pooling.tell(deltas)
+        return StepFrame(
             step=self.stats.steps,
-            deltas=(*self._refused, *deltas),
+            deltas=(*said.refused, *deltas),
             adapters=tuple(self.residency.take_events()),
             answers=(
-                *self._answers,
+                *said.answers,
                 *self.residency.take_answers(),
                 *self.verifier.take_answers(),
             ),
-            pooled=tuple(pooled),
+            pooled=(*said.unpooled, *pooled),
         )
-        self._answers, self._refused, self._unpooled = [], [], []
-        return frame
 
     def _grammars(self) -> Grammars:
         """On a helper thread."""
@@ -437,18 +341,6 @@ class EngineCore:
     def _lora_bytes(self, rev: str) -> int:
         revision = self.residency.find(rev)
         return revision.manifest.true_bytes if revision else 0
-
-
-def _no_verifying(command_id: int) -> Answer:
-    text = (
-        "tensor_parallel is above 1: every GPU has a part alone, which no file says the result of"
-    )
-    return Answer(command_id=command_id, code="conflict", message=text)
-
-
-def _no_pooling(request_id: str) -> Pooled:
-    text = "this engine generates, and makes no vectors and scores"
-    return Pooled(request_id=request_id, code="invalid_value", message=text)
 
 
 def _limits(machine: Machine) -> SchedulerLimits:
