@@ -165,8 +165,8 @@ def compile_product(rows: int, d_out: int, d_in: int) -> None:
 class Chain:
     """The projections of all layers, with random weights."""
 
-    def __init__(self) -> None:
-        build = Build(torch.device("cuda"), torch.bfloat16, deterministic=False)
+    def __init__(self, room: int = 0) -> None:
+        build = Build(torch.device("cuda"), torch.bfloat16, deterministic=False, room=room)
         self.layers = [
             {
                 group: LoraLinear(group, layer, shape.d_in, shape.widths, build, bias=False)
@@ -186,11 +186,13 @@ class Chain:
             lora_begin(lora)
         delta = None
         for layer in self.layers:
-            normed = fused.rms_norm(x, self.norm, 1e-5, delta)
-            qkv = layer["qkv"](normed, lora)
+            place = layer["qkv"].place_for(x, lora)
+            qkv = layer["qkv"](fused.rms_norm(x, self.norm, 1e-5, delta, out=place), lora)
             mixed = fused.rms_norm(qkv[:, :HIDDEN], self.norm, 1e-5)
-            normed = fused.rms_norm(x, self.norm, 1e-5, layer["o"](mixed, lora))
-            delta = layer["down"](layer["gate_up"].gated(normed, lora, silu_mul), lora)
+            place = layer["gate_up"].place_for(x, lora)
+            normed = fused.rms_norm(x, self.norm, 1e-5, layer["o"](mixed, lora), out=place)
+            place = layer["down"].place_for(x, lora)
+            delta = layer["down"](layer["gate_up"].gated(normed, lora, silu_mul, place), lora)
         return fused.rms_norm(x, self.norm, 1e-5, delta)
 
 

@@ -42,6 +42,8 @@ from engine.memory.arena import Arena
 from engine.messages import PackedManifest, PackedModule
 
 LAYERS, SLOTS, MAX_RANK, MAX_ROWS = 32, 64, 512, 4096
+#: Columns for guests behind the weights of a chain that has any.
+ROOM = 64
 HIDDEN, KV, FFN = 4096, 1024, 14336
 DIMS = (
     *((HIDDEN, HIDDEN), (HIDDEN, KV), (HIDDEN, KV), (HIDDEN, HIDDEN)),
@@ -319,10 +321,14 @@ class Fleet:
             max_rank=MAX_RANK,
             choose=lambda shape: self.tiles,
             choices=tiles,
+            room=ROOM,
         )
 
-    def plan(self, case: Case, tiles: Tiles, *, pdl: bool = True) -> LoraDevicePlan:
-        self.tiles = tiles
+    def plan(
+        self, case: Case, tiles: Tiles, *, pdl: bool = True, guests: bool = False
+    ) -> LoraDevicePlan:
+        """`guests`: of a prompt, for the products of a chain that has ROOM."""
+        self.tiles, choices.AUGMENTED = tiles, guests
         meta = self.planner.send(case.runs, len(case.slots))
         assert meta.device is not None
         if pdl or not meta.device.store.pdl:

@@ -38,6 +38,7 @@ from lora_kernels import (
     LAYOUT,
     MIX,
     R16,
+    ROOM,
     SLOTS,
     Case,
     Compiler,
@@ -164,6 +165,25 @@ def compile_gate(gate: GateTile, tiles: Tiles) -> None:
     torch.cuda.synchronize()
 
 
+def compile_guests(tiles: Tiles, columns: int, group: str) -> None:
+    from lora_kernels import _empty_store
+
+    from engine.kernels.lora_augment import augment
+    from engine.kernels.lora_meta import LoraClass
+
+    items = torch.zeros(2, 4, dtype=torch.int32, device="cuda")
+    plan = LoraDevicePlan(
+        _empty_store(), LoraClass(tiles, 1, 1, guests=1, columns=columns), items, items
+    )
+    shape = SHAPES[group]
+    more = columns * len(shape.widths)
+    x = torch.zeros(2, shape.d_in + more, device="cuda").bfloat16()[:, : shape.d_in]
+    weight = torch.zeros(sum(shape.widths), shape.d_in + more, device="cuda").bfloat16()
+    shrink(x, 0, group, plan)
+    augment(x, weight, 0, group, plan)
+    torch.cuda.synchronize()
+
+
 class Turns:
     """Captured graphs that are replayed in turns."""
 
@@ -213,9 +233,9 @@ def added(times: dict[str, list[float]], name: str, base: str) -> float:
     return statistics.median(a - b for a, b in zip(times[name], times[base], strict=True))
 
 
-def own_plan(fleet: Fleet, case: Case, tiles: Tiles) -> LoraDevicePlan:
+def own_plan(fleet: Fleet, case: Case, tiles: Tiles, *, guests: bool = False) -> LoraDevicePlan:
     """A plan whose items the next plan leaves alone."""
-    plan = fleet.plan(case, tiles)
+    plan = fleet.plan(case, tiles, guests=guests)
     plan = replace(plan, shrink=plan.shrink.clone(), expand=plan.expand.clone(), derived={})
     KEPT.extend((plan.shrink, plan.expand))
     return plan
@@ -427,8 +447,8 @@ def chained(fleets: dict[tuple[int, ...], Fleet], chain: Chain) -> bool:
 class PromptChain(Chain):
     """Some layers of a chain, with parts of the adapters' work left out."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, room: int = ROOM) -> None:
+        super().__init__(room)
         self.layers = self.layers[:FEW_LAYERS]
 
     @torch.no_grad()
@@ -491,6 +511,15 @@ def _prompt(chain: PromptChain, fleet: Fleet, case: Case, gates: dict[str, GateT
         outs[name] = out.float()
         return graph
 
+    def guests() -> torch.cuda.CUDAGraph:
+        plan = own_plan(fleet, case, picked, guests=True)
+        graph = graph_of("guests", lambda x: chain(x, LoraMeta(device=plan)))
+        off = float((outs["guests"] - outs["two"]).norm() / outs["two"].norm())
+        say(kind="guests", case=case.name, off=off, columns=plan.kind.columns)
+        if not off < 0.02:
+            raise ValueError(f"the chain's end is off by {off:.3g}")
+        return graph
+
     def full(name: str, tiles: Tiles, gate: GateTile | None) -> torch.cuda.CUDAGraph:
         plan, mine = checked(operands, own_plan(fleet, case, tiles)), choices.GATE
         layers.lora_gates = lora_gates if gate else lambda meta: False
@@ -511,6 +540,10 @@ def _prompt(chain: PromptChain, fleet: Fleet, case: Case, gates: dict[str, GateT
     about = {"case": case.name}
     turns.add("base", lambda: graph_of("base", lambda x: chain(x, None)), **about)
     turns.add("two", lambda: full("two", picked, None), **about)
+    turns.add("guests", guests, **about)
+    if narrow:
+        bare = PromptChain(0)
+        turns.add("base without room", lambda: graph_of("", lambda x: bare(x, None)), **about)
     for name, gate in gates.items():
         turns.add(name, lambda n=name, g=gate: full(n, picked, g), **about)
     if narrow:
@@ -611,6 +644,11 @@ def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
     if "prompt" in parts or "kernels" in parts:
         high = picked_by_engine(PROMPT_64)
         compiler.ask((kernel, high) for kernel in ("expand", "shrink"))
+        compiler.call(
+            (compile_guests, tiles_, columns, group)
+            for tiles_, columns in ((tiles, 16), (high, 64))
+            for group in layers.LoraLinear.ROOMY
+        )
         compiler.call((compile_gate, gate, tiles) for gate in GATES.values())
         compiler.call((compile_gate, gate, high) for gate in GATES_64.values())
         rivals = [prompt_tiles(expand=e) for e in EXPANDS.values()]

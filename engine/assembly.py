@@ -57,8 +57,10 @@ def make_planner(
     arena: Arena,
     rows: Mapping[int, SlotRow],
     manifest_of: Callable[[str], PackedManifest],
+    room: int = 0,
 ) -> StepPlanner:
-    """The step planner, with all that it will ever allocate.  `rows` is the slot table's own."""
+    """The step planner, with all that it will ever allocate.  `rows` is the slot table's own,
+    `room` the model's."""
     if not is_card(arena.device):
         return StepPlanner(arena, rows, manifest_of)
     slots = DeviceSlots(
@@ -71,6 +73,7 @@ def make_planner(
         max_seqs=config.max_num_seqs,
         max_rank=config.max_rank,
         deterministic=config.deterministic,
+        room=room,
     )
     return StepPlanner(arena, rows, manifest_of, device)
 

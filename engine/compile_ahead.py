@@ -8,11 +8,20 @@ threads can be in at a time.
 
 import logging
 
+from torch import Tensor
+
 from engine.adapters.plan import StepPlanner
 from engine.kernels.elementwise import gelu_mul
 from engine.kernels.gemm import leads
 from engine.kernels.launch import compiling
-from engine.kernels.lora import lora_expand, lora_gated, lora_gates, lora_joined, lora_shrink
+from engine.kernels.lora import (
+    lora_augment,
+    lora_expand,
+    lora_gated,
+    lora_gates,
+    lora_joined,
+    lora_shrink,
+)
 from engine.kernels.lora_meta import LoraMeta
 from engine.kernels.tiles import for_prompts
 from engine.ladder import Ladder
@@ -41,6 +50,10 @@ def compile_ahead(model: Decoder, planner: StepPlanner, ladder: Ladder | None) -
 def _compile(linear: LoraLinear, meta: LoraMeta, rows: list[int]) -> None:
     weight, fixed = linear.weight, linear.deterministic
     x, y = (weight.new_empty(rows[-1], width) for width in reversed(weight.shape))
+    place = linear.place_for(x, meta)
+    if place is not None:
+        _compile_guests(linear, meta, place)
+        return
     lora_shrink(x, layer=linear.layer, modules=linear.modules_fused, meta=meta)
     lora_expand(
         y,
@@ -63,6 +76,11 @@ def _compile(linear: LoraLinear, meta: LoraMeta, rows: list[int]) -> None:
             meta=meta,
             base_bias=linear.bias,
         )
+
+
+def _compile_guests(linear: LoraLinear, meta: LoraMeta, x: Tensor) -> None:
+    lora_shrink(x, layer=linear.layer, modules=linear.modules_fused, meta=meta)
+    lora_augment(x, linear.roomy, layer=linear.layer, modules=linear.modules_fused, meta=meta)
 
 
 def _compile_gate(linear: LoraLinear, meta: LoraMeta, *, gelu: bool) -> None:

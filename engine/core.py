@@ -105,7 +105,9 @@ class EngineCore:
         if lookahead is None:
             lookahead = machine.device.type == "cuda" and not config.deterministic
         self.lookahead = lookahead
-        planner = make_planner(config, machine.arena, self.slots.rows, self._manifest)
+        planner = make_planner(
+            config, machine.arena, self.slots.rows, self._manifest, machine.model.room
+        )
         self.runner = make_runner(
             config, machine.model, machine.arena, planner, machine.vocab_size, lookahead=lookahead
         )

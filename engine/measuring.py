@@ -60,7 +60,7 @@ def measure(
         device=device,
         draft=draft.spec if draft is not None else None,
     )
-    planner = make_planner(config, arena, {}, _no_manifest)
+    planner = make_planner(config, arena, {}, _no_manifest, model.room)
     runner = make_runner(config, model, arena, planner, vocab_size, lookahead=True)
     drafts = make_draft_model(config, draft, arena, runner) if draft is not None else None
     progress("kernels", 0.8)
@@ -135,9 +135,8 @@ def _no_manifest(rev: str) -> PackedManifest:
 
 
 def weight_bytes(model: Decoder | None) -> int:
-    """Shared tensors count once; no model has none."""
+    """With what is stored beside them; shared tensors count once; no model has none."""
     if model is None:
         return 0
-    weights = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
-    weights |= {b.data_ptr(): b.numel() * b.element_size() for b in model.buffers()}
-    return sum(weights.values())
+    whole = (t.untyped_storage() for t in (*model.parameters(), *model.buffers()))
+    return sum({s.data_ptr(): s.nbytes() for s in whole}.values())

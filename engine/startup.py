@@ -23,6 +23,7 @@ from engine.config import EngineConfig
 from engine.draft_fit import check_reach, draft_block_bytes, read_draft
 from engine.errors import NoDevice
 from engine.fit import check_floors, check_length, fit_length, plan_blocks
+from engine.guests import room_for
 from engine.layout import BlockLayout
 from engine.measuring import Use, measure, weight_bytes
 from engine.memory.arena import DTYPES, Arena
@@ -158,7 +159,7 @@ def prepare(config: EngineConfig, *, progress: Progress, ranks: Ranks | None = N
     _limit_threads(config)
     progress("weights", 0.1)
 
-    def load(folder: Path, purpose: Purpose, begin: float, end: float) -> Decoder:
+    def load(folder: Path, purpose: Purpose, begin: float, end: float, room: int = 0) -> Decoder:
         return load_model(
             folder,
             device=device,
@@ -167,11 +168,13 @@ def prepare(config: EngineConfig, *, progress: Progress, ranks: Ranks | None = N
             max_len=config.max_model_len,
             purpose=purpose,
             ranks=ranks,
+            room=room,
             progress=lambda fraction: progress("weights", begin + (end - begin) * fraction),
         )
 
     draft = load(Path(config.draft_model), "generate", 0.1, 0.2) if draft_spec is not None else None
-    model = load(folder, config.purpose, 0.2 if draft is not None else 0.1, 0.8)
+    begin = 0.2 if draft is not None else 0.1
+    model = load(folder, config.purpose, begin, 0.8, room_for(config, spec))
     progress("memory", 0.8)
     layout = spec.block_layout(
         block_size=config.block_size,

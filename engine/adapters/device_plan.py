@@ -20,6 +20,7 @@ from engine.adapters.device_slots import DeviceSlots
 from engine.adapters.lora_classes import most_items, padded, usual_classes
 from engine.adapters.work_items import ITEM_WORDS, Ints, cut_ranks, cut_rows, fill, rest_of
 from engine.kernels import backend
+from engine.kernels import tiles as tile_choices
 from engine.kernels.lora_meta import LoraClass, LoraDevicePlan, LoraMeta, LoraStore, group_shapes
 from engine.kernels.tiles import (
     ALL,
@@ -28,6 +29,7 @@ from engine.kernels.tiles import (
     FEW_ROWS,
     FEW_WIDE,
     GRAPHED_SHORT,
+    GUEST_RANKS,
     MANY_SHORT,
     NARROW,
     Shape,
@@ -48,7 +50,8 @@ KEPT = 256
 class DevicePlanner:
     """Cuts steps of at most `max_rows` rows and `max_seqs` segments.
 
-    `choose` finds a step's tiles among `choices`; `deterministic` holds all steps to one.
+    `choose` finds a step's tiles among `choices`; `deterministic` holds all steps to one.  `room`:
+    columns for each module behind the base's weights, in which a prompt's adapters may be guests.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class DevicePlanner:
         deterministic: bool = False,
         choose: Callable[[Shape], Tiles] = pick,
         choices: Iterable[Tiles] = ALL,
+        room: int = 0,
     ) -> None:
         self.slots = slots
         self._choose = (lambda shape: DETERMINISTIC) if deterministic else choose
@@ -85,6 +89,8 @@ class DevicePlanner:
         self._max_rank = max_rank
         limits = max_rows, max_seqs, max_rank
         most = most_items(choices, *limits)
+        self._room = 0 if deterministic else room
+        most += self._room // GUEST_RANKS
         if not deterministic:
             most += most_items((FEW, FEW_WIDE), *limits)
         #: int64 of the step's upload that the items take.
@@ -119,7 +125,7 @@ class DevicePlanner:
         else:
             parts = [self._cut(runs, tiles)]
             if for_prompts(tiles) and rung is None:
-                parts = [parts[0].with_rest(rest_of(runs, total_rows))]
+                parts = [self._for_prompt(parts[0], runs, total_rows)]
         kind = parts[0].kind
         if len(parts) == 2:
             kind = replace(kind, short=parts[1].kind)
@@ -141,6 +147,18 @@ class DevicePlanner:
             return [short]
         tiles = self._choose(shape._replace(max_rank=int(ranks[~is_short].max())))
         return [self._cut(runs[:, ~is_short], tiles), short]
+
+    def _for_prompt(self, part: "_Part", runs: Ints, total_rows: int) -> "_Part":
+        """The same with its adapters as guests, if there are no other rows, and room for all of
+        them; else with items of the base's rows."""
+        rest = rest_of(runs, total_rows)
+        if rest.size or part.kind.extras or not tile_choices.AUGMENTED:
+            return part.with_rest(rest)
+        slots = np.unique(runs[2])
+        columns = -(-self.slots.max_rank[slots].astype(np.int64) // GUEST_RANKS) * GUEST_RANKS
+        if columns.sum() > self._room:
+            return part.with_rest(rest)
+        return part.with_guests(slots, columns)
 
     def _cut(self, runs: Ints, tiles: Tiles) -> "_Part":
         """Work items of some runs, those of the highest ranks first: the longest work."""
@@ -197,8 +215,12 @@ class DevicePlanner:
             if narrow and tiles.expand.all_ranks:
                 continue  # no step is ever wide
             for extras in (False, True):
-                rest = 0 if for_prompts(tiles) and not extras else None
-                yield self.view(LoraClass(tiles, 1, 1, extras, rest_items=rest))
+                gates = for_prompts(tiles) and not extras
+                yield self.view(LoraClass(tiles, 1, 1, extras, rest_items=0 if gates else None))
+                if gates and self._room:
+                    yield self.view(
+                        LoraClass(tiles, 1, 1, guests=1, columns=min(self._room, GUEST_RANKS))
+                    )
 
     def classes(self, rung: Rung, coarse: int = 1) -> list[LoraMeta]:
         """Plans of the classes that steps of `rung` usually meet; fewer if `coarse` is above 1."""
@@ -240,13 +262,22 @@ class _Part:
         kind = replace(self.kind, rest_items=len(rest))
         return replace(self, kind=kind, expand=np.concatenate((self.expand, rest)))
 
+    def with_guests(self, slots: Ints, columns: Ints) -> "_Part":
+        """The same with each of `slots` in so many columns of the room, side by side."""
+        firsts = np.cumsum(columns) - columns
+        expand = self.expand.copy()  # shrink's may be the same
+        expand[:, 3] = firsts[np.searchsorted(slots, expand[:, 2])]
+        guests = np.stack((firsts, columns, slots, np.zeros_like(slots)), axis=1)
+        kind = replace(self.kind, guests=len(slots), columns=int(columns.sum()))
+        return replace(self, kind=kind, expand=np.concatenate((expand, guests.astype(np.int32))))
+
 
 def _places(kind: LoraClass, items: Part) -> tuple[Part, Part, Part]:
     """Where a plan of `kind` lies among `items`, shrink and expand, and what is left for the next.
 
     At their end, so that all of it is in one piece beside what follows in the upload.
     """
-    middle = len(items) - (kind.expand_items + (kind.rest_items or 0)) * ITEM_WORDS
+    middle = len(items) - kind.later_items * ITEM_WORDS
     begin = middle - kind.shrink_items * ITEM_WORDS
     assert begin >= 0, "more items than the upload has room for"
     return items[begin:middle], items[middle:], items[:begin]

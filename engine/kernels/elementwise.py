@@ -72,24 +72,25 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned if rotated == x.shape[-1] else torch.cat((turned, x[..., rotated:]), dim=-1)
 
 
-def silu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
-    """silu(gate) * up of gate_up (T, 2 * ffn), where gate comes first -> (T, ffn)."""
+def silu_mul(gate_up: Tensor, out: Tensor | None = None, *, deterministic: bool) -> Tensor:
+    """silu(gate) * up of gate_up (T, 2 * ffn), where gate comes first -> (T, ffn), in `out` if
+    given."""
     if backend.use_kernels(gate_up):
         from engine.kernels import fused
 
-        return fused.silu_mul(gate_up)
+        return fused.silu_mul(gate_up, out)
     gate, up = gate_up.chunk(2, dim=-1)
-    return _map(F.silu, gate, deterministic) * up
+    return torch.mul(_map(F.silu, gate, deterministic), up, out=out)
 
 
-def gelu_mul(gate_up: Tensor, *, deterministic: bool) -> Tensor:
+def gelu_mul(gate_up: Tensor, out: Tensor | None = None, *, deterministic: bool) -> Tensor:
     """The same with gelu in its tanh form."""
     if backend.use_kernels(gate_up):
         from engine.kernels import fused
 
-        return fused.gelu_mul(gate_up)
+        return fused.gelu_mul(gate_up, out)
     gate, up = gate_up.chunk(2, dim=-1)
-    return _map(partial(F.gelu, approximate="tanh"), gate, deterministic) * up
+    return torch.mul(_map(partial(F.gelu, approximate="tanh"), gate, deterministic), up, out=out)
 
 
 def activate(x: Tensor, kind: str, *, deterministic: bool) -> Tensor:

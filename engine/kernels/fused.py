@@ -45,6 +45,7 @@ def _norm(
     out,
     stride_x,
     stride_delta,
+    stride_out,
     eps,
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -68,7 +69,8 @@ def _norm(
             more = _scaled(more, before, eps, COLUMNS, ADD_ONE)
         value = (value.to(tl.float32) + more.to(tl.float32)).to(value.dtype)
         tl.store(x + row * stride_x + column, value, mask=live)
-    tl.store(out + row * COLUMNS + column, _scaled(value, factor, eps, COLUMNS, ADD_ONE), mask=live)
+    normed = _scaled(value, factor, eps, COLUMNS, ADD_ONE)
+    tl.store(out + row * stride_out + column, normed, mask=live)
 
 
 def rms_norm(
@@ -81,8 +83,7 @@ def rms_norm(
     add_one: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The norm of x (T, width) over its last axis, times weight -> (T, width), in `out` if given,
-    which is contiguous.
+    """The norm of x (T, width) over its last axis, times weight -> (T, width), in `out` if given.
 
     With `delta` (T, width), x becomes x + delta in place first, or with `delta_weight` too x + the
     norm of delta.  `add_one` as in `elementwise.rms_norm`, for both.  Last axes are contiguous.
@@ -91,7 +92,7 @@ def rms_norm(
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     other = x if delta is None else delta
-    assert x.stride(1) == other.stride(1) == 1
+    assert x.stride(1) == other.stride(1) == out.stride(1) == 1
     width, pdl = triton.next_power_of_2(columns), backend.dependent_launch(x.device)
     launch(
         _norm,
@@ -103,6 +104,7 @@ def rms_norm(
         out,
         x.stride(0),
         other.stride(0),
+        out.stride(0),
         eps,
         COLUMNS=columns,
         WIDTH=width,
@@ -132,6 +134,7 @@ def _gate(
     gate_up,
     out,
     stride_row,
+    stride_out,
     COLUMNS: tl.constexpr,
     TAKE: tl.constexpr,
     GELU: tl.constexpr,
@@ -146,23 +149,25 @@ def _gate(
     gate = tl.load(at, mask=live, other=0.0).to(tl.float32)
     up = tl.load(at + COLUMNS, mask=live, other=0.0).to(tl.float32)
     value = opened(gate, up, out.dtype.element_ty, GELU)
-    tl.store(out + row * COLUMNS + column, value, mask=live)
+    tl.store(out + row * stride_out + column, value, mask=live)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of gate_up (T, 2 * ffn), where gate comes first -> (T, ffn)."""
-    return _gated(gate_up, gelu=False)
+def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+    """silu(gate) * up of gate_up (T, 2 * ffn), where gate comes first -> (T, ffn), in `out` if
+    given."""
+    return _gated(gate_up, out, gelu=False)
 
 
-def gelu_mul(gate_up: Tensor) -> Tensor:
+def gelu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """The same with gelu in its tanh form."""
-    return _gated(gate_up, gelu=True)
+    return _gated(gate_up, out, gelu=True)
 
 
-def _gated(gate_up: Tensor, *, gelu: bool) -> Tensor:
+def _gated(gate_up: Tensor, out: Tensor | None, *, gelu: bool) -> Tensor:
     rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
-    assert gate_up.stride(1) == 1
-    out = torch.empty(rows, columns, dtype=gate_up.dtype, device=gate_up.device)
+    if out is None:
+        out = torch.empty(rows, columns, dtype=gate_up.dtype, device=gate_up.device)
+    assert gate_up.stride(1) == out.stride(1) == 1 and out.shape == (rows, columns)
     pdl = backend.dependent_launch(gate_up.device)
     launch(
         _gate,
@@ -170,6 +175,7 @@ def _gated(gate_up: Tensor, *, gelu: bool) -> Tensor:
         gate_up,
         out,
         gate_up.stride(0),
+        out.stride(0),
         COLUMNS=columns,
         TAKE=GATE_COLUMNS,
         GELU=gelu,

@@ -121,6 +121,33 @@ def lora_gated(y: Tensor, *, layer: int, meta: LoraMeta, gelu: bool) -> Tensor:
     return gated(y, layer, meta.device, gelu=gelu)
 
 
+def lora_augments(meta: LoraMeta) -> bool:
+    """Whether the step's adapters are guests of the products of weights that have room."""
+    return meta.device is not None and meta.device.kind.guests > 0
+
+
+def lora_columns(meta: LoraMeta | None, modules: int) -> int:
+    """How many elements a row of such a product's x needs behind its own; 0 without guests."""
+    if meta is None or meta.device is None:
+        return 0
+    return meta.device.kind.columns * modules
+
+
+def lora_augment(
+    x: Tensor, weight: Tensor, *, layer: int, modules: Sequence[str], meta: LoraMeta
+) -> int:
+    """Behind `lora_shrink`, in place of the second half and ahead of the product, where
+    `lora_augments`: fills the room behind the rows of x (T, d_in) and of `weight` (sum of splits,
+    d_in + room), and tells how many more inputs the product has so.
+
+    h is rounded to x's dtype once it is scaled, which other steps do not: as PEFT has it.
+    """
+    from engine.kernels.lora_augment import augment
+
+    assert meta.device is not None and x.dtype == meta.device.store.arena.dtype, "dtypes differ"
+    return augment(x, weight, layer, GROUP_OF[tuple(modules)], meta.device)
+
+
 def lora_begin(meta: LoraMeta) -> None:
     """Ahead of a step's first layer: what `lora_joined` counts begins at zero."""
     if meta.device is not None and tiles.JOINED and meta.device.store.pdl:

@@ -186,7 +186,7 @@ def _joint(
         if TILES:
             shrink_tiles(
                 x, arena, table, shrink_items, h, entry, program // SIDES, program % SIDES, D_IN,
-                STRIDE, BLOCK, UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, CHUNK,
+                D_IN, STRIDE, BLOCK, UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, CHUNK,
                 SHRINK_RANKS, STEP, NUM, SIDE, SHRINK_ROWS, True, False,
             )  # fmt: skip
         else:

@@ -112,11 +112,20 @@ class LoraClass:
     short: "LoraClass | None" = None
     #: Items of the base's rows, for the gate of a prompt; None: they are not listed.
     rest_items: int | None = None
+    #: Adapters that are guests of the base's products, and the columns of a module that they take
+    #: of the room there (`lora_augment.py`).
+    guests: int = 0
+    columns: int = 0
+
+    @property
+    def later_items(self) -> int:
+        """Those of expand, and what lies behind them."""
+        return self.expand_items + (self.rest_items or 0) + self.guests
 
     @property
     def num_items(self) -> int:
         """Items of all its grids."""
-        own = self.shrink_items + self.expand_items + (self.rest_items or 0)
+        own = self.shrink_items + self.later_items
         return own + (self.short.num_items if self.short else 0)
 
 
@@ -127,8 +136,9 @@ class LoraDevicePlan:
     store: LoraStore
     kind: LoraClass
     shrink: Tensor  # (kind.shrink_items, 4) int32
-    #: (kind.expand_items and kind.rest_items, 4) int32, all ranks: first rank 0; the rest's are of
-    #: no slot.
+    #: (kind.later_items, 4) int32, all ranks: in place of the first rank there is the slot's first
+    #: column, where there are guests; the rest's are of no slot; a guest's is (first column,
+    #: columns, slot).
     expand: Tensor
     short: "LoraDevicePlan | None" = None  # of `kind.short`; its rows are others
     #: What the kernels have worked out from the above: the same for every layer.

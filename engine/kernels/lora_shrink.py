@@ -23,18 +23,20 @@ from engine.kernels.tiles import ShrinkTile
 
 
 def shrink(x: Tensor, layer: int, group: str, plan: LoraDevicePlan) -> None:
-    """Fill plan.store.h with the group's partial sums of x (T, d_in), contiguous."""
-    store = plan.store
-    assert x.stride() == (store.groups[group].d_in, 1) or x.shape[0] == 1, "x has gaps in it"
-    key = "shrink", group
+    """Fill plan.store.h with the group's partial sums of x (T, d_in), contiguous, or with gaps
+    between its rows where the tile's form is "dot"."""
+    store, d_in = plan.store, plan.store.groups[group].d_in
+    gap = x.stride(0) - d_in if x.shape[0] > 1 else 0
+    assert x.stride(1) == 1 and (gap == 0 or plan.kind.tiles.shrink.form == "dot"), "gaps in x"
+    key = "shrink", group, gap
     known = plan.derived.get(key)
     if known is None:
-        known = plan.derived[key] = _prepared(group, plan)
+        known = plan.derived[key] = _prepared(group, plan, gap)
     launcher, grid = known
     launcher(grid, x, store.arena, store.table, plan.shrink, store.h, store.entry(layer, group))
 
 
-def _prepared(group: str, plan: LoraDevicePlan) -> tuple[Launcher, tuple[int, ...]]:
+def _prepared(group: str, plan: LoraDevicePlan, gap: int) -> tuple[Launcher, tuple[int, ...]]:
     store, tile = plan.store, plan.kind.tiles.shrink
     form = constants(group, plan)
     options = {
@@ -43,6 +45,8 @@ def _prepared(group: str, plan: LoraDevicePlan) -> tuple[Launcher, tuple[int, ..
         "num_warps": tile.warps,
         "num_stages": stages_of(store, tile),
     }
+    if tile.form == "dot":
+        options["X_STRIDE"] = form["D_IN"] + gap
     if store.pdl:
         options["launch_pdl"] = True
     # along x: 1,024 rows of rank 512 are more than y can count
@@ -149,11 +153,12 @@ def _shrink_tiles(
     NUM: tl.constexpr,  # modules of the group
     SIDE: tl.constexpr,  # of which so many stand side by side
     ROWS: tl.constexpr,
+    X_STRIDE: tl.constexpr,  # D_IN, and more where there are gaps
     PDL: tl.constexpr,
 ):
     let_next_come(PDL)
     shrink_tiles(
-        x, arena, table, items, h, entry, tl.program_id(0), tl.program_id(2), D_IN, STRIDE, BLOCK,
-        UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, CHUNK, RANKS, STEP, NUM, SIDE, ROWS,
-        False, PDL,
+        x, arena, table, items, h, entry, tl.program_id(0), tl.program_id(2), D_IN, X_STRIDE,
+        STRIDE, BLOCK, UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, CHUNK, RANKS, STEP, NUM,
+        SIDE, ROWS, False, PDL,
     )  # fmt: skip

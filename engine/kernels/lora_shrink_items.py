@@ -242,6 +242,7 @@ def shrink_tiles(
     item_place,  # of the split, and of the item in turns of SPLITS
     side,  # which SIDE modules
     D_IN: tl.constexpr,
+    X_STRIDE: tl.constexpr,  # elements from a row of x to the next
     STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     UNIT: tl.constexpr,
@@ -286,7 +287,7 @@ def shrink_tiles(
         )
         m = tl.arange(0, ROWS)
         live = (m < rows)[:, None]
-        xp = x + (start + m).to(tl.int64)[:, None] * D_IN
+        xp = x + (start + m).to(tl.int64)[:, None] * X_STRIDE
         k0 = split * CHUNK
         step = tl.arange(0, STEP)
         if CHUNK == STEP:  # one tile: A is on its way while the kernel ahead ends

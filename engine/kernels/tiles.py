@@ -191,6 +191,12 @@ class GateTile(NamedTuple):
 GATE = GateTile(128, 1, 4)
 
 
+#: A prompt's adapters are guests of the base's products, where there is room (`lora_augment.py`).
+AUGMENTED = True
+#: The columns that a guest takes are a multiple of that.
+GUEST_RANKS = 16
+
+
 def for_prompts(tiles: Tiles) -> bool:
     """Whether they are for steps beyond PREFILL_ROWS.  No kernel of ours leads beside those steps'
     products, and what adapters add to gate and up is the gate's to add (`lora_gate.py`)."""

@@ -74,13 +74,15 @@ class Layer(nn.Module):
         x (T, hidden) is summed up in place; `owed` is what the layer before owes to it, and what
         comes back is what this one owes.
         """
-        normed = self.attention_norm.after_sum(x, owed)
+        place = self.attention.qkv.place_for(x, lora)
+        normed = self.attention_norm.after_sum(x, owed, place)
         attended = self.attention(normed, angles, kv, attn, lora)
-        normed = self.ffn_norm.after_sum(x, Owed(attended, self.attention_after))
+        place = self.gate_up.place_for(x, lora)
+        normed = self.ffn_norm.after_sum(x, Owed(attended, self.attention_after), place)
         return Owed(self._mlp(normed, lora), self.ffn_after)
 
     def _mlp(self, x: Tensor, lora: LoraMeta | None) -> Tensor:
-        gated = self.gate_up.gated(x, lora, self.gate)
+        gated = self.gate_up.gated(x, lora, self.gate, self.down.place_for(x, lora))
         out: Tensor = self.down(gated, lora)
         return out
 
@@ -116,6 +118,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.deterministic = build.deterministic
+        self.room = build.room
         #: Those that share the model; each has a part of the vocabulary.  None = this one has all.
         self.ranks = build.ranks
         words = words_of(spec.vocab_size, self.ranks.size if self.ranks else 1)
@@ -289,17 +292,18 @@ def load_model(
     max_len: int = 0,
     purpose: Purpose = "generate",
     ranks: Ranks | None = None,
+    room: int = 0,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Decoder:
     """The model in a Hugging Face folder, in `dtype` on `device`; `progress` gets 0..1.
 
     `max_len` is of the longest sequence that it will see, 0 = its `default_length`.  `ranks`: those
-    that share it; comes out what this one has.
+    that share it; comes out what this one has.  `room` as in `Build`.
 
     Raises ConfigError for files that are missing or broken, ModelUnsupported for what the engine
     would not compute exactly.
     """
-    build = Build(torch.device(device), dtype, deterministic, max_len, ranks)
+    build = Build(torch.device(device), dtype, deterministic, max_len, ranks, room)
     whole = read_spec(folder, pools=purpose != "generate", generates=purpose != "pool")
     rank, size = (ranks.rank, ranks.size) if ranks is not None else (0, 1)
     decoder = Decoder(split(whole, size), build)

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from engine.kernels import elementwise
 from engine.kernels.gemm import linear
 from engine.kernels.lora import (
+    lora_augment,
+    lora_augments,
+    lora_columns,
     lora_expand,
     lora_gated,
     lora_gates,
@@ -37,7 +40,9 @@ Angles = tuple[Tensor, Tensor]
 class Gate(Protocol):
     """`elementwise.silu_mul` or `elementwise.gelu_mul`."""
 
-    def __call__(self, gate_up: Tensor, /, *, deterministic: bool) -> Tensor: ...
+    def __call__(
+        self, gate_up: Tensor, /, out: Tensor | None = None, *, deterministic: bool
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class Build:
     deterministic: bool
     max_len: int = 0  # of a sequence; 0 = the spec's `default_length`
     ranks: Ranks | None = None  # those that share the model; None = this process has all of it
+    room: int = 0  # columns behind weights for each module's guests (`kernels/lora_augment.py`)
 
     def empty(self, *shape: int) -> nn.Parameter:
         """A weight to be filled: no gradient, no initial values."""
@@ -59,8 +65,12 @@ class Build:
 class LoraLinear(nn.Module):
     """Projections of one input, fused side by side into one GEMM, with their LoRA correction.
 
-    `group` is a key of `layout.GROUPS`; `splits` are the widths of its modules.
+    `group` is a key of `layout.GROUPS`; `splits` are the widths of its modules.  Groups whose input
+    one of our own kernels writes have the room that `build` asks for; attention's output comes from
+    libraries that leave none.
     """
+
+    ROOMY = ("qkv", "gate_up", "down")
 
     def __init__(
         self,
@@ -78,13 +88,18 @@ class LoraLinear(nn.Module):
         self.layer = layer
         self.splits = list(splits)
         self.deterministic = build.deterministic
-        self.weight = build.empty(sum(splits), d_in)
+        self.room = build.room * len(splits) if group in self.ROOMY else 0
+        #: (sum of splits, d_in + room): the weight, and room for guests, which is never all read.
+        self.roomy = build.empty(sum(splits), d_in + self.room).data
+        self.weight = nn.Parameter(self.roomy[:, :d_in], requires_grad=False)
         self.bias = build.empty(sum(splits)) if bias else None
         #: Those whose outputs are parts of a sum, where the inputs are cut.
         self.summed = build.ranks if group in BY_INPUTS else None
 
     def forward(self, x: Tensor, lora: LoraMeta | None) -> Tensor:
         """x (T, d_in) -> (T, sum of splits)."""
+        if lora is not None and self._has_guests(lora):
+            return self._with_guests(x, lora)
         fixed = self.deterministic
         joins = lora is not None and lora_joins(x, self.weight, lora, deterministic=fixed)
         if lora is not None and not joins:
@@ -114,10 +129,36 @@ class LoraLinear(nn.Module):
             self.summed.add_up(y)
         return y
 
-    def gated(self, x: Tensor, lora: LoraMeta | None, gate: Gate) -> Tensor:
-        """x (T, d_in) -> what `gate` makes of gate and up, (T, width of either)."""
+    def place_for(self, x: Tensor, lora: LoraMeta | None) -> Tensor | None:
+        """Where the input (T, d_in) is to be written that has as many rows as x: with room behind
+        each, if the step's adapters are this product's guests; else None, anywhere."""
+        if lora is None or not self._has_guests(lora):
+            return None
+        d_in = self.weight.shape[1]
+        return x.new_empty(len(x), d_in + lora_columns(lora, len(self.splits)))[:, :d_in]
+
+    def _has_guests(self, lora: LoraMeta) -> bool:
+        return self.room > 0 and lora_augments(lora)
+
+    def _with_guests(self, x: Tensor, lora: LoraMeta) -> Tensor:
+        """One product for the base and its guests; x is in `place_for` them."""
+        lora_shrink(x, layer=self.layer, modules=self.modules_fused, meta=lora)
+        more = lora_augment(x, self.roomy, layer=self.layer, modules=self.modules_fused, meta=lora)
+        inputs = x.shape[1] + more
+        rows = x.as_strided((len(x), inputs), (x.stride(0), 1))
+        y = linear(rows, self.roomy[:, :inputs], self.bias, deterministic=False)
+        if self.summed is not None:
+            self.summed.add_up(y)
+        return y
+
+    def gated(
+        self, x: Tensor, lora: LoraMeta | None, gate: Gate, out: Tensor | None = None
+    ) -> Tensor:
+        """x (T, d_in) -> what `gate` makes of gate and up, (T, width of either), in `out` if given,
+        as it is where there are guests."""
         if lora is None or not lora_gates(lora):
-            return gate(self(x, lora), deterministic=self.deterministic)
+            return gate(self(x, lora), out, deterministic=self.deterministic)
+        assert out is None
         lora_shrink(x, layer=self.layer, modules=self.modules_fused, meta=lora)
         y = linear(x, self.weight, self.bias, deterministic=self.deterministic)
         return lora_gated(y, layer=self.layer, meta=lora, gelu=gate is elementwise.gelu_mul)

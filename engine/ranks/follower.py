@@ -71,7 +71,9 @@ class Follower:
             lookahead = cuda and not config.deterministic
         self._rows: dict[int, SlotRow] = {}
         self._manifests: dict[str, PackedManifest] = {}
-        self._planner = make_planner(config, self._arena, self._rows, self._manifests.__getitem__)
+        self._planner = make_planner(
+            config, self._arena, self._rows, self._manifests.__getitem__, ground.model.room
+        )
         self._runner = make_runner(
             config,
             ground.model,

@@ -128,8 +128,10 @@ class Pool:
             modules=modules,
         )
 
-    def planner(self, tiles: Tiles | None = None, *, deterministic: bool = False) -> DevicePlanner:
-        key = tiles, deterministic
+    def planner(
+        self, tiles: Tiles | None = None, *, deterministic: bool = False, room: int = 0
+    ) -> DevicePlanner:
+        key = tiles, deterministic, room
         if key not in self.planners:
             self.planners[key] = DevicePlanner(
                 self.arena,
@@ -140,6 +142,7 @@ class Pool:
                 deterministic=deterministic,
                 choose=pick if tiles is None else lambda shape: tiles,
                 choices=ALL if tiles is None else (tiles,),
+                room=room,
             )
         return self.planners[key]
 
@@ -151,9 +154,11 @@ class Pool:
         *,
         deterministic: bool = False,
         rung: Rung | None = None,
+        room: int = 0,
     ) -> LoraMeta:
         runs = np.array([(s.start, s.end - s.start, s.slot) for s in segments], dtype=np.int64).T
-        return self.planner(tiles, deterministic=deterministic).send(runs, total, rung)
+        planner = self.planner(tiles, deterministic=deterministic, room=room)
+        return planner.send(runs, total, rung)
 
     def operands(self, group: str, total: int) -> tuple[Tensor, Tensor]:
         """y (total, widths) and x (total, d_in) on the device."""

@@ -1,0 +1,41 @@
+"""How much room a model's weights have behind them for the adapters of prompts.
+
+Goes in: the configuration, the model's shapes, the card.  Comes out: columns for each module.
+`kernels/lora_augment.py` is what fills them.
+"""
+
+import torch
+
+from engine.config import EngineConfig
+from engine.kernels import tiles
+from engine.layout import GROUPS, MODULE_ID
+from engine.models.layers import LoraLinear
+from engine.models.spec import ModelSpec
+
+#: Columns of a module: the most that fit.
+SIZES = (64, 32, 16)
+#: Of the card's bytes; on 141 GB a model like Llama-3-8B takes a quarter of that for 64 columns.
+MOST = 0.01
+
+
+def room_for(config: EngineConfig, spec: ModelSpec) -> int:
+    """Columns for each module: the sum of the ranks, each rounded up to 16, of the adapters that
+    may be guests in one step.  0 where no step has guests.
+
+    In fp16 none has: what is a sum in fp32 may be too large there.
+    """
+    prompts = config.max_batch_tokens > tiles.PREFILL_ROWS
+    if config.device != "cuda" or config.dtype != "bfloat16" or config.deterministic or not prompts:
+        return 0
+    total = torch.cuda.get_device_properties(config.device).total_memory
+    return next((size for size in SIZES if bytes_of(spec, size) <= MOST * total), 0)
+
+
+def bytes_of(spec: ModelSpec, columns: int) -> int:
+    """What the room takes in all layers, at 2 bytes an element."""
+    dims = spec.shapes.dims
+    outputs = 0
+    for group in LoraLinear.ROOMY:
+        widths = [dims[MODULE_ID[module]][1] for module in GROUPS[group]]
+        outputs += len(widths) * sum(widths)
+    return 2 * columns * outputs * spec.num_layers
