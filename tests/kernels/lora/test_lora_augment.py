@@ -54,7 +54,15 @@ def check(pool: Any, segments: list[Segment], total: int, meta: LoraMeta, group:
     assert spread > 0.1 * unit  # there is something to be wrong about
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["fp16", "fp32"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float16,
+        torch.float32,
+        pytest.param(torch.bfloat16, marks=pytest.mark.gpu),
+    ],
+    ids=["fp16", "fp32", "bf16"],
+)
 @pytest.mark.parametrize("group", LoraLinear.ROOMY)
 @pytest.mark.parametrize(
     ("ranks", "step"),

@@ -1,0 +1,168 @@
+"""Adapters of long prompts as guests of the base's products, through the whole engine in bf16.
+
+What is compared are a prompt's logits behind the model's first step, in the engine's log
+probabilities of its first answer: with guests, and without, where the correction follows the
+product.  Both round; the stated tolerance is half as much again of what bf16 costs an engine
+without guests against fp32.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.adapters.digest import revision_digest
+from engine.adapters.pack import pack_folder
+from engine.adapters.peft import inspect
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kernels import lora_augment, tiles
+from engine.layout import MODULE_ID, MODULES
+from engine.messages import SamplingParams
+from engine.models.spec import read_spec
+
+pytestmark = pytest.mark.gpu
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 331,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.1,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {},  # whose qkv has a bias
+    "Gemma2": {"sliding_window": 700, "query_pre_attn_scalar": 64},
+}
+RANKS = (16, 5, 40, 33)
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=2, logprobs=20, ignore_eos=True)
+#: (adapter or None, prompt tokens) of requests that are together in one step.
+STEPS = {
+    "one": [(0, 1300)],
+    "some": [(0, 500), (1, 700), (0, 77)],
+    "a wide one": [(2, 1100), (1, 40)],
+}
+
+
+def write_adapter(folder: Path, base: Path, rank: int) -> None:
+    """A random adapter on most modules, in PEFT's layout."""
+    dims, tensors = read_spec(base).shapes.dims, {}
+    for layer in range(3):
+        for module in MODULES:
+            if (layer, module) in ((1, "k_proj"), (2, "up_proj"), (0, "down_proj")):
+                continue
+            d_in, d_out = dims[MODULE_ID[module]]
+            part = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+            name = f"base_model.model.model.layers.{layer}.{part}.{module}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(rank, d_in) * d_in**-0.5
+            tensors[f"{name}.lora_B.weight"] = torch.randn(d_out, rank) * rank**-0.5
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(MODULES)}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    import transformers
+
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{request.param}Config")(**SIZES | FAMILIES[request.param])
+    built = getattr(transformers, f"{request.param}ForCausalLM")(config).to(torch.bfloat16)
+    built.save_pretrained(tmp_path / "model")
+    for number, rank in enumerate(RANKS):
+        write_adapter(tmp_path / f"adapter-{number}", tmp_path / "model", rank)
+    return tmp_path / "model"
+
+
+def answers(
+    model: Path, steps: Sequence[Sequence[tuple[int | None, int]]], dtype: str = "bfloat16"
+) -> list[list[dict[int, float]]]:
+    """For each step, for each request, token -> log probability of its first answer."""
+    spec = read_spec(model)
+    layout = spec.block_layout(block_size=16, dtype=dtype)  # type: ignore[arg-type]
+    config = EngineConfig(
+        model=str(model),
+        device="cuda",
+        dtype=dtype,  # type: ignore[arg-type]
+        num_blocks=600,
+        max_num_seqs=8,
+        max_batch_tokens=2048,
+        max_rank=64,
+        slots=4,
+    )
+    found = []
+    with Engine(config) as engine:
+        revs = []
+        for number in range(len(RANKS)):
+            folder = model.parent / f"adapter-{number}"
+            manifest = inspect(folder, spec)
+            rev = revision_digest(folder, manifest)
+            where = model.parent / f"{dtype}-{rev}"
+            where.mkdir(exist_ok=True)
+            packed = pack_folder(folder, manifest, layout, where, rev)
+            engine.add_adapter(packed)
+            engine.load(packed.rev)
+            revs.append(packed.rev)
+        for step in steps:
+            made = torch.Generator().manual_seed(len(found))
+            prompts = [torch.randint(3, 331, (n,), generator=made).tolist() for _, n in step]
+            owners = [None if who is None else revs[who] for who, _ in step]
+            generated = engine.generate(prompts, SAMPLING, owners)
+            assert all(g.cached_tokens == 0 for g in generated)
+            found.append([dict(g.logprobs[0].top) for g in generated])
+    return found
+
+
+def apart(got: list[dict[int, float]], want: list[dict[int, float]]) -> float:
+    """Root mean square of the differences, over the tokens that both tell."""
+    off = [
+        one[token] - other[token]
+        for one, other in zip(got, want, strict=True)
+        for token in one.keys() & other.keys()
+    ]
+    assert len(off) >= 10 * len(want)
+    return float(torch.tensor(off).pow(2).mean().sqrt())
+
+
+def test_prompts_with_guests_are_as_near_to_fp32_as_without(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took: list[int] = []
+    augment = lora_augment.augment
+
+    def counted(*args: Any) -> int:
+        took.append(args[-1].kind.columns)
+        return augment(*args)
+
+    monkeypatch.setattr(lora_augment, "augment", counted)
+    exact = answers(model, list(STEPS.values()), "float32")
+    assert not took  # fp32 has none
+    with_guests = answers(model, list(STEPS.values()))
+    assert {16, 32, 64} <= set(took)
+    took.clear()
+    monkeypatch.setattr(tiles, "AUGMENTED", False)
+    without = answers(model, list(STEPS.values()))
+    assert not took
+    for name, got, usual, want in zip(STEPS, with_guests, without, exact, strict=True):
+        assert apart(usual, want) > 1e-4, f"{name}: nothing was rounded"
+        assert apart(got, want) <= 1.5 * apart(usual, want), name
+
+
+def test_rows_of_the_base_beside_prompts_keep_their_bits(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No guests come where the base has rows: its own are those of a step without guests."""
+    step: list[tuple[int | None, int]] = [(None, 600), (0, 700)]
+    got = answers(model, [step])
+    monkeypatch.setattr(tiles, "AUGMENTED", False)
+    assert answers(model, [step])[0][0] == got[0][0]
