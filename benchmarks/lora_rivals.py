@@ -73,7 +73,7 @@ BESIDE = tuple((64, 8)[slot % 2] for slot in range(SLOTS))
 MIXED = Case("T=64 k=64 ranks 8-64", shared(64, 64), MIX, (), ())
 SAME = Case("T=64 k=64 rank 16", shared(64, 64), R16, (), ())
 PROMPT = Case("prompt T=2048 k=1", shared(2048, 1), R16, (), ())
-PROMPT_64 = Case("prompt T=2048 k=1 rank 64", (2,) * 2048, MIX, (), ())
+PROMPT_64 = Case("prompt T=2048 k=1 rank 64", (3,) * 2048, MIX, (), ())
 HIGH = Case("32 of rank 64", tuple(range(0, 64, 2)), BESIDE, (), ())
 LOW = Case("32 of rank 8", tuple(range(1, 64, 2)), BESIDE, (), ())
 BOTH = Case("32 of rank 64 and 32 of rank 8", tuple(range(64)), BESIDE, (), ())
@@ -176,7 +176,7 @@ def compile_guests(tiles: Tiles, columns: int, group: str) -> None:
         _empty_store(), LoraClass(tiles, 1, 1, guests=1, columns=columns), items, items
     )
     shape = SHAPES[group]
-    more = columns * len(shape.widths)
+    more = ROOM * len(shape.widths)
     x = torch.zeros(2, shape.d_in + more, device="cuda").bfloat16()[:, : shape.d_in]
     weight = torch.zeros(sum(shape.widths), shape.d_in + more, device="cuda").bfloat16()
     shrink(x, 0, group, plan)

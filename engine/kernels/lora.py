@@ -126,13 +126,6 @@ def lora_augments(meta: LoraMeta) -> bool:
     return meta.device is not None and meta.device.kind.guests > 0
 
 
-def lora_columns(meta: LoraMeta | None, modules: int) -> int:
-    """How many elements a row of such a product's x needs behind its own; 0 without guests."""
-    if meta is None or meta.device is None:
-        return 0
-    return meta.device.kind.columns * modules
-
-
 def lora_augment(
     x: Tensor, weight: Tensor, *, layer: int, modules: Sequence[str], meta: LoraMeta
 ) -> int:

@@ -53,6 +53,7 @@ def augment(x: Tensor, weight: Tensor, layer: int, group: str, plan: LoraDeviceP
         weight,
         store.entry(layer, group),
         kind.expand_items,
+        kind.columns,
         x.stride(0),
         weight.stride(0),
     )
@@ -81,7 +82,6 @@ def _prepared(group: str, plan: LoraDevicePlan) -> tuple[Launcher, tuple[int, ..
         RH=store.max_rank,
         H_SPLIT=store.h_rows(tiles) * store.max_rank,
         SPLITS=tiles.shrink.splits(shape.d_in),
-        COLUMNS=kind.columns,
         ROWS=tiles.expand.rows,
         OUTPUTS=OUTPUTS,
         PDL=store.pdl,
@@ -100,6 +100,7 @@ def _augment(
     weight,
     entry,  # of the group's first module in the layer
     row_items,
+    columns,  # of one module: all guests' ranks, each rounded up to 16
     stride_x,
     stride_w,
     D_IN: tl.constexpr,
@@ -120,7 +121,6 @@ def _augment(
     RH: tl.constexpr,
     H_SPLIT: tl.constexpr,
     SPLITS: tl.constexpr,
-    COLUMNS: tl.constexpr,  # of one module: all guests' ranks, each rounded up to 16
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     PDL: tl.constexpr,
@@ -132,8 +132,8 @@ def _augment(
         start, rows, slot, first = load_item(items, place)
         wait_for_earlier(PDL)
         _sums_behind_x(
-            h, table, x, start, rows, slot, first, entry, stride_x, D_IN, NUM, SLOT_WORDS, RH,
-            H_SPLIT, SPLITS, COLUMNS, ROWS,
+            h, table, x, start, rows, slot, first, entry, columns, stride_x, D_IN, NUM, SLOT_WORDS,
+            RH, H_SPLIT, SPLITS, ROWS,
         )  # fmt: skip
     else:
         T: tl.constexpr = T0 + T1 + T2
@@ -169,7 +169,7 @@ def _augment(
             )
             for other in tl.static_range(NUM):
                 value = tl.trans(tl.where(module == other, b, 0.0).to(b.dtype))
-                tl.store(to + other * COLUMNS + r[None, :], value, mask=mine[:, None])
+                tl.store(to + other * columns + r[None, :], value, mask=mine[:, None])
 
 
 @triton.jit
@@ -182,6 +182,7 @@ def _sums_behind_x(
     slot,
     first,
     entry,
+    columns,
     stride_x,
     D_IN: tl.constexpr,
     NUM: tl.constexpr,
@@ -189,7 +190,6 @@ def _sums_behind_x(
     RH: tl.constexpr,
     H_SPLIT: tl.constexpr,
     SPLITS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """All columns of an item's rows: its own slot's sums, scaled and rounded, zeros for others'."""
@@ -201,13 +201,13 @@ def _sums_behind_x(
         e = table + slot.to(tl.int64) * SLOT_WORDS + (entry + module) * 8
         rank, scaling = load_word(e), load_word(e + 3).to(tl.float32, bitcast=True)
         hp = h + row[:, None] * RH
-        for c in tl.static_range(0, COLUMNS, 16):
+        for c in range(0, columns, 16):
             r = c - first + tl.arange(0, 16)
             here = live & ((r >= 0) & (r < rank))[None, :]
             total = tl.zeros([ROWS, 16], dtype=tl.float32)
             for split in tl.static_range(SPLITS):
                 at = hp + (module * SPLITS + split) * H_SPLIT + r[None, :]
                 total += tl.load(at, mask=here, other=0.0)
-            column = module * COLUMNS + c + tl.arange(0, 16)
+            column = module * columns + c + tl.arange(0, 16)
             value = (total * scaling).to(x.dtype.element_ty)
             tl.store(to + column[None, :], value, mask=live)

@@ -16,7 +16,6 @@ from engine.kernels.gemm import linear
 from engine.kernels.lora import (
     lora_augment,
     lora_augments,
-    lora_columns,
     lora_expand,
     lora_gated,
     lora_gates,
@@ -134,8 +133,8 @@ class LoraLinear(nn.Module):
         each, if the step's adapters are this product's guests; else None, anywhere."""
         if lora is None or not self._has_guests(lora):
             return None
-        d_in = self.weight.shape[1]
-        return x.new_empty(len(x), d_in + lora_columns(lora, len(self.splits)))[:, :d_in]
+        d_in = self.weight.shape[1]  # always the whole room: shrink is compiled for one stride
+        return x.new_empty(len(x), d_in + self.room)[:, :d_in]
 
     def _has_guests(self, lora: LoraMeta) -> bool:
         return self.room > 0 and lora_augments(lora)

@@ -1,9 +1,8 @@
 """Adapters of long prompts as guests of the base's products, through the whole engine in bf16.
 
-What is compared are a prompt's logits behind the model's first step, in the engine's log
-probabilities of its first answer: with guests, and without, where the correction follows the
-product.  Both round; the stated tolerance is half as much again of what bf16 costs an engine
-without guests against fp32.
+What is compared are the log probabilities of a prompt's tokens: with guests, and without, where the
+correction follows the product.  Both round; the stated tolerance is a fifth more than what bf16
+costs an engine without guests against fp32.
 """
 
 import json
@@ -44,7 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2": {"sliding_window": 700, "query_pre_attn_scalar": 64},
 }
 RANKS = (16, 5, 40, 33)
-SAMPLING = SamplingParams(temperature=0.0, max_tokens=2, logprobs=20, ignore_eos=True)
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
 #: (adapter or None, prompt tokens) of requests that are together in one step.
 STEPS = {
     "one": [(0, 1300)],
@@ -86,8 +85,8 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def answers(
     model: Path, steps: Sequence[Sequence[tuple[int | None, int]]], dtype: str = "bfloat16"
-) -> list[list[dict[int, float]]]:
-    """For each step, for each request, token -> log probability of its first answer."""
+) -> list[list[list[float]]]:
+    """For each step, for each request, the log probability of each token but the first."""
     spec = read_spec(model)
     layout = spec.block_layout(block_size=16, dtype=dtype)  # type: ignore[arg-type]
     config = EngineConfig(
@@ -118,20 +117,15 @@ def answers(
             prompts = [torch.randint(3, 331, (n,), generator=made).tolist() for _, n in step]
             owners = [None if who is None else revs[who] for who, _ in step]
             generated = engine.generate(prompts, SAMPLING, owners)
-            assert all(g.cached_tokens == 0 for g in generated)
-            found.append([dict(g.logprobs[0].top) for g in generated])
+            found.append([[t.logprob for t in g.prompt_logprobs[1:] if t] for g in generated])
+            assert [len(told) for told in found[-1]] == [n - 1 for _, n in step]
     return found
 
 
-def apart(got: list[dict[int, float]], want: list[dict[int, float]]) -> float:
-    """Root mean square of the differences, over the tokens that both tell."""
-    off = [
-        one[token] - other[token]
-        for one, other in zip(got, want, strict=True)
-        for token in one.keys() & other.keys()
-    ]
-    assert len(off) >= 10 * len(want)
-    return float(torch.tensor(off).pow(2).mean().sqrt())
+def apart(got: list[list[float]], want: list[list[float]]) -> float:
+    """Root mean square of the differences."""
+    mine, theirs = (torch.tensor([one for told in each for one in told]) for each in (got, want))
+    return float((mine - theirs).pow(2).mean().sqrt())
 
 
 def test_prompts_with_guests_are_as_near_to_fp32_as_without(
@@ -155,7 +149,7 @@ def test_prompts_with_guests_are_as_near_to_fp32_as_without(
     assert not took
     for name, got, usual, want in zip(STEPS, with_guests, without, exact, strict=True):
         assert apart(usual, want) > 1e-4, f"{name}: nothing was rounded"
-        assert apart(got, want) <= 1.5 * apart(usual, want), name
+        assert apart(got, want) <= 1.2 * apart(usual, want), name
 
 
 def test_rows_of_the_base_beside_prompts_keep_their_bits(

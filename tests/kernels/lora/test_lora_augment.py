@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.kernels import tiles as choices
-from engine.kernels.lora import lora_augments, lora_columns
+from engine.kernels.lora import lora_augments
 from engine.kernels.lora_meta import LoraMeta, Segment, group_shapes
 from engine.layout import GROUPS
 from engine.models.layers import Build, LoraLinear
@@ -31,8 +31,7 @@ def product(pool: Any, meta: LoraMeta, group: str, total: int) -> tuple[torch.Te
     linear.weight.data.copy_(noise)
     place = linear.place_for(x, meta)
     assert place is not None
-    wide = place.as_strided((total, shape.d_in + lora_columns(meta, num)), (place.stride(0), 1))
-    wide.fill_(torch.nan)
+    place.as_strided((total, place.stride(0)), place.stride()).fill_(torch.nan)
     place.copy_(x)
     meta.device.store.h.fill_(torch.nan)  # type: ignore[union-attr]
     return x, linear.weight.data, linear(place, meta)
@@ -158,6 +157,6 @@ def test_a_prompts_rows_have_room_only_where_guests_come(
             assert place is None and linear.room == 0
         else:
             assert place is not None and place.shape == (total, shape.d_in)
-            assert place.stride(0) == shape.d_in + 16 * len(shape.widths)
+            assert place.stride(0) == shape.d_in + ROOM * len(shape.widths)
         assert linear.place_for(x, pool.plan(segments, total, choices.PREFILL)) is None
         assert linear.place_for(x, None) is None
