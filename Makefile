@@ -31,7 +31,7 @@ test-late: $(STAMP)
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m lorad.demo_model > /dev/null
-	$(BIN)/python -m pytest -m 'slow and not clients' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'slow and not clients and not gpu' $(PYTEST_ARGS)
 
 # Their warnings are not ours, hence -W ignore.
 test-clients: $(CLIENTS)/.installed
