@@ -21,6 +21,17 @@ async def nothing(_: object) -> None:
     """Of a listener that nobody has set."""
 
 
+def not_ready(state: LinkState, progress: str, *, gave_up: bool) -> LoradError:
+    """What a request is told by one that is not ready; `gave_up`: and is not tried again."""
+    if state == "stopped" and gave_up:
+        hint = "it is back after a restart of lorad"
+        return LoradError("engine_restarting", f"the engine is gone: {progress}", hint=hint)
+    if state == "stopped":
+        return LoradError("draining", "lorad is stopping")
+    code = "loading_base" if state == "starting" else state
+    return LoradError(code, f"the engine is not ready: {progress}")
+
+
 def refused(answer: Answer) -> LoradError:
     """An answer that is no success, as an error."""
     code = answer.code if answer.code in TABLE else "internal_error"

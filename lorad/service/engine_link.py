@@ -32,11 +32,12 @@ from engine.messages import (
 from engine.pooling.config import PoolingConfig
 from engine.pooling.requests import PoolRequest, PoolResult
 from lorad.errors import LoradError, StartError, from_engine
-from lorad.service.engine_face import Client, LinkState, Turn, nothing, refused
+from lorad.service.engine_face import Client, LinkState, Turn, not_ready, nothing, refused
 from lorad.service.engine_start import Crashes, Refusal, first_result, first_token, start_error
 from lorad.service.events import EventRing, Level
 from lorad.service.flights import Flights, OnDelta
 from lorad.service.inputs import Inputs
+from lorad.service.stalls import Look, Stalls
 from lorad.service.turns import Turns
 
 log = logging.getLogger("lorad.engine")
@@ -112,18 +113,8 @@ class EngineLink:
     # ------------------------------------------------------------- for the services
     def check(self) -> None:
         """Raise what a request is told while the engine cannot take it."""
-        if self.state == "ready":
-            return
-        if self.state == "stopped" and self.failed.done():
-            message, hint = (
-                f"the engine is gone: {self.progress}",
-                "it is back after a restart of lorad",
-            )
-            raise LoradError("engine_restarting", message, hint=hint)
-        if self.state == "stopped":
-            raise LoradError("draining", "lorad is stopping")
-        code = "loading_base" if self.state == "starting" else self.state
-        raise LoradError(code, f"the engine is not ready: {self.progress}")
+        if self.state != "ready":
+            raise not_ready(self.state, self.progress, gave_up=self.failed.done())
 
     def submit(self, submit: Submit, on_delta: OnDelta) -> None:
         """Run a sequence; `on_delta` gets every delta, the last one with a finish_reason.
@@ -328,22 +319,18 @@ class EngineLink:
 
     async def _watch_heartbeat(self) -> None:
         """A stalled engine is announced at once and replaced after `replace_after` seconds."""
-        since: float | None = None
+        stalls = Stalls(self._clock, self._replace_after)
         while True:
             await asyncio.sleep(0.5)
             client = self._client
-            stalled = client is not None and client.state == "stalled"
-            if stalled and since is None:
-                since = self._clock()
-                self._set("engine_stalled", "the step loop has not moved")
-                self._tell("engine.stalled", level="error", message=self.progress)
-                self.on_stalled()
-            elif stalled and since is not None and self._clock() - since > self._replace_after:
-                since = None
-                self._kill()
-            elif not stalled and since is not None:
-                since = None
-                if self.state == "engine_stalled":
+            match stalls.look(client is not None and client.state == "stalled"):
+                case Look.STALLED:
+                    self._set("engine_stalled", "the step loop has not moved")
+                    self._tell("engine.stalled", level="error", message=self.progress)
+                    self.on_stalled()
+                case Look.HOPELESS:
+                    self._kill()
+                case Look.MOVES if self.state == "engine_stalled":
                     self._set("ready", "ready")
                     self._tell("engine.ready", cause="moving again")
 
