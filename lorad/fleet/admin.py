@@ -1,11 +1,9 @@
-"""Admin routes of a gateway: those of a daemon, on all members.
+"""What operators ask of a gateway, on all members: handlers where the daemon's own will not do.
 
-Goes in: requests of operators.  Comes out: the same Structs as a daemon's.  Where the daemon's own
-handlers only need another service behind them, they are used as they are; what makes no sense of
-several daemons is refused by name.
+Goes in: requests of operators.  Comes out: the same Structs as a daemon's.  Which of these answers
+what is in `admin_routes.py`.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -13,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lorad import wire
-from lorad.api import admin, asked, board
-from lorad.api.app import Route
+from lorad.api import asked
 from lorad.api.respond import json
 from lorad.errors import LoradError
 from lorad.fleet import exposition
@@ -29,19 +26,6 @@ from lorad.fleet.taking import read
 from lorad.fleet.wishes import Wishes
 from lorad.wire_operate import DrainAsk, Drained, RollbackAsk
 from lorad.wire_operations import PullStart
-
-_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-#: What is each member's own -> the next step.
-_OWN: dict[str, str] = {
-    "audit": "each member has its own: loractl -H MEMBER audit",
-    "config": "each member has its own: loractl -H MEMBER config",
-    "gc": "each member has a store of its own: loractl -H MEMBER gc",
-    "logs": "each member has its own: loractl -H MEMBER logs; loractl events has all members'",
-    "registry": "each member has its own; what all have is the catalog's table",
-    "reload": "each member has its own settings: loractl -H MEMBER reload",
-    "tenants": "they are of each member: loractl -H MEMBER tenant",
-    "hold": "it is for gateways, at a member",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,47 +176,3 @@ async def operation(request: Request) -> Response:
         return json(await pulls.cancel(id))
     wait = asked.number(request, "wait_ms", 0, 0, int(MAX_WAIT_SECONDS * 1000))
     return json(await pulls.wait(id, wait / 1000))
-
-
-def _refused(word: str, hint: str) -> Callable[[Request], Awaitable[Response]]:
-    async def refuse(request: Request) -> Response:
-        message = f"a gateway has no {word}"
-        raise LoradError("not_found", message, hint=hint)
-
-    return refuse
-
-
-_ADAPTER = ["GET", "PATCH", "DELETE"]
-ROUTES = [
-    Route("/metrics", scrape),
-    Route(f"{V1}/status", admin.status),
-    Route(f"{V1}/snapshot", admin.status),
-    Route(f"{V1}/slots", admin.slots),
-    Route(f"{V1}/events", admin.events),
-    Route(f"{V1}/board", board.board),
-    Route(f"{V1}/stream", board.stream),
-    Route(f"{V1}/adapters", admin.list_adapters),
-    Route(f"{V1}/adapters/{{name:path}}/explain", explain, methods=_ADAPTER),
-    Route(f"{V1}/adapters/{{name:path}}", adapter, methods=_ADAPTER),
-    Route(f"{V1}/load", admin.load, methods=["POST"]),
-    Route(f"{V1}/evict", admin.evict, methods=["POST"]),
-    Route(f"{V1}/pin", admin.pin, methods=["POST"]),
-    Route(f"{V1}/unpin", admin.unpin, methods=["POST"]),
-    Route(f"{V1}/verify", verify, methods=["POST"]),
-    Route(f"{V1}/rollback", rollback, methods=["POST"]),
-    Route(f"{V1}/drain", drain, methods=["POST"]),
-    Route(f"{V1}/resume", resume, methods=["POST"]),
-    Route(f"{V1}/requests/{{request_id}}", cancel_request, methods=["DELETE"]),
-    Route(f"{V1}/pulls", pull, methods=["POST"]),
-    Route(f"{V1}/operations", list_operations),
-    Route(f"{V1}/operations/{{operation_id}}", operation, methods=["GET", "DELETE"]),
-    Route(f"{V1}/uploads", admin.open_upload, methods=["POST"]),
-    Route(f"{V1}/uploads/{{upload_id}}/files/{{file}}", admin.put_file, methods=["PUT"]),
-    Route(f"{V1}/uploads/{{upload_id}}/commit", admin.commit_upload, methods=["POST"]),
-    Route(f"{V1}/uploads/{{upload_id}}", admin.drop_upload, methods=["DELETE"]),
-    *(
-        Route(f"{V1}/{word}{rest}", _refused(word, hint), methods=_METHODS)
-        for word, hint in _OWN.items()
-        for rest in ("", "/{rest:path}")
-    ),
-]

@@ -36,7 +36,8 @@ from lorad.api.tcp import KnownHost, TcpKeys, admit_operator
 from lorad.api.uploads import Uploads
 from lorad.config import Settings
 from lorad.errors import LoradError
-from lorad.fleet import admin, models, upload_routes
+from lorad.fleet import admin, admin_routes, models, upload_routes
+from lorad.fleet.admin_routes import methods_of
 from lorad.fleet.asking import V1, alive, each, given
 from lorad.fleet.catalog import Catalog
 from lorad.fleet.going import Going
@@ -114,8 +115,8 @@ class Gateway:
         self.boards = Boards(members, catalog, self.listing, self.ring)
         most = self.settings.watch.max_adapter_bytes
         uploads = Uploads(cast(Any, stage), max_bytes=most)
-        shared = upload_routes.routes(SharedUploads(blobs, stage, most)) if several else []
-        self._admin_routes = [*shared, *admin.ROUTES]
+        shared = upload_routes.handlers(SharedUploads(blobs, stage, most)) if several else {}
+        self._admin_routes = admin_routes.routes(shared)
         self._deps = self._make_deps(uploads)
         self._keys = keys or TcpKeys()
         self._going = Going(self.presence)
@@ -246,7 +247,7 @@ class Gateway:
         """Every route of a daemon; the body of most of them is a member's business."""
         own = {"/v1/models": self._models, "/v1/models/{id:path}": self._model}
         rest = [
-            Route(one.path, own.get(one.path, self.inference.forward), methods=_methods(one))
+            Route(one.path, own.get(one.path, self.inference.forward), methods=methods_of(one))
             for one in INFERENCE
             if one.path not in OPEN
         ]
@@ -325,10 +326,6 @@ async def kept(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         except Exception:
             log.exception("a task of the gateway failed; it begins anew")
             await asyncio.sleep(1.0)
-
-
-def _methods(route: Any) -> list[str]:
-    return sorted(route.methods - {"HEAD"})
 
 
 def _is_upload(scope: Scope) -> bool:

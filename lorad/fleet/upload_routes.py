@@ -5,15 +5,15 @@ from starlette.responses import Response
 
 from lorad import wire
 from lorad.api import admin, asked
-from lorad.api.app import Route
 from lorad.api.respond import json
+from lorad.fleet.admin_routes import Handler
 from lorad.fleet.catalog import FILES
 from lorad.fleet.shared_uploads import SharedUploads
 from lorad.fleet.taking import V1
 
 
-def routes(uploads: SharedUploads) -> list[Route]:
-    """In place of the daemon's own."""
+def handlers(uploads: SharedUploads) -> dict[str, Handler]:
+    """In place of the daemon's own, by its patterns."""
 
     async def open_upload(request: Request) -> Response:
         start = await asked.body(request, wire.UploadStart)
@@ -38,9 +38,9 @@ def routes(uploads: SharedUploads) -> list[Route]:
         return Response(status_code=204)
 
     one = f"{V1}/uploads/{{upload_id}}"
-    return [
-        Route(f"{V1}/uploads", open_upload, methods=["POST"]),
-        Route(f"{one}/files/{{file}}", put_file, methods=["PUT"]),
-        Route(f"{one}/commit", commit_upload, methods=["POST"]),
-        Route(one, drop_upload, methods=["DELETE"]),
-    ]
+    return {
+        f"{V1}/uploads": open_upload,
+        f"{one}/files/{{file}}": put_file,
+        f"{one}/commit": commit_upload,
+        one: drop_upload,
+    }

@@ -299,6 +299,11 @@ def test_what_makes_no_sense_of_several_is_refused_by_name():
             error = answer.json()["error"]
             assert answer.status_code == 404 and error["message"].startswith("a gateway has no ")
             assert "\n" not in error["message"] and error["details"]["hint"]
+        for verb, hint in (("load", "loractl add DIR --load"), ("unload", "loractl rm NAME")):
+            answer = await front.http.post(f"/v1/{verb}_lora_adapter", json={})
+            error = answer.json()["error"]
+            assert error["message"] == f"a gateway has no {verb}_lora_adapter"
+            assert answer.status_code == 404 and hint in error["details"]["hint"]
 
     run(scenario)
 
