@@ -4,6 +4,7 @@ Goes in: what the catalog wants by now.  Comes out: SetRevision commands; a pin 
 event, and is tried again when room may be there.  Knows nothing of files.
 """
 
+import logging
 from collections.abc import Callable
 
 from engine.messages import SetRevision
@@ -11,6 +12,8 @@ from lorad.errors import LoradError
 from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
 from lorad.service.revision_news import RevisionNews
+
+log = logging.getLogger("lorad.revisions")
 
 
 class Standing:
@@ -62,12 +65,17 @@ class Standing:
         await self._retry_pins()
 
     async def _retry_pins(self) -> None:
-        """There may be room now for a pin that had none."""
+        """There may be room now for a pin that had none.  Who made it is not told what became of
+        that: an engine that has died meanwhile, say, is told of all pins at its next start."""
         for rev in tuple(self.unpinned):
-            if self._wanted(rev)[0]:
-                await self.follow(rev)
-            else:
+            if not self._wanted(rev)[0]:
                 self.unpinned.discard(rev)
+                continue
+            try:
+                await self.follow(rev)
+            except LoradError as error:
+                log.info("pinning %s waits: %s", rev[:12], error.message)
+                return
 
     def note_unpinned(self, rev: str, error: LoradError) -> None:
         """It is served like any other, which is better than not at all."""
