@@ -79,19 +79,19 @@ LOW = Case("32 of rank 8", tuple(range(1, 64, 2)), BESIDE, (), ())
 BOTH = Case("32 of rank 64 and 32 of rank 8", tuple(range(64)), BESIDE, (), ())
 
 
-def wide(chunk: int = 2048, warps: int = 4, columns: int = 1024, *, pieces: bool = True) -> Tiles:
+def wide(chunk: int = 2048, warps: int = 4, columns: int = 1024, *, streamed: bool = True) -> Tiles:
     """`ALONE_WIDE` with some other sizes."""
     tiles = choices.ALONE_WIDE
     return Tiles(
         "rival",
-        tiles.shrink._replace(chunk=chunk, wide_chunk=chunk, warps=warps),
-        tiles.expand._replace(warps=warps, columns=columns, pieces=pieces),
+        tiles.shrink._replace(chunk=chunk, wide_chunk=chunk, warps=warps, streamed=streamed),
+        tiles.expand._replace(warps=warps, columns=columns, streamed=streamed),
     )
 
 
 RIVALS = {
-    "two bodies": wide(pieces=False),
-    "two bodies, chunks of 4096": wide(4096, pieces=False),
+    "two bodies": wide(streamed=False),
+    "two bodies, chunks of 4096": wide(4096, streamed=False),
     "chunks of 4096": wide(4096),
     "2 warps": wide(1024, 2, 512),
     "chunks of 512 by 1 warp": wide()._replace(
@@ -100,7 +100,11 @@ RIVALS = {
 }
 NARROW = choices.ALONE
 RIVALS_16 = {
-    "one body": NARROW._replace(name="rival", expand=NARROW.expand._replace(pieces=True)),
+    "two bodies": NARROW._replace(
+        name="rival",
+        shrink=NARROW.shrink._replace(streamed=False),
+        expand=NARROW.expand._replace(streamed=False),
+    ),
     "chunks of 512 by 1 warp": NARROW._replace(
         name="rival", shrink=NARROW.shrink._replace(chunk=512, wide_chunk=512, warps=1)
     ),

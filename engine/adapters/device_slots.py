@@ -25,7 +25,7 @@ Longs = npt.NDArray[np.int64]
 
 #: As in engine/kernels/lora_place.py, which cannot be imported without triton; a test compares.
 ENTRY_WORDS = 8
-HAS_BIAS, HAS_GAIN = 1, 2
+HAS_BIAS, HAS_GAIN, FLAGS_AT = 1, 2, 24
 #: Rows on their way to the device; each is written again only after its own copy.
 STAGED = 64
 
@@ -108,6 +108,7 @@ class Outline:
         entries = row[:blocks_at].reshape(-1, ENTRY_WORDS)
         entries[:] = self.entries
         entries[:, 1:3] += (held * self.units)[self.starts]
+        entries[:, 6:8] = held[self.starts + 1]
         row[blocks_at : blocks_at + count] = held[:count]
 
 
@@ -122,7 +123,8 @@ def outline_of(modules: Sequence[PackedModule], layout: BlockLayout) -> Outline:
     entries[places, 1:3] = where[:, [3, 5]]
     entries[places, 3] = np.array([m.scaling for m in modules], dtype=np.float32).view(np.int32)
     entries[places, 4:6] = where[:, [2, 4]]
-    entries[places, 6] = [m.bias * HAS_BIAS + m.gain * HAS_GAIN for m in modules]
+    flags = [(m.bias * HAS_BIAS + m.gain * HAS_GAIN) << FLAGS_AT for m in modules]
+    entries[places, 5] += np.array(flags, dtype=np.int32)
     firsts = np.full((len(entries), 2), -1, dtype=np.int64)
     firsts[places] = where[:, [2, 4]]
     return Outline(

@@ -22,7 +22,7 @@ from engine.kernels.dependent import let_next_come, wait_for_earlier
 from engine.kernels.launch import Launcher, launcher_of
 from engine.kernels.lora_expand_rows import many_rows, near_or_far
 from engine.kernels.lora_meta import LoraDevicePlan
-from engine.kernels.lora_place import load_item, load_word
+from engine.kernels.lora_place import BLOCK_BITS, FLAGS_AT, load_item, load_word
 
 #: How h, which is fp32, meets the tensor cores, by the arena's dtype.  One tf32 alone cut h to 10
 #: bits, which failed 14 of 20 seeded runs in fp16 on an H200.
@@ -99,7 +99,7 @@ def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:
         "LATE": tile.late,
         "MORE": tile.all_ranks,
         "DEEP": tile.deep and tile.all_ranks,
-        "PIECES": tile.pieces and store.block // max(strides) >= tile.ranks,
+        "STREAMED": tile.streamed and store.block // max(strides) >= tile.ranks,
         "EXTRAS": plan.kind.extras,
     }
 
@@ -146,7 +146,7 @@ def _expand(
     LATE: tl.constexpr,
     MORE: tl.constexpr,  # ranks above RANKS occur
     DEEP: tl.constexpr,  # the next tile of B is on its way while one is used
-    PIECES: tl.constexpr,  # no tile of B lies in more than two blocks
+    STREAMED: tl.constexpr,  # no tile of B lies in more than two blocks, and it leaves L2 first
     EXTRAS: tl.constexpr,  # biases and gains occur
     BASE_BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -155,7 +155,7 @@ def _expand(
     expand_item(
         h, arena, table, items, y, base_bias, h, 0, entry, tl.program_id(0), W0, W1, W2, T0, T1, T2,
         S0, S1, S2, ALIGN, Y_STRIDE, BLOCK, UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-        COLUMNS, RUNS, ROWS, FORM, PRECISION, EVEN, LATE, MORE, DEEP, PIECES, EXTRAS, BASE_BIAS,
+        COLUMNS, RUNS, ROWS, FORM, PRECISION, EVEN, LATE, MORE, DEEP, STREAMED, EXTRAS, BASE_BIAS,
         False, PDL,
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def expand_item(
     LATE: tl.constexpr,
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
-    PIECES: tl.constexpr,
+    STREAMED: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,  # h comes from programs of this kernel, and is used ahead of the wait
@@ -228,12 +228,17 @@ def expand_item(
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     e = slot_row + (entry + module) * 8
     rank = load_word(e)
+    begin, follows, block = rank, rank, rank
+    if STREAMED:  # all of the entry at once, needed or not: one turn to memory instead of two
+        begin, follows, block = load_word(e + 2), load_word(e + 7), load_word(e + 5)
     if (rows == 0) | (rank == 0):
         wait_for_earlier(PDL)
     else:
-        begin, block = load_word(e + 2), load_word(e + 5)
+        if not STREAMED:
+            begin, block = load_word(e + 2), load_word(e + 5)
         scaling = load_word(e + 3).to(tl.float32, bitcast=True)
-        flags = load_word(e + 6) if EXTRAS else 0
+        flags = block >> FLAGS_AT
+        block = block & BLOCK_BITS
         base_bias += left
         hp = h + (module * SPLITS).to(tl.int64) * H_SPLIT + start * RH
         yp = y + start.to(tl.int64) * Y_STRIDE + left
@@ -255,14 +260,15 @@ def expand_item(
             else:
                 near_or_far(
                     hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
-                    module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
-                    BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP,
-                    PIECES, EXTRAS, BASE_BIAS, AHEAD, PDL,
+                    follows, module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK,
+                    UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE,
+                    DEEP, STREAMED, EXTRAS, BASE_BIAS, AHEAD, PDL,
                 )  # fmt: skip
         else:
             near_or_far(
-                hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module,
-                rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-                H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP, PIECES, EXTRAS,
+                hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, follows,
+                module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
+                BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP,
+                STREAMED, EXTRAS,
                 BASE_BIAS, AHEAD, PDL,
             )  # fmt: skip

@@ -36,6 +36,7 @@ def near_or_far(
     slot_row,
     begin,
     block,
+    follows,
     module,
     rank,
     rows,
@@ -58,35 +59,35 @@ def near_or_far(
     MANY: tl.constexpr,
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
-    PIECES: tl.constexpr,
+    STREAMED: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """With PIECES one body for all; else whether the run lies in one block decides."""
+    """STREAMED: one body for all; else whether the run lies in one block decides."""
     stride = tl.where(module == 0, S0, tl.where(module == 1, S1, S2))
     stride = tl.multiple_of(stride, UNIT)
-    if PIECES:
+    if STREAMED:
         _few_rows(
-            hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
-            rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, "pieces", MORE, DEEP, EXTRAS, BASE_BIAS,
-            AHEAD, PDL,
+            hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, follows,
+            module, rank, rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
+            BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, "two", MORE, DEEP, EXTRAS,
+            BASE_BIAS, AHEAD, PDL,
         )  # fmt: skip
     elif rank <= rows_in_first_block(begin, stride, BLOCK, UNIT):
         _few_rows(
-            hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
-            rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, True, MORE, DEEP, EXTRAS, BASE_BIAS, AHEAD,
-            PDL,
+            hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, follows,
+            module, rank, rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
+            BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, True, MORE, DEEP, EXTRAS,
+            BASE_BIAS, AHEAD, PDL,
         )  # fmt: skip
     else:
         _few_rows(
-            hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, module, rank,
-            rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT, BLOCKS_AT, RH,
-            H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, False, MORE, DEEP, EXTRAS, BASE_BIAS,
-            AHEAD, PDL,
+            hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, follows,
+            module, rank, rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
+            BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, False, MORE, DEEP, EXTRAS,
+            BASE_BIAS, AHEAD, PDL,
         )  # fmt: skip
 
 
@@ -102,6 +103,7 @@ def _few_rows(
     slot_row,
     begin,
     block,
+    follows,
     module,
     rank,
     rows,
@@ -134,13 +136,13 @@ def _few_rows(
     """Up to 4 rows, one after the other, against a tile of B that stays in registers."""
     CACHE: tl.constexpr = ".cg" if AHEAD else ""
     b = load_b(
-        arena, slot_row, begin, block, module, 0, rank, c0, width, stride, S0, S1, S2,
-        BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
+        arena, slot_row, begin, block, follows, module, 0, rank, c0, width, stride, S0, S1, S2,
+        BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR, True,
     )  # fmt: skip  # (RANKS, COLUMNS), on its way while shrink ends
     if DEEP:  # and the next one; beyond the rank nothing is loaded
         later = load_b(
-            arena, slot_row, begin, block, module, RANKS, rank, c0, width, stride, S0, S1, S2,
-            BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
+            arena, slot_row, begin, block, follows, module, RANKS, rank, c0, width, stride, S0, S1,
+            S2, BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR, False,
         )  # fmt: skip
     c = c0 + tl.arange(0, COLUMNS)
     inside = c < width
@@ -175,13 +177,13 @@ def _few_rows(
         if DEEP:
             b = later
             later = load_b(
-                arena, slot_row, begin, block, module, q + RANKS, rank, c0, width, stride, S0, S1,
-                S2, BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
+                arena, slot_row, begin, block, follows, module, q + RANKS, rank, c0, width, stride,
+                S0, S1, S2, BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR, False,
             )  # fmt: skip
         else:
             b = load_b(
-                arena, slot_row, begin, block, module, q, rank, c0, width, stride, S0, S1, S2,
-                BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR,
+                arena, slot_row, begin, block, follows, module, q, rank, c0, width, stride, S0, S1,
+                S2, BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR, False,
             )  # fmt: skip
         d0 += scaled_product(sum_row(hp, q, rank, True, H_SPLIT, SPLITS, RANKS, CACHE), b, scaling)
         if MANY:

@@ -92,6 +92,7 @@ def _prepared(
         TILES=tiles.shrink.form == "dot",
         SHRINK_RANKS=of_shrink["RANKS"],
         SHRINK_ROWS=of_shrink["ROWS"],
+        SHRINK_STREAMED=of_shrink.get("STREAMED", False),
         **{name: own[name] for name in _OWN},
         **of_expand,
         BASE_BIAS=biased,
@@ -174,7 +175,8 @@ def _joint(
     LATE: tl.constexpr,
     MORE: tl.constexpr,
     DEEP: tl.constexpr,
-    PIECES: tl.constexpr,
+    STREAMED: tl.constexpr,
+    SHRINK_STREAMED: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -193,7 +195,7 @@ def _joint(
             shrink_rows(
                 x, arena, table, shrink_items, h, entry, program // SIDES, program % SIDES, D_IN,
                 STRIDE, BLOCK, UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, CHUNK,
-                SHRINK_RANKS, STEP, MANY, DOT, SHRINK_ROWS, True, False,
+                SHRINK_RANKS, STEP, MANY, DOT, SHRINK_STREAMED, SHRINK_ROWS, True, False,
             )  # fmt: skip
         tl.debug_barrier()  # the atomic is one thread's: it stands for what all of them have stored
         tl.atomic_add(arrived, 1, sem="release", scope="gpu")
@@ -202,5 +204,5 @@ def _joint(
             h, arena, table, expand_items, y, base_bias, arrived, shrinks, entry,
             program - shrinks, W0, W1, W2, T0, T1, T2, S0, S1, S2, ALIGN, Y_STRIDE, BLOCK, UNIT,
             SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, RUNS, ROWS, FORM, PRECISION,
-            EVEN, LATE, MORE, DEEP, PIECES, EXTRAS, BASE_BIAS, True, PDL,
+            EVEN, LATE, MORE, DEEP, STREAMED, EXTRAS, BASE_BIAS, True, PDL,
         )  # fmt: skip

@@ -12,10 +12,13 @@ import triton.language as tl
 from engine.kernels.lora_place import (
     HAS_BIAS,
     HAS_GAIN,
+    first_rows,
     load_far,
     load_near,
-    load_pieces,
+    load_two,
     row_places,
+    rows_of_block,
+    two_places,
 )
 
 
@@ -51,6 +54,7 @@ def load_b(
     slot_row,
     begin,
     block,
+    follows,
     module,
     r0,
     rank,
@@ -67,14 +71,18 @@ def load_b(
     COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
     NEAR: tl.constexpr,
+    FIRST: tl.constexpr,  # r0 is 0
 ):
-    """A (RANKS, COLUMNS) tile of the module's B.  NEAR: "pieces" where it lies in up to two blocks,
-    True in one of them, False in any."""
-    if NEAR == "pieces":
-        b = load_pieces(
-            arena, slot_row, begin, block, r0, rank, c0, width, stride, BLOCK, UNIT, BLOCKS_AT,
-            RANKS, COLUMNS, EVEN,
+    """A (RANKS, COLUMNS) tile of the module's B.  NEAR: "two" where the entry says in which two
+    blocks it mostly lies, True in one of them, False in any."""
+    if NEAR == "two":
+        first = first_rows(begin, module, S0, S1, S2, BLOCK, UNIT)
+        each = rows_of_block(module, S0, S1, S2, BLOCK)
+        here, there, left = two_places(
+            slot_row, begin, block, follows, r0, rank, first, each, stride, BLOCK, UNIT, BLOCKS_AT,
+            RANKS, FIRST,
         )  # fmt: skip
+        b = load_two(arena, here, there, left, r0, rank, c0, width, stride, RANKS, COLUMNS, EVEN)
     elif NEAR:
         b = load_near(arena, begin, r0, rank, c0, width, stride, UNIT, RANKS, COLUMNS, EVEN)
     else:

@@ -3,7 +3,8 @@
 A slot's row of the table is entries of ENTRY_WORDS words, one for each (layer, module), then the
 ids of the adapter's blocks.  An entry: rank (0 = the adapter lacks the module), where its A rows
 and its B rows start in the arena (units of 256 bytes), its scaling (the bits of an fp32), and the
-places in the block list of the blocks in which A and B start, and which rows follow B's own.
+places in the block list of the blocks in which A and B start, B's with the flags that say which
+rows follow its own, and the ids of the blocks behind those two.
 
 Ahead of their wait for earlier kernels (`dependent.py`) the kernels read work items, the table and
 adapter rows, which no kernel of the step writes.
@@ -14,12 +15,15 @@ adapter rows, which no kernel of the step writes.
 import triton
 import triton.language as tl
 
-#: rank, A start, B start, scaling, A block, B block, flags, and one that is free.
+#: rank, A start, B start, scaling, A block, B block and flags, the block behind A's, and B's.
 ENTRY_WORDS = 8
+#: The bits of B's block; its flags are above.
+FLAGS_AT = tl.constexpr(24)
+BLOCK_BITS = tl.constexpr((1 << 24) - 1)
 #: Flags: a row of bias, then two rows that add up to the gain.
 HAS_BIAS = tl.constexpr(1)
 HAS_GAIN = tl.constexpr(2)
-RANK, A_START, B_START, SCALING, A_BLOCK, B_BLOCK = range(6)
+RANK, A_START, B_START, SCALING, A_BLOCK, B_BLOCK, A_NEXT, B_NEXT = range(ENTRY_WORDS)
 #: first row, rows (0 = padding), slot, first rank
 ITEM_WORDS = 4
 
@@ -108,44 +112,97 @@ def load_near(
 
 
 @triton.jit
-def load_pieces(
-    arena,
+def first_rows(
+    start,
+    module,
+    S0: tl.constexpr,
+    S1: tl.constexpr,
+    S2: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNIT: tl.constexpr,
+):
+    """`rows_in_first_block` of the module's stride.  Dividing by constants is cheap, by a stride
+    that the module decides it is not."""
+    rows = rows_in_first_block(start, S0, BLOCK, UNIT)
+    if S1 != S0:
+        rows = tl.where(module == 0, rows, rows_in_first_block(start, S1, BLOCK, UNIT))
+    if S2 != S1:
+        rows = tl.where(module == 2, rows_in_first_block(start, S2, BLOCK, UNIT), rows)
+    return rows
+
+
+@triton.jit
+def rows_of_block(
+    module, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Rows of the module that a whole block holds."""
+    return tl.where(module == 0, BLOCK // S0, tl.where(module == 1, BLOCK // S1, BLOCK // S2))
+
+
+@triton.jit
+def two_places(
     slot_row,
     start,
     block,
+    follows,  # the id of the block behind the one in which the run starts
     r0,
     rank,
-    c0,
-    width,
+    first,  # rows in that one
+    each,  # rows of a whole block, at least RANKS
     stride,
     BLOCK: tl.constexpr,
     UNIT: tl.constexpr,
     BLOCKS_AT: tl.constexpr,
     RANKS: tl.constexpr,
+    NEAR: tl.constexpr,  # r0 is 0
+):
+    """Of the tile of ranks [r0, r0 + RANKS): where its row 0 lies, where that would lie for the
+    rows in the next block, and how many are in the first.  Most runs lie in two blocks, and then
+    nothing is loaded."""
+    left = first - r0
+    here = start.to(tl.int64) * UNIT + r0 * stride
+    there = follows.to(tl.int64) * BLOCK - left * stride
+    if not NEAR:  # noqa: SIM102  # known to the compiler
+        if tl.minimum(r0 + RANKS, rank) > first + each:  # a third block, or one further on
+            within, number = (r0 - first) % each, (r0 - first) // each
+            left = each - within
+            ids = slot_row + (BLOCKS_AT + 1 + block)
+            here = _load_id(ids + number, r0 < rank).to(tl.int64) * BLOCK + within * stride
+            beyond = tl.minimum(rank - r0, RANKS) > left
+            there = _load_id(ids + number + 1, beyond).to(tl.int64) * BLOCK - left * stride
+    return here, there, left
+
+
+@triton.jit
+def load_two(
+    arena,
+    here,
+    there,
+    left,
+    r0,
+    rank,
+    c0,
+    width,
+    stride,
+    RANKS: tl.constexpr,
     COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """The same for a run in whichever blocks, where a block holds RANKS rows: the tile then lies in
-    one of them, or in two.  A row's address is a constant away from one of two places."""
-    per_block = BLOCK // stride
-    later = r0 - rows_in_first_block(start, stride, BLOCK, UNIT)  # rows, behind the first block
-    within = later % per_block
-    number = later // per_block
-    if later < 0:
-        within, number = later + per_block, later * 0 - 1
-    left = per_block - within  # rows of the tile that the block has
-    ids = slot_row + (BLOCKS_AT + 1 + block)
-    here = _load_id(ids + number, (later >= 0) & (r0 < rank)).to(tl.int64) * BLOCK + within * stride
-    here = tl.where(later < 0, start.to(tl.int64) * UNIT + r0 * stride, here)
-    beyond = tl.minimum(rank - r0, RANKS) > left
-    there = _load_id(ids + number + 1, beyond).to(tl.int64) * BLOCK - left * stride
+    """A tile at such places.  A row's address is a constant away from one of two.
+
+    A step reads its adapters once, more than L2 holds, so they leave it ahead of what it reads
+    again: the table, h, x, y.  They may come from L1, unlike the words that a step begins with:
+    an adapter's copy has ended, and the host has seen that, ahead of the launch.
+    """
     i = tl.arange(0, RANKS)
     j = tl.arange(0, COLUMNS)
     mask = (i < rank - r0)[:, None]
     if not EVEN:
         mask = mask & (j < width - c0)[None, :]
     row = tl.where(i < left, here + c0, there + c0) + i * stride
-    return tl.load(arena + row[:, None] + j[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+    return tl.load(
+        arena + row[:, None] + j[None, :], mask=mask, other=0.0, eviction_policy="evict_first"
+    )
 
 
 @triton.jit

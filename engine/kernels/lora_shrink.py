@@ -62,7 +62,8 @@ def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:
     if tile.form == "dot":
         form: dict[str, Any] = {"NUM": num, "SIDE": _side(num, tile)}
     else:
-        form = {"MANY": tile.rows > 1, "DOT": tile.form == "both"}
+        streamed = tile.streamed and store.block // store.stride(shape.d_in) >= tile.ranks
+        form = {"MANY": tile.rows > 1, "DOT": tile.form == "both", "STREAMED": streamed}
     return form | {
         "D_IN": shape.d_in,
         "STRIDE": store.stride(shape.d_in),
@@ -119,14 +120,15 @@ def _shrink_rows(
     STEP: tl.constexpr,
     MANY: tl.constexpr,  # up to 4 rows an item, else 1
     DOT: tl.constexpr,  # up to ROWS rows an item: more than 4 go to the tensor cores
+    STREAMED: tl.constexpr,  # no tile of A lies in more than two blocks, and it leaves L2 first
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     let_next_come(PDL)
     shrink_rows(
         x, arena, table, items, h, entry, tl.program_id(0), tl.program_id(2), D_IN, STRIDE, BLOCK,
-        UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, CHUNK, RANKS, STEP, MANY, DOT, ROWS,
-        False, PDL,
+        UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, CHUNK, RANKS, STEP, MANY, DOT,
+        STREAMED, ROWS, False, PDL,
     )  # fmt: skip
 
 

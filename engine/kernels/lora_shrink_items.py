@@ -14,9 +14,11 @@ from engine.kernels.lora_place import (
     load_far,
     load_item,
     load_near,
+    load_two,
     load_word,
     row_places,
     rows_in_first_block,
+    two_places,
 )
 
 
@@ -44,6 +46,7 @@ def shrink_rows(
     STEP: tl.constexpr,
     MANY: tl.constexpr,
     DOT: tl.constexpr,
+    STREAMED: tl.constexpr,
     ROWS: tl.constexpr,
     AHEAD: tl.constexpr,  # x is read without a wait in this kernel: from L2
     PDL: tl.constexpr,
@@ -54,10 +57,14 @@ def shrink_rows(
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS
     e = slot_row + (entry + module) * 8
     rank = load_word(e)
+    begin, block, follows = rank, rank, rank
+    if STREAMED:  # all at once, as in expand
+        begin, block, follows = load_word(e + 1), load_word(e + 4), load_word(e + 6)
     if (rows == 0) | (rank <= r0):
         wait_for_earlier(PDL)
     else:
-        begin, block = load_word(e + 1), load_word(e + 4)
+        if not STREAMED:
+            begin, block = load_word(e + 1), load_word(e + 4)
         k0 = split * CHUNK
         hp = h + (module * SPLITS + split).to(tl.int64) * H_SPLIT
         xp = x + start.to(tl.int64) * D_IN
@@ -72,13 +79,13 @@ def shrink_rows(
                 )  # fmt: skip
             else:
                 _near_or_far(
-                    xp, arena, hp, start, rows, slot_row, begin, block, r0, rank, k0, D_IN, CHUNK,
-                    STRIDE, BLOCK, UNIT, BLOCKS_AT, RANKS, RH, MANY, AHEAD, PDL,
+                    xp, arena, hp, start, rows, slot_row, begin, block, follows, r0, rank, k0, D_IN,
+                    CHUNK, STRIDE, BLOCK, UNIT, BLOCKS_AT, RANKS, RH, MANY, STREAMED, AHEAD, PDL,
                 )  # fmt: skip
         else:
             _near_or_far(
-                xp, arena, hp, start, rows, slot_row, begin, block, r0, rank, k0, D_IN, CHUNK,
-                STRIDE, BLOCK, UNIT, BLOCKS_AT, RANKS, RH, MANY, AHEAD, PDL,
+                xp, arena, hp, start, rows, slot_row, begin, block, follows, r0, rank, k0, D_IN,
+                CHUNK, STRIDE, BLOCK, UNIT, BLOCKS_AT, RANKS, RH, MANY, STREAMED, AHEAD, PDL,
             )  # fmt: skip
 
 
@@ -92,6 +99,7 @@ def _near_or_far(
     slot_row,
     begin,
     block,
+    follows,
     r0,
     rank,
     k0,
@@ -104,18 +112,25 @@ def _near_or_far(
     RANKS: tl.constexpr,
     RH: tl.constexpr,
     MANY: tl.constexpr,
+    STREAMED: tl.constexpr,
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The whole body twice: a tile that comes from one of two loads takes more registers."""
-    if tl.minimum(r0 + RANKS, rank) <= rows_in_first_block(begin, STRIDE, BLOCK, UNIT):
+    """STREAMED: one body for all.  Else the whole body twice: a tile that comes from one of two
+    loads takes more registers."""
+    if STREAMED:
         _few_rows(
-            xp, arena, hp, start, rows, slot_row, begin, block, r0, rank, k0, D_IN, CHUNK,
+            xp, arena, hp, start, rows, slot_row, begin, block, follows, r0, rank, k0, D_IN, CHUNK,
+            STRIDE, BLOCK, UNIT, BLOCKS_AT, RANKS, RH, MANY, "two", AHEAD, PDL,
+        )  # fmt: skip
+    elif tl.minimum(r0 + RANKS, rank) <= rows_in_first_block(begin, STRIDE, BLOCK, UNIT):
+        _few_rows(
+            xp, arena, hp, start, rows, slot_row, begin, block, follows, r0, rank, k0, D_IN, CHUNK,
             STRIDE, BLOCK, UNIT, BLOCKS_AT, RANKS, RH, MANY, True, AHEAD, PDL,
         )  # fmt: skip
     else:
         _few_rows(
-            xp, arena, hp, start, rows, slot_row, begin, block, r0, rank, k0, D_IN, CHUNK,
+            xp, arena, hp, start, rows, slot_row, begin, block, follows, r0, rank, k0, D_IN, CHUNK,
             STRIDE, BLOCK, UNIT, BLOCKS_AT, RANKS, RH, MANY, False, AHEAD, PDL,
         )  # fmt: skip
 
@@ -130,6 +145,7 @@ def _few_rows(
     slot_row,
     begin,
     block,
+    follows,
     r0,
     rank,
     k0,
@@ -151,7 +167,14 @@ def _few_rows(
     CACHE: tl.constexpr = ".cg" if AHEAD else ""
     r = r0 + tl.arange(0, RANKS)
     ok = r < rank
-    if NEAR:
+    if NEAR == "two":
+        first = rows_in_first_block(begin, STRIDE, BLOCK, UNIT)
+        here, there, left = two_places(
+            slot_row, begin, block, follows, r0, rank, first, BLOCK // STRIDE, STRIDE, BLOCK, UNIT,
+            BLOCKS_AT, RANKS, False,
+        )  # fmt: skip
+        a = load_two(arena, here, there, left, r0, rank, k0, D_IN, STRIDE, RANKS, CHUNK, EVEN)
+    elif NEAR:
         a = load_near(arena, begin, r0, rank, k0, D_IN, STRIDE, UNIT, RANKS, CHUNK, EVEN)
     else:
         place = row_places(slot_row, begin, block, r, ok, STRIDE, BLOCK, UNIT, BLOCKS_AT)

@@ -34,6 +34,7 @@ class ShrinkTile(NamedTuple):
     side: int = 1  # modules of the group side by side in one program, which read x once ("dot")
     warps: int = 4
     stages: int = 2
+    streamed: bool = False  # A is placed by its entry alone, and leaves L2 first ("vec")
 
     def chunk_of(self, d_in: int) -> int:
         """Inputs that one program sums of a row of `d_in`."""
@@ -58,7 +59,7 @@ class ExpandTile(NamedTuple):
     late: bool = False  # y is read after the product: fewer registers
     all_ranks: bool = True  # False: no rank of the step exceeds `ranks`
     deep: bool = False  # two tiles of B are on their way ("vec")
-    pieces: bool = False  # one body for runs in a block and across two, which most long ones are
+    streamed: bool = False  # as shrink's A
 
 
 #: Shrink and expand are one launch beside the base's product, where that one is our own.  On an
@@ -114,27 +115,27 @@ def pick(shape: Shape) -> Tiles:
     return MIXED_WIDE if wide else MIXED
 
 
-def _vec(name: str, rows: int, chunk: int, *, all_ranks: bool, pieces: bool = False) -> Tiles:
+def _vec(name: str, rows: int, chunk: int, *, all_ranks: bool, streamed: bool = False) -> Tiles:
     """Both halves on 4 warps: in one launch they have one number, and others change the bits.  Each
     warp then has all ranks of its columns; with 512 columns two shared them, and their sums met in
     shared memory, which made 64 adapters add 2.1 ms to a step."""
     return Tiles(
         name,
-        ShrinkTile("vec", rows, 8, chunk, chunk),
-        ExpandTile("vec", rows, 16, 1024, all_ranks=all_ranks, pieces=pieces),
+        ShrinkTile("vec", rows, 8, chunk, chunk, streamed=streamed),
+        ExpandTile("vec", rows, 16, 1024, all_ranks=all_ranks, streamed=streamed),
     )
 
 
-#: Every segment is one row.  Beside the products, 64 adapters of rank 16 add 1.52 ms a step; on 2
-#: warps, with 1,024 inputs and 512 columns, 1.55.
-ALONE = _vec("alone", 1, 2048, all_ranks=False)
-#: 64 adapters of ranks 8 to 64 take 2.94 ms by themselves and add 3.05 to the products.  With one
-#: body for runs in a block and another for the rest 2.96 and 3.12; and with 4,096 inputs 3.07, and
-#: 3.02 in one run and 3.37 in another; with 1,024 it adds 3.47.  Ranks of a tile that are shared
-#: out among warps are far worse: 4.1 with 512 columns, 4.2 with 32 ranks as well, 6.2 to 7.2 with
-#: 256; 3.1 to 3.6 alone where only slots of high ranks have such tiles, all on their way at once.
-#: Two tiles on their way (`deep`): 3.5 to 3.7.
-ALONE_WIDE = _vec("alone wide", 1, 2048, all_ranks=True, pieces=True)
+#: Every segment is one row.  64 adapters of rank 16 take 1.49 ms by themselves; 1.71 where weights
+#: stay in L2 as long as all else, and 1.68 where their places alone are found so.
+ALONE = _vec("alone", 1, 2048, all_ranks=False, streamed=True)
+#: 64 adapters of ranks 8 to 64 take 2.75 ms by themselves and add 2.88 to the products; 2.94 to
+#: 2.98 and 3.07 without any of that, 2.96 and 2.97 with their places alone.  Before it, 4,096
+#: inputs a program took 3.07, and 1,024 added 3.47.  Ranks of a tile that are shared out among
+#: warps were far worse: 4.1 with 512 columns, 4.2 with 32 ranks as well, 6.2 to 7.2 with 256; 3.1
+#: to 3.6 alone where only slots of high ranks have such tiles, all on their way at once.  Two tiles
+#: on their way (`deep`): 3.5 to 3.7; later ones asked of L2 beforehand: 3.1 to 3.2.
+ALONE_WIDE = _vec("alone wide", 1, 2048, all_ranks=True, streamed=True)
 #: No segment is longer than FEW_ROWS.
 FEW = _vec("few", FEW_ROWS, 1024, all_ranks=False)
 FEW_WIDE = _vec("few wide", FEW_ROWS, 1024, all_ranks=True)

@@ -78,6 +78,8 @@ def test_a_slots_row_says_rank_places_scaling_and_blocks() -> None:
     assert entry[lora_place.RANK] == 5 and entry[lora_place.A_START] == 9 * units
     assert entry[lora_place.SCALING].view(np.float32) == np.float32(-0.75)
     assert (entry[lora_place.A_BLOCK], entry[lora_place.B_BLOCK]) == (0, 0)
+    follows = [*blocks, 0][1]
+    assert (entry[lora_place.A_NEXT], entry[lora_place.B_NEXT]) == (follows, follows)
     assert entries[:, 0].sum() == 8, "what the adapter lacks has rank 0"
     assert row[3 * len(MODULES) * 8 :][: len(blocks)].tolist() == blocks
 
@@ -131,6 +133,25 @@ def test_what_is_in_an_adapter_is_gone_through_once_for_all_that_are_like_it(
 def test_the_host_and_the_kernels_agree_on_the_words() -> None:
     assert device_slots.ENTRY_WORDS == lora_place.ENTRY_WORDS
     assert work_items.ITEM_WORDS == lora_place.ITEM_WORDS
+    assert lora_place.FLAGS_AT.value == device_slots.FLAGS_AT
+    assert lora_place.HAS_BIAS.value == device_slots.HAS_BIAS
+    assert lora_place.HAS_GAIN.value == device_slots.HAS_GAIN
+
+
+def test_what_follows_bs_rows_is_said_above_its_block() -> None:
+    layout = random_layout(random.Random(4))
+    modules = (
+        PackedModule(0, "q_proj", 5, 1.0, gain=True),
+        PackedModule(2, "down_proj", 3, 0.5, bias=True),
+    )
+    entries = outline_of(modules, layout).entries
+    flags = entries[:, lora_place.B_BLOCK] >> device_slots.FLAGS_AT
+    last = 2 * len(MODULES) + len(MODULES) - 1
+    assert flags[0] == device_slots.HAS_GAIN and flags[last] == device_slots.HAS_BIAS
+    assert flags.sum() == flags[0] + flags[last]
+    placed = place(modules, layout).modules
+    blocks = entries[[0, last], lora_place.B_BLOCK] & lora_place.BLOCK_BITS.value
+    assert blocks.tolist() == [m.b.pieces[0].block for m in placed]
 
 
 def test_a_rank_that_the_workspace_cannot_hold_is_refused(make_pool: Make, whole: Any) -> None:

@@ -1,4 +1,4 @@
-"""Runs of B that lie in one block or across two, read by one body of expand."""
+"""Runs of A and B that lie in one block or across several, placed by what their entry says."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,14 +19,14 @@ Rows = Callable[[Sequence[tuple[int, int]]], tuple[list[Segment], int]]
 RANKS = (8, 64, 33, 16, 100, 1)
 
 
-def small(tiles: Tiles, **changes: Any) -> Tiles:
+def small(tiles: Tiles) -> Tiles:
     """The tiles with small sizes, so that rows of the pool's shapes are several of them."""
-    expand = tiles.expand._replace(columns=64, pieces=True, **changes)
-    return tiles._replace(shrink=tiles.shrink._replace(chunk=64, wide_chunk=64), expand=expand)
+    shrink = tiles.shrink._replace(chunk=64, wide_chunk=64, streamed=True)
+    return tiles._replace(shrink=shrink, expand=tiles.expand._replace(columns=64, streamed=True))
 
 
 @pytest.mark.parametrize(
-    ("tiles", "dtype", "block_rows", "pieces"),
+    ("tiles", "dtype", "block_rows", "streamed"),
     [
         (choices.ALONE_WIDE, torch.float16, 70, True),
         (choices.ALONE_WIDE, torch.float32, 17, True),
@@ -42,7 +42,7 @@ def test_rows_get_their_adapters_share_wherever_its_rows_lie(
     tiles: Tiles,
     dtype: torch.dtype,
     block_rows: int,
-    pieces: bool,
+    streamed: bool,
 ) -> None:
     """With a bias and a gain behind them too."""
     pool = make_pool("odd", dtype, block_rows=block_rows, num_blocks=900)
@@ -51,7 +51,7 @@ def test_rows_get_their_adapters_share_wherever_its_rows_lie(
     most = tiles.expand.rows
     segments, total = rows_of([(slot, 1 + slot % most) for slot in range(len(RANKS))] + [(-1, 2)])
     plan = pool.plan(segments, total, small(tiles)).device
-    assert lora_expand.constants("down", plan)["PIECES"] is pieces
+    assert lora_expand.constants("down", plan)["STREAMED"] is streamed
     groups = ("qkv",) if most > 1 else ("qkv", "down")
     pool.check(segments, total, layer=1, groups=groups, tiles=small(tiles))
 
