@@ -74,6 +74,10 @@ def rehearse(
         for extras in (False, True):
             fleet = pretended(config, layout, rank, num_blocks, extras)
             _with_adapter(runner, fleet, _shapes(cast, config))
+    if runner.room:
+        for rank in sorted({*ranks_of(config), min(runner.room, config.max_rank)}):
+            fleet = pretended(config, layout, rank, num_blocks)
+            _with_adapter(runner, fleet, cast.long(config))
     # Once each: none of these steps is worth a graph that a request's step may want later.
     ends = _fleet(
         config, _manifest(layout, config.max_rank, _ends(layout, config.max_rank)), num_blocks
@@ -199,6 +203,16 @@ class _Cast:
             chunks.append(Chunk(seq, 0, len(seq.tokens), True))
             rows -= len(seq.tokens)
         return chunks
+
+    def long(self, config: EngineConfig) -> list[list[Chunk]]:
+        """The most rows of slot 0 by themselves, where its adapter may be a guest of the products,
+        and beside a row of the base model, where none is."""
+        rows, seqs = config.max_batch_tokens, config.max_num_seqs
+        steps = [self.prompts(rows, seqs, slot=0)]
+        if seqs > 1:
+            [other] = self.sequences(1, 2)
+            steps.append([*self.prompts(rows - 1, seqs - 1, slot=0), Chunk(other, 1, 1, True)])
+        return steps
 
     def drafting(self, config: EngineConfig, rows: int) -> list[list[Chunk]]:
         """A step in which everybody decodes, and has drafts as long as there are `rows` for them;

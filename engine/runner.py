@@ -99,6 +99,11 @@ class Runner:
         return self._model.spec.vocab_size
 
     @property
+    def room(self) -> int:
+        """Columns behind the model's weights for guests (`guests.py`)."""
+        return self._model.room
+
+    @property
     def ladder(self) -> Ladder | None:
         """What steps are padded to; None where they are not."""
         return self._batcher.ladder

@@ -12,7 +12,7 @@ from engine.adapters.device_slots import DeviceSlots
 from engine.adapters.plan import StepPlanner
 from engine.adapters.slots import SlotTable
 from engine.config import EngineConfig
-from engine.kernels.tiles import ALL
+from engine.kernels.tiles import ALL, PREFILL, PREFILL_WIDE
 from engine.ladder import Ladder
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest, PackedModule
@@ -27,15 +27,15 @@ LONGEST, SLOTS = 256, 3
 class Planning:
     """A runner that plans its steps as on a card, and is done."""
 
-    def __init__(self, spec, config: EngineConfig) -> None:
-        self.config = config
+    def __init__(self, spec, config: EngineConfig, room: int = 0) -> None:
+        self.config, self.room = config, room
         self.layout = spec.block_layout(block_size=16, dtype="float32")
         cpu, rows = torch.device("cpu"), config.max_batch_tokens
         arena = Arena(spec, self.layout, block_size=16, num_blocks=64, device=cpu)
         highest = config.max_rank
         slots = DeviceSlots(self.layout, num_slots=SLOTS, max_rank=highest, device=cpu)
         limits = {"max_rows": rows, "max_seqs": config.max_num_seqs, "max_rank": highest}
-        device = DevicePlanner(arena, slots, **limits)
+        device = DevicePlanner(arena, slots, **limits, room=room)
         self.planner = StepPlanner(arena, {}, lambda rev: pytest.fail("nobody's slot"), device)
         mixed_rows = min(config.graph_tokens, rows)
         self.ladder = Ladder(max_seqs=config.max_num_seqs, mixed_rows=mixed_rows)
@@ -51,7 +51,7 @@ class Planning:
         self.slots |= {chunk.seq.slot for chunk in work.chunks}
         kind = meta and meta.device.kind
         while kind is not None:
-            self.met.add((kind.tiles, kind.extras))
+            self.met.add((kind.tiles, kind.extras, kind.guests > 0))
             kind = kind.short
 
     def start_over(self) -> None:
@@ -72,12 +72,13 @@ def one_module(layout, rank: int, gain: bool) -> PackedManifest:
 
 
 def random_step(draw: random.Random, config: EngineConfig) -> StepWork:
-    """Chunks of one of two slots or of the base model, in any order."""
+    """Chunks of one of two slots or of the base model, in any order, or of some of these."""
+    slots = draw.choice([(-1, 0, 1), (-1, 0, 1), (0, 1), (1,)])
     left = draw.choice([8, 90, config.max_batch_tokens - 90, config.max_batch_tokens])
     most, chunks = draw.choice([2, config.max_num_seqs]), []
     while left > 0 and len(chunks) < most:
         length = min(draw.choice([1, 1, 2, 5, 60, 140, LONGEST]), left)
-        slot = draw.randrange(-1, 2)
+        slot = draw.choice(slots)
         seq = Sequence("r", [0] * 4, 4, None, None, "", "", 0, 0, slot=slot)
         chunks.append(Chunk(seq, 0, length, True))
         left -= length
@@ -89,23 +90,27 @@ def random_step(draw: random.Random, config: EngineConfig) -> StepWork:
     [{}, {"graph_tokens": 0}, {"max_num_seqs": 2}, {"max_batch_tokens": 96}, {"max_rank": 12}],
     ids=str,
 )
-def test_the_lora_kernels_of_every_step_that_can_come_are_run(model_dir, sizes) -> None:
+@pytest.mark.parametrize("room", [0, 32])
+def test_the_lora_kernels_of_every_step_that_can_come_are_run(model_dir, sizes, room) -> None:
     given = {"max_num_seqs": 64, "max_batch_tokens": 1500, "max_rank": 40, "slots": SLOTS, **sizes}
     config = EngineConfig(model="m", max_model_len=LONGEST, num_blocks=64, **given)
-    rehearsed, came = (Planning(read_spec(model_dir), config) for _ in range(2))
+    rehearsed, came = (Planning(read_spec(model_dir), config, room) for _ in range(2))
     rehearse(rehearsed, config, rehearsed.layout, max_len=LONGEST, num_blocks=64)
     assert rehearsed.slots == {-1, 0}
 
     table, draw = SlotTable(SLOTS), random.Random(0)
     for rev in "ab":
         table.claim(rev, [ord(rev) % 7] * 9, pinned=False, priority=0, now=0.0).ready = True
-    for rank, gain in itertools.product((config.max_rank, 3), (False, True)):
+    ranks = {config.max_rank, min(room or 3, config.max_rank), 3}
+    for rank, gain in itertools.product(sorted(ranks), (False, True)):
         manifest = one_module(came.layout, rank, gain)
         with came.pretending(table.rows, lambda rev, it=manifest: it):
             for _ in range(300):
                 came.run(random_step(draw, config))
     assert came.met and came.met <= rehearsed.met
-    assert sizes or rehearsed.met == set(itertools.product(ALL, (False, True)))
+    guests = {(tiles, False, True) for tiles in (PREFILL, PREFILL_WIDE) if room}
+    whole = set(itertools.product(ALL, (False, True), (False,))) | guests
+    assert sizes or (rehearsed.met == whole and came.met >= guests)
 
 
 @pytest.mark.parametrize("tokens, seqs, rows", [(4, 64, 1500), (8, 3, 1500), (8, 60, 70)])
