@@ -50,7 +50,8 @@ def compile_ahead(model: Decoder, planner: StepPlanner, ladder: Ladder | None) -
 def _compile(linear: LoraLinear, meta: LoraMeta, rows: list[int]) -> None:
     weight, fixed = linear.weight, linear.deterministic
     x, y = (weight.new_empty(rows[-1], width) for width in reversed(weight.shape))
-    place = linear.place_for(x, meta)
+    # One row has no stride, and no step of guests has one.
+    place = linear.place_for(weight.new_empty(2, weight.shape[1]), meta)
     if place is not None:
         _compile_guests(linear, meta, place)
         return

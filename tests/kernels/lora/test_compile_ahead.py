@@ -24,7 +24,9 @@ from engine.adapters.device_plan import DevicePlanner
 from engine.adapters.device_slots import DeviceSlots
 from engine.adapters.plan import StepPlanner
 from engine.compile_ahead import compile_ahead
-from engine.kernels import backend, gemm_tiles, lora_expand, lora_joint, lora_shrink, tiles
+from engine.kernels import (
+    backend, gemm_tiles, lora_augment, lora_expand, lora_joint, lora_shrink, tiles
+)
 from engine.ladder import Ladder
 from engine.layout import BlockLayout, Shapes
 from engine.memory.arena import Arena
@@ -38,11 +40,16 @@ device = torch.device("cpu")
 arena = Arena(None, layout, block_size=16, num_blocks=2, device=device)
 slots = DeviceSlots(layout, num_slots=2, max_rank=16, device=device)
 choices = (tiles.SOLO, tiles.SOLO_WIDE, tiles.PREFILL)
-planner = DevicePlanner(
-    arena, slots, max_rows=64, max_seqs=8, max_rank=16, choices=choices
-)
-planner = StepPlanner(arena, {}, None, planner)
-planner.bind(torch.zeros(planner.plan_words, dtype=torch.int64))
+
+def planner_of(choices, room=0):
+    device = DevicePlanner(
+        arena, slots, max_rows=64, max_seqs=8, max_rank=16, choices=choices, room=room
+    )
+    planner = StepPlanner(arena, {}, None, device)
+    planner.bind(torch.zeros(planner.plan_words, dtype=torch.int64))
+    return planner
+
+planner = planner_of(choices)
 build = Build(device=device, dtype=torch.bfloat16, deterministic=False)
 linear = LoraLinear("o", 0, 256, [256], build, bias=False)
 kernels = {
@@ -58,6 +65,14 @@ for _ in range(2):
     before = time.process_time()
     compile_ahead(torch.nn.ModuleList([linear]), planner, Ladder(max_seqs=8, mixed_rows=0))
     told.append([time.process_time() - before, found()])
+
+roomy = Build(device=device, dtype=torch.bfloat16, deterministic=False, room=16)
+down = LoraLinear("down", 0, 512, [256], roomy, bias=False)
+kernels["augment"] = lora_augment._augment
+compile_ahead(
+    torch.nn.ModuleList([down]), planner_of((tiles.PREFILL,), 16), Ladder(max_seqs=1, mixed_rows=0)
+)
+told.append(found())
 print(json.dumps(told))
 """
 
@@ -68,7 +83,7 @@ def test_every_form_is_there_before_it_is_launched_and_is_compiled_once() -> Non
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "one by one" not in done.stderr
-    (_, first), (again, second) = json.loads(done.stdout)
+    (_, first), (again, second), guests = json.loads(done.stdout)
     # Ranks up to 16: no wide tiles.  With extras and without, which shrink does not tell apart.
     # A prompt's product has nothing beside it.
     assert first == {
@@ -77,3 +92,9 @@ def test_every_form_is_there_before_it_is_launched_and_is_compiled_once() -> Non
         "joint": ["CompiledKernel"] * 2,
     }
     assert second == first and again < 1.0
+    # Of a prompt's rows with room behind them too, though no other step has more than one row;
+    # expand's forms are the same as before.
+    assert guests == first | {
+        "shrink": ["CompiledKernel"] * (2 + 2),
+        "augment": ["CompiledKernel"],
+    }
