@@ -174,7 +174,10 @@ def prepare(config: EngineConfig, *, progress: Progress, ranks: Ranks | None = N
 
     draft = load(Path(config.draft_model), "generate", 0.1, 0.2) if draft_spec is not None else None
     begin = 0.2 if draft is not None else 0.1
-    model = load(folder, config.purpose, begin, 0.8, room_for(config, spec))
+    room = room_for(config, spec)
+    if ranks is not None:  # the first one's plans are everybody's
+        room = ranks.least(room)
+    model = load(folder, config.purpose, begin, 0.8, room)
     progress("memory", 0.8)
     layout = spec.block_layout(
         block_size=config.block_size,

@@ -20,11 +20,12 @@ from safetensors.torch import save_file
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
-from engine import assembly
+from engine import assembly, startup
 from engine.adapters.pack import pack_into
 from engine.core import EngineCore
 from engine.graphs import StepGraphs
-from engine.kernels import backend
+from engine.kernels import backend, lora_augment, tiles
+from engine.messages import Load
 from engine.ranks import crew as crew_module
 from engine.ranks import follower as follower_module
 from engine.ranks.follower import Follower, follow
@@ -203,11 +204,17 @@ def write_folder(adapter, folder: Path) -> Path:
     return folder
 
 
+#: (seed of the prompt, its tokens, adapter, tokens to generate)
+MIXED = [(0, 7, None, 3), (1, 30, 0, 3), (2, 18, 1, 2), (3, 3, None, 2)]
+ADAPTED = [(1, 30, 0, 3), (2, 18, 1, 2)]
+
+
+@pytest.mark.parametrize("asked", [MIXED, ADAPTED], ids=["mixed", "guests"])
 def test_two_ranks_answer_as_plain_torch(
-    start_core, adapters, prompt, model_dir, tmp_path, request
+    start_core, adapters, prompt, model_dir, tmp_path, request, monkeypatch, asked
 ) -> None:
-    asked = [(0, 7, None, 3), (1, 30, 0, 3), (2, 18, 1, 2), (3, 3, None, 2)]
-    right = []
+    """Also where prompts of more than 24 rows have their adapters as guests of the products."""
+    right, took, settings = [], [], {}
     for n, length, which, tokens in asked:
         driver = start_core()
         if which is not None:
@@ -217,6 +224,13 @@ def test_two_ranks_answer_as_plain_torch(
         driver.finish()
 
     capture, followers = request.getfixturevalue("two_threads")
+    if asked is ADAPTED:
+        settings = {"graph_tokens": 24, "mixed_tokens": 40}
+        augment = lora_augment.augment
+        monkeypatch.setattr(lora_augment, "augment", lambda *a: took.append(a) or augment(*a))
+        rooms = iter((32, 48))  # of cards that are not alike
+        monkeypatch.setattr(startup, "room_for", lambda config, spec: next(rooms))
+        monkeypatch.setattr(tiles, "PREFILL_ROWS", 24)
     driver = start_core(
         lookahead=True,
         deterministic=False,
@@ -225,6 +239,7 @@ def test_two_ranks_answer_as_plain_torch(
         slots=2,
         max_batch_tokens=40,
         tensor_parallel=2,
+        **settings,
     )
     capture(driver.core.runner)
     manifests = []
@@ -238,6 +253,12 @@ def test_two_ranks_answer_as_plain_torch(
             self.manifest = manifest
 
     driver.add(*map(Packed, manifests))
+    if asked is ADAPTED:  # whose step has no rows of the base; copies go on while others' steps run
+        for n, manifest in enumerate(manifests):
+            driver.core.take(Load(command_id=f"load {n}", rev=manifest.rev))
+        while sum(row.ready for row in driver.core.slots.rows.values()) < 2:
+            driver.submit(f"base {len(driver.stories)}", prompt(3), None, max_tokens=2)
+            driver.finish()
     stories = [
         driver.submit(
             f"r{n}",
@@ -254,6 +275,9 @@ def test_two_ranks_answer_as_plain_torch(
         values = [[one.logprob for one in s.logprobs] for s in (story, want)]
         assert values[0] == pytest.approx(values[1], abs=2e-3)
     runner = driver.core.runner
-    assert runner.graphs.num_replays == runner.forward_passes, "a step ran eagerly"
+    eager = runner.forward_passes - runner.graphs.num_replays
+    assert eager == (asked is ADAPTED), "other steps ran eagerly than the long prompt's"
+    assert len(took) == 12 * eager  # of two ranks, in two layers: qkv, gate and up, down
     [follower] = followers
+    assert {each.room for each in (runner, follower._runner)} == {32 * eager}
     assert follower._runner.graphs.num_replays == runner.graphs.num_replays
