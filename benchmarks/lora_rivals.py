@@ -59,7 +59,7 @@ from engine.kernels.lora_gate import gated
 from engine.kernels.lora_meta import LoraDevicePlan, LoraMeta, group_shapes
 from engine.kernels.lora_shrink import shrink
 from engine.kernels.tiles import GateTile, Tiles
-from engine.layout import GROUPS
+from engine.layout import GROUPS, ROOMY_GROUPS
 from engine.memory.arena import Arena
 from engine.models import layers
 
@@ -491,7 +491,7 @@ def check_guests(
     chain: Chain, operands: Operands, plan: LoraDevicePlan, usual: LoraDevicePlan
 ) -> None:
     """Each product against torch in fp32: no further from it than expand behind the product is."""
-    for group in layers.LoraLinear.ROOMY:
+    for group in ROOMY_GROUPS:
         linear, x = chain.layers[CHECKED_LAYER][group], operands.x[group]
         want = x.float() @ linear.weight.float().T + operands.exact[group]
         errors = []
@@ -671,7 +671,7 @@ def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
         compiler.call(
             (compile_guests, tiles_, columns, group)
             for tiles_, columns in ((tiles, 16), (high, 64))
-            for group in layers.LoraLinear.ROOMY
+            for group in ROOMY_GROUPS
         )
         compiler.call((compile_gate, gate, tiles) for gate in GATES.values())
         compiler.call((compile_gate, gate, high) for gate in GATES_64.values())

@@ -26,6 +26,8 @@ from engine.draft_fit import doubt as draft_doubt
 from engine.errors import EngineDied, EngineError
 from engine.fit import check_fit
 from engine.framing import encode_frame, event_reader
+from engine.guests import bytes_of as guests_bytes
+from engine.guests import usual_room as guests_room
 from engine.messages import (
     Abort,
     Answer,
@@ -56,6 +58,8 @@ __all__ = [
     "check_weight_files",
     "child_environment",
     "draft_doubt",
+    "guests_bytes",
+    "guests_room",
     "pack",
     "packed_layout",
     "read_base",

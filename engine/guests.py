@@ -1,15 +1,13 @@
 """How much room a model's weights have behind them for the adapters of prompts.
 
-Goes in: the configuration, the model's shapes, the card.  Comes out: columns for each module.
-`kernels/lora_augment.py` is what fills them.
+Goes in: the configuration, the model's shapes, how much the card holds.  Comes out: columns for
+each module, and bytes.  `kernels/lora_augment.py` is what fills them.  Torch-free: whoever plans
+for a card asks it too.
 """
-
-import torch
 
 from engine.config import EngineConfig
 from engine.kernels import tiles
-from engine.layout import GROUPS, MODULE_ID
-from engine.models.layers import LoraLinear
+from engine.layout import GROUPS, MODULE_ID, ROOMY_GROUPS
 from engine.models.spec import ModelSpec
 
 #: Columns of a module: the most that fit.
@@ -18,7 +16,7 @@ SIZES = (64, 32, 16)
 MOST = 0.01
 
 
-def room_for(config: EngineConfig, spec: ModelSpec) -> int:
+def room_for(config: EngineConfig, spec: ModelSpec, card_bytes: int) -> int:
     """Columns for each module: the sum of the ranks, each rounded up to 16, of the adapters that
     may be guests in one step.  0 where no step has guests.
 
@@ -27,15 +25,19 @@ def room_for(config: EngineConfig, spec: ModelSpec) -> int:
     prompts = config.max_batch_tokens > tiles.PREFILL_ROWS
     if config.device != "cuda" or config.dtype != "bfloat16" or config.deterministic or not prompts:
         return 0
-    total = torch.cuda.get_device_properties(config.device).total_memory
-    return next((size for size in SIZES if bytes_of(spec, size) <= MOST * total), 0)
+    return usual_room(spec, card_bytes)
+
+
+def usual_room(spec: ModelSpec, card_bytes: int) -> int:
+    """Columns on such a card, where steps have guests."""
+    return next((size for size in SIZES if bytes_of(spec, size) <= MOST * card_bytes), 0)
 
 
 def bytes_of(spec: ModelSpec, columns: int) -> int:
     """What the room takes in all layers, at 2 bytes an element."""
     dims = spec.shapes.dims
     outputs = 0
-    for group in LoraLinear.ROOMY:
+    for group in ROOMY_GROUPS:
         widths = [dims[MODULE_ID[module]][1] for module in GROUPS[group]]
         outputs += len(widths) * sum(widths)
     return 2 * columns * outputs * spec.num_layers

@@ -30,6 +30,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
+#: Groups whose weights may have room for guests behind them (`guests.py`).  One of our own kernels
+#: writes their input; attention's output comes from libraries that leave no room.
+ROOMY_GROUPS = ("qkv", "gate_up", "down")
 #: Groups that some families publish as one module, its parts side by side in the group's order.
 FUSED_NAMES: dict[str, str] = {"qkv_proj": "qkv", "gate_up_proj": "gate_up"}
 MODULES: tuple[str, ...] = tuple(m for group in GROUPS.values() for m in group)

@@ -174,7 +174,7 @@ def prepare(config: EngineConfig, *, progress: Progress, ranks: Ranks | None = N
 
     draft = load(Path(config.draft_model), "generate", 0.1, 0.2) if draft_spec is not None else None
     begin = 0.2 if draft is not None else 0.1
-    room = room_for(config, spec)
+    room = room_for(config, spec, _card_bytes(device))
     if ranks is not None:  # the first one's plans are everybody's
         room = ranks.least(room)
     model = load(folder, config.purpose, begin, 0.8, room)
@@ -273,6 +273,12 @@ def _memory_plan(ground: Ground) -> MemoryPlan:
         graphs=use.graphs,
         graph_text=f"up to {use.num_graphs}",
     )
+
+
+def _card_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _name_of(device: torch.device) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from engine.client import ModelSpec
+from engine.client import ModelSpec, guests_bytes, guests_room
 from engine.config import GIB
 from engine.layout import (
     ENDS,
@@ -137,14 +137,17 @@ def estimated_arena(
 ) -> PlannedArena:
     """What a card of `memory` bytes leaves.  ValueError where the weights alone are too much."""
     weights = model_of(spec, layout).weight_bytes
-    room = int(memory * utilization) - weights - WORKING_BYTES
+    working = WORKING_BYTES
+    if layout.dtype == "bfloat16":  # a long prompt's adapters have room behind the weights
+        working += guests_bytes(spec, guests_room(spec, memory))
+    room = int(memory * utilization) - weights - working
     if room < 3 * layout.block_bytes:
         raise ValueError(
             f"{utilization:g} of {memory / GIB:.1f} GiB does not hold the weights "
-            f"({weights / GIB:.1f} GiB) and {WORKING_BYTES / GIB:.1f} GiB to work in"
+            f"({weights / GIB:.1f} GiB) and {working / GIB:.1f} GiB to work in"
         )
     arena = known_arena(spec, layout, block_size, room // layout.block_bytes, "memory")
-    return replace(arena, memory_bytes=memory, utilization=utilization, working_bytes=WORKING_BYTES)
+    return replace(arena, memory_bytes=memory, utilization=utilization, working_bytes=working)
 
 
 def known_arena(

@@ -35,7 +35,7 @@ OVER_WEIGHTS: tuple[tuple[int, float], ...] = ((1, 1.17), (16, 1.27), (64, 1.33)
 SECONDS_A_PRODUCT = 0.27e-3 / 128
 PRODUCTS_A_LAYER = 4
 #: What is neither weights nor arena: 0.9 of an H200's 139.8 GiB, less 15.0 GiB of weights and 109.3
-#: of arena, with `max_num_seqs` 64 and `max_batch_tokens` 2,048.
+#: of arena, with `max_num_seqs` 64 and `max_batch_tokens` 2,048.  Room for guests is not in it.
 WORKING_BYTES = int(1.6 * GIB)
 #: How many distinct adapters of a step are looked at, as far as there are requests and adapters.
 ACTIVE = (1, 8, 64)

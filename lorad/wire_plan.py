@@ -37,7 +37,7 @@ class PlannedArena(Struct, frozen=True, kw_only=True):
     kv_floor_blocks: int  # that adapters never take
     memory_bytes: int = 0  # of the card; 0 where the blocks are known
     utilization: float = 0.0
-    working_bytes: int = 0  # steps, graphs, the driver: what is neither weights nor arena
+    working_bytes: int = 0  # steps, graphs, the driver, room for guests: all else
 
 
 class PlannedModule(Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from engine.kernels.lora import (
     lora_shrink,
 )
 from engine.kernels.lora_meta import LoraMeta
-from engine.layout import FUSED_NAMES, GROUPS
+from engine.layout import FUSED_NAMES, GROUPS, ROOMY_GROUPS
 from engine.models.encoder_spec import EncoderSpec
 from engine.models.frequencies import inverse_frequencies
 from engine.models.ranks import Ranks
@@ -64,12 +64,9 @@ class Build:
 class LoraLinear(nn.Module):
     """Projections of one input, fused side by side into one GEMM, with their LoRA correction.
 
-    `group` is a key of `layout.GROUPS`; `splits` are the widths of its modules.  Groups whose input
-    one of our own kernels writes have the room that `build` asks for; attention's output comes from
-    libraries that leave none.
+    `group` is a key of `layout.GROUPS`; `splits` are the widths of its modules.  ROOMY_GROUPS have
+    the room that `build` asks for.
     """
-
-    ROOMY = ("qkv", "gate_up", "down")
 
     def __init__(
         self,
@@ -87,7 +84,7 @@ class LoraLinear(nn.Module):
         self.layer = layer
         self.splits = list(splits)
         self.deterministic = build.deterministic
-        self.room = build.room * len(splits) if group in self.ROOMY else 0
+        self.room = build.room * len(splits) if group in ROOMY_GROUPS else 0
         #: (sum of splits, d_in + room): the weight, and room for guests, which is never all read.
         self.roomy = build.empty(sum(splits), d_in + self.room).data
         self.weight = nn.Parameter(self.roomy[:, :d_in], requires_grad=False)

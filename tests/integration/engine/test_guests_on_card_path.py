@@ -40,7 +40,7 @@ def took(monkeypatch) -> list[int]:
 
     monkeypatch.setattr(backend, "use_kernels", lambda x: True)
     monkeypatch.setattr(assembly, "is_card", lambda device: True)
-    monkeypatch.setattr(startup, "room_for", lambda config, spec: ROOM)
+    monkeypatch.setattr(startup, "room_for", lambda *told: ROOM)
     monkeypatch.setattr(tiles, "PREFILL_ROWS", LONG)
     monkeypatch.setattr(LoraLinear, "__init__", poisoned)
     monkeypatch.setattr(lora_augment, "augment", counted)

@@ -229,7 +229,7 @@ def test_two_ranks_answer_as_plain_torch(
         augment = lora_augment.augment
         monkeypatch.setattr(lora_augment, "augment", lambda *a: took.append(a) or augment(*a))
         rooms = iter((32, 48))  # of cards that are not alike
-        monkeypatch.setattr(startup, "room_for", lambda config, spec: next(rooms))
+        monkeypatch.setattr(startup, "room_for", lambda *told: next(rooms))
         monkeypatch.setattr(tiles, "PREFILL_ROWS", 24)
     driver = start_core(
         lookahead=True,

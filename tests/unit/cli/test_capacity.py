@@ -54,10 +54,11 @@ def test_the_plan_that_an_h200_printed_for_llama_3_8b_comes_out_the_same(make):
     assert done.adapters[0].fit_alone == 1_364
 
 
-def test_the_estimate_for_that_card_is_within_one_percent(spec):
+def test_the_estimate_for_that_card_is_within_a_thousandth(spec):
+    """Of what it printed once weights had room for guests; without it 55,958 were left."""
     layout = spec.block_layout(block_size=16, dtype="bfloat16")
     arena = capacity.estimated_arena(spec, layout, 16, int(139.8 * GIB), 0.9)
-    assert arena.num_blocks == pytest.approx(55_958, rel=0.01)
+    assert arena.num_blocks == pytest.approx(55_783, rel=0.001)
     assert arena.source == "memory" and arena.working_bytes
 
 

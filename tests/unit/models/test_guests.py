@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
 import torch
 from msgspec.structs import replace
 
@@ -21,35 +19,17 @@ CARD = EngineConfig(
 )
 
 
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """`card(bytes)`: a card of that size."""
-
-    def make(size: int) -> None:
-        properties = SimpleNamespace(total_memory=size)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-
-    return make
-
-
-def test_the_room_is_as_wide_as_a_hundredth_of_the_card_allows(
-    folder: Folder, card: Callable[[int], None]
-) -> None:
+def test_the_room_is_as_wide_as_a_hundredth_of_the_card_allows(folder: Folder) -> None:
     spec = read_spec(folder())
     for columns in (64, 32, 16):
         need = guests.bytes_of(spec, columns)
-        card(100 * need)
-        assert guests.room_for(CARD, spec) == columns
-        card(100 * need - 100)
-        assert guests.room_for(CARD, spec) < columns
+        assert guests.room_for(CARD, spec, 100 * need) == columns
+        assert guests.room_for(CARD, spec, 100 * need - 100) < columns
 
 
-def test_there_is_none_where_no_step_has_guests(
-    folder: Folder, card: Callable[[int], None]
-) -> None:
+def test_there_is_none_where_no_step_has_guests(folder: Folder) -> None:
     spec = read_spec(folder())
-    card(1 << 40)
-    assert guests.room_for(CARD, spec) == 64
+    assert guests.room_for(CARD, spec, 1 << 40) == 64
     for without in (
         {"device": "cpu"},
         {"dtype": "float16"},
@@ -57,7 +37,7 @@ def test_there_is_none_where_no_step_has_guests(
         {"deterministic": True},
         {"max_batch_tokens": 1024},
     ):
-        assert guests.room_for(replace(CARD, **without), spec) == 0
+        assert guests.room_for(replace(CARD, **without), spec, 1 << 40) == 0
 
 
 def test_weights_with_room_have_the_same_places_and_count_all_of_their_bytes(
