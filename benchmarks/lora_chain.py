@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import checkout  # noqa: F401
 import torch
-from lora_kernels import DIMS, LAYERS, LAYOUT, MIX, R16, Case, Compiler, Fleet, placed, shared
+from lora_kernels import DIMS, LAYERS, LAYOUT, MIX, R16, ROOM, Case, Compiler, Fleet, placed, shared
 from lora_kernels import picked_by_engine as picked
 from torch import Tensor
 
@@ -165,7 +165,7 @@ def compile_product(rows: int, d_out: int, d_in: int) -> None:
 class Chain:
     """The projections of all layers, with random weights."""
 
-    def __init__(self, room: int = 0) -> None:
+    def __init__(self, room: int = ROOM) -> None:
         build = Build(torch.device("cuda"), torch.bfloat16, deterministic=False, room=room)
         self.layers = [
             {

@@ -7,13 +7,13 @@ for a card asks it too.
 
 from engine.config import EngineConfig
 from engine.kernels import tiles
-from engine.layout import GROUPS, MODULE_ID, ROOMY_GROUPS
+from engine.layout import GROUPS, MODULE_ID, ROOMY_GROUPS, room_of
 from engine.models.spec import ModelSpec
 
 #: Columns of a module: the most that fit.
 SIZES = (64, 32, 16)
-#: Of the card's bytes; on 141 GB a model like Llama-3-8B takes a quarter of that for 64 columns.
-MOST = 0.01
+#: Of what the weights leave of the card: of 24 GB an 8B in bf16 takes no more than 16 columns.
+MOST = 0.02
 
 
 def room_for(config: EngineConfig, spec: ModelSpec, card_bytes: int) -> int:
@@ -30,14 +30,21 @@ def room_for(config: EngineConfig, spec: ModelSpec, card_bytes: int) -> int:
 
 def usual_room(spec: ModelSpec, card_bytes: int) -> int:
     """Columns on such a card, where steps have guests."""
-    return next((size for size in SIZES if bytes_of(spec, size) <= MOST * card_bytes), 0)
+    left = card_bytes - weight_bytes(spec)
+    return next((size for size in SIZES if bytes_of(spec, size) <= MOST * left), 0)
 
 
 def bytes_of(spec: ModelSpec, columns: int) -> int:
     """What the room takes in all layers, at 2 bytes an element."""
-    dims = spec.shapes.dims
-    outputs = 0
+    dims, elements = spec.shapes.dims, 0
     for group in ROOMY_GROUPS:
         widths = [dims[MODULE_ID[module]][1] for module in GROUPS[group]]
-        outputs += len(widths) * sum(widths)
-    return 2 * columns * outputs * spec.num_layers
+        elements += room_of(columns, len(widths)) * sum(widths)
+    return 2 * elements * spec.num_layers
+
+
+def weight_bytes(spec: ModelSpec) -> int:
+    """Of the layers, the embedding and the head, which are nearly all."""
+    layers = sum(d_in * d_out for d_in, d_out in spec.shapes.dims) * spec.num_layers
+    words = spec.vocab_size * spec.hidden_size * (1 if spec.tied else 2)
+    return 2 * (layers + words)

@@ -2,8 +2,8 @@
 
 Goes in: VerifyRevision commands, and a call of `advance` in every step.  Comes out: one Answer a
 command, with a report.  A step does at most one slice of it: one (layer, group) of the LoRA
-correction on a few rows of probe, through the kernels and the slot table that requests go through,
-or one block copied back.  Files and comparisons are the worker's.  The revision is held on the
+correction on a few rows of probe, through the kernels of decode rows and the slot table of all, or
+one block copied back.  Files and comparisons are the worker's.  The revision is held on the
 device meanwhile, as by a running request; if it has to leave, verification ends.
 """
 

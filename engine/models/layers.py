@@ -24,7 +24,7 @@ from engine.kernels.lora import (
     lora_shrink,
 )
 from engine.kernels.lora_meta import LoraMeta
-from engine.layout import FUSED_NAMES, GROUPS, ROOMY_GROUPS
+from engine.layout import FUSED_NAMES, GROUPS, ROOMY_GROUPS, room_of
 from engine.models.encoder_spec import EncoderSpec
 from engine.models.frequencies import inverse_frequencies
 from engine.models.ranks import Ranks
@@ -84,7 +84,7 @@ class LoraLinear(nn.Module):
         self.layer = layer
         self.splits = list(splits)
         self.deterministic = build.deterministic
-        self.room = build.room * len(splits) if group in ROOMY_GROUPS else 0
+        self.room = room_of(build.room, len(splits)) if group in ROOMY_GROUPS else 0
         #: (sum of splits, d_in + room): the weight, and room for guests, which is never all read.
         self.roomy = build.empty(sum(splits), d_in + self.room).data
         self.weight = nn.Parameter(self.roomy[:, :d_in], requires_grad=False)

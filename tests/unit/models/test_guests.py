@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from engine import guests
 from engine.config import EngineConfig
+from engine.layout import room_of
 from engine.measuring import weight_bytes
 from engine.models.decoder import Decoder, Layer
 from engine.models.layers import Build
@@ -19,12 +20,20 @@ CARD = EngineConfig(
 )
 
 
-def test_the_room_is_as_wide_as_a_hundredth_of_the_card_allows(folder: Folder) -> None:
+def test_the_room_is_as_wide_as_a_fiftieth_of_what_the_weights_leave(folder: Folder) -> None:
     spec = read_spec(folder())
+    weights = guests.weight_bytes(spec)
     for columns in (64, 32, 16):
-        need = guests.bytes_of(spec, columns)
-        assert guests.room_for(CARD, spec, 100 * need) == columns
-        assert guests.room_for(CARD, spec, 100 * need - 100) < columns
+        card = weights + 50 * guests.bytes_of(spec, columns)
+        assert guests.room_for(CARD, spec, card) == columns
+        assert guests.room_for(CARD, spec, card - 50) < columns
+    assert guests.room_for(CARD, spec, weights // 2) == 0
+
+
+def test_rows_of_weights_begin_at_128_bytes_with_any_room() -> None:
+    rooms = [room_of(columns, modules) for columns in (16, 32, 64) for modules in (1, 2, 3)]
+    assert rooms == [64, 64, 64, 64, 64, 128, 64, 128, 192]
+    assert room_of(0, 3) == 0
 
 
 def test_there_is_none_where_no_step_has_guests(folder: Folder) -> None:
