@@ -52,11 +52,9 @@ def _solo(shrink: ShrinkTile, expand: ExpandTile) -> Tiles:
     return Tiles("rival", shrink, expand, choices.SOLO_ROWS)
 
 
-def _vec(
-    s: tuple[int, int, int], e: tuple[int, int, int], *, wide: bool = False, deep: bool = False
-) -> Tiles:
+def _vec(s: tuple[int, int, int], e: tuple[int, int, int], *, wide: bool = False) -> Tiles:
     shrink = S("vec", 1, s[0], s[1], s[1], warps=s[2])
-    expand = E("vec", 1, e[0], e[1], warps=e[2], all_ranks=wide, deep=deep)
+    expand = E("vec", 1, e[0], e[1], warps=e[2], all_ranks=wide)
     return Tiles("rival", shrink, expand)
 
 
@@ -95,7 +93,6 @@ WIDE = (
     _vec((8, 4096, 4), (64, 512, 8), wide=True),
     _vec((8, 4096, 4), (16, 1024, 4), wide=True),
     _vec((16, 2048, 8), (32, 1024, 8), wide=True),
-    _vec((8, 2048, 4), (8, 1024, 4), wide=True, deep=True),
 )
 
 

@@ -98,7 +98,6 @@ def constants(group: str, plan: LoraDevicePlan) -> dict[str, Any]:
         "EVEN": all(w % tile.columns == 0 for w in shape.widths),
         "LATE": tile.late,
         "MORE": tile.all_ranks,
-        "DEEP": tile.deep and tile.all_ranks,
         "STREAMED": tile.streamed and store.block // max(strides) >= tile.ranks,
         "EXTRAS": plan.kind.extras,
     }
@@ -145,7 +144,6 @@ def _expand(
     EVEN: tl.constexpr,  # tiles of columns end where the modules do
     LATE: tl.constexpr,
     MORE: tl.constexpr,  # ranks above RANKS occur
-    DEEP: tl.constexpr,  # the next tile of B is on its way while one is used
     STREAMED: tl.constexpr,  # no tile of B lies in more than two blocks, and it leaves L2 first
     EXTRAS: tl.constexpr,  # biases and gains occur
     BASE_BIAS: tl.constexpr,
@@ -155,7 +153,7 @@ def _expand(
     expand_item(
         h, arena, table, items, y, base_bias, h, 0, entry, tl.program_id(0), W0, W1, W2, T0, T1, T2,
         S0, S1, S2, ALIGN, Y_STRIDE, BLOCK, UNIT, SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS,
-        COLUMNS, RUNS, ROWS, FORM, PRECISION, EVEN, LATE, MORE, DEEP, STREAMED, EXTRAS, BASE_BIAS,
+        COLUMNS, RUNS, ROWS, FORM, PRECISION, EVEN, LATE, MORE, STREAMED, EXTRAS, BASE_BIAS,
         False, PDL,
     )  # fmt: skip
 
@@ -199,7 +197,6 @@ def expand_item(
     EVEN: tl.constexpr,
     LATE: tl.constexpr,
     MORE: tl.constexpr,
-    DEEP: tl.constexpr,
     STREAMED: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
@@ -262,13 +259,13 @@ def expand_item(
                     hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block,
                     follows, module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK,
                     UNIT, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE,
-                    DEEP, STREAMED, EXTRAS, BASE_BIAS, AHEAD, PDL,
+                    STREAMED, EXTRAS, BASE_BIAS, AHEAD, PDL,
                 )  # fmt: skip
         else:
             near_or_far(
                 hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, follows,
                 module, rank, rows, scaling, c0, width, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
-                BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE, DEEP,
+                BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, ROWS > 1, MORE,
                 STREAMED, EXTRAS,
                 BASE_BIAS, AHEAD, PDL,
             )  # fmt: skip

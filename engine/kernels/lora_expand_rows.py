@@ -58,7 +58,6 @@ def near_or_far(
     EVEN: tl.constexpr,
     MANY: tl.constexpr,
     MORE: tl.constexpr,
-    DEEP: tl.constexpr,
     STREAMED: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
@@ -72,21 +71,21 @@ def near_or_far(
         _few_rows(
             hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, follows,
             module, rank, rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
-            BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, "two", MORE, DEEP, EXTRAS,
+            BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, "two", MORE, EXTRAS,
             BASE_BIAS, AHEAD, PDL,
         )  # fmt: skip
     elif rank <= rows_in_first_block(begin, stride, BLOCK, UNIT):
         _few_rows(
             hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, follows,
             module, rank, rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
-            BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, True, MORE, DEEP, EXTRAS,
+            BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, True, MORE, EXTRAS,
             BASE_BIAS, AHEAD, PDL,
         )  # fmt: skip
     else:
         _few_rows(
             hp, arena, yp, base_bias, arrived, awaited, flags, slot_row, begin, block, follows,
             module, rank, rows, scaling, c0, width, stride, S0, S1, S2, Y_STRIDE, BLOCK, UNIT,
-            BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, False, MORE, DEEP, EXTRAS,
+            BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, EVEN, MANY, False, MORE, EXTRAS,
             BASE_BIAS, AHEAD, PDL,
         )  # fmt: skip
 
@@ -127,7 +126,6 @@ def _few_rows(
     MANY: tl.constexpr,
     NEAR: tl.constexpr,  # how B is loaded: see `load_b`
     MORE: tl.constexpr,
-    DEEP: tl.constexpr,
     EXTRAS: tl.constexpr,
     BASE_BIAS: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -139,11 +137,6 @@ def _few_rows(
         arena, slot_row, begin, block, follows, module, 0, rank, c0, width, stride, S0, S1, S2,
         BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR, True,
     )  # fmt: skip  # (RANKS, COLUMNS), on its way while shrink ends
-    if DEEP:  # and the next one; beyond the rank nothing is loaded
-        later = load_b(
-            arena, slot_row, begin, block, follows, module, RANKS, rank, c0, width, stride, S0, S1,
-            S2, BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR, False,
-        )  # fmt: skip
     c = c0 + tl.arange(0, COLUMNS)
     inside = c < width
     more, gain, own = load_extras(
@@ -174,17 +167,10 @@ def _few_rows(
         if rows > 2:
             d2, d3 = scaled_product(h2, b, scaling), scaled_product(h3, b, scaling)
     for q in tl.range(RANKS, rank if MORE else RANKS, RANKS):
-        if DEEP:
-            b = later
-            later = load_b(
-                arena, slot_row, begin, block, follows, module, q + RANKS, rank, c0, width, stride,
-                S0, S1, S2, BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR, False,
-            )  # fmt: skip
-        else:
-            b = load_b(
-                arena, slot_row, begin, block, follows, module, q, rank, c0, width, stride, S0, S1,
-                S2, BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR, False,
-            )  # fmt: skip
+        b = load_b(
+            arena, slot_row, begin, block, follows, module, q, rank, c0, width, stride, S0, S1,
+            S2, BLOCK, UNIT, BLOCKS_AT, RANKS, COLUMNS, EVEN, NEAR, False,
+        )  # fmt: skip
         d0 += scaled_product(sum_row(hp, q, rank, True, H_SPLIT, SPLITS, RANKS, CACHE), b, scaling)
         if MANY:
             if rows > 1:

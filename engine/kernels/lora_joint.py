@@ -174,7 +174,6 @@ def _joint(
     EVEN: tl.constexpr,
     LATE: tl.constexpr,
     MORE: tl.constexpr,
-    DEEP: tl.constexpr,
     STREAMED: tl.constexpr,
     SHRINK_STREAMED: tl.constexpr,
     EXTRAS: tl.constexpr,
@@ -204,5 +203,5 @@ def _joint(
             h, arena, table, expand_items, y, base_bias, arrived, shrinks, entry,
             program - shrinks, W0, W1, W2, T0, T1, T2, S0, S1, S2, ALIGN, Y_STRIDE, BLOCK, UNIT,
             SLOT_WORDS, BLOCKS_AT, RH, H_SPLIT, SPLITS, RANKS, COLUMNS, RUNS, ROWS, FORM, PRECISION,
-            EVEN, LATE, MORE, DEEP, STREAMED, EXTRAS, BASE_BIAS, True, PDL,
+            EVEN, LATE, MORE, STREAMED, EXTRAS, BASE_BIAS, True, PDL,
         )  # fmt: skip

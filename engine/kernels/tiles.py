@@ -58,7 +58,6 @@ class ExpandTile(NamedTuple):
     stages: int = 1
     late: bool = False  # y is read after the product: fewer registers
     all_ranks: bool = True  # False: no rank of the step exceeds `ranks`
-    deep: bool = False  # two tiles of B are on their way ("vec")
     streamed: bool = False  # as shrink's A
 
 
@@ -126,15 +125,15 @@ def _vec(name: str, rows: int, chunk: int, *, all_ranks: bool, streamed: bool = 
     )
 
 
-#: Every segment is one row.  64 adapters of rank 16 take 1.49 ms by themselves; 1.71 where weights
-#: stay in L2 as long as all else, and 1.68 where their places alone are found so.
+#: Every segment is one row.  64 adapters of rank 16 take 1.49 ms by themselves; 1.68 where weights
+#: stay in L2 as long as all else, in one of the kernels or in both.
 ALONE = _vec("alone", 1, 2048, all_ranks=False, streamed=True)
-#: 64 adapters of ranks 8 to 64 take 2.75 ms by themselves and add 2.88 to the products; 2.94 to
-#: 2.98 and 3.07 without any of that, 2.96 and 2.97 with their places alone.  Before it, 4,096
-#: inputs a program took 3.07, and 1,024 added 3.47.  Ranks of a tile that are shared out among
-#: warps were far worse: 4.1 with 512 columns, 4.2 with 32 ranks as well, 6.2 to 7.2 with 256; 3.1
-#: to 3.6 alone where only slots of high ranks have such tiles, all on their way at once.  Two tiles
-#: on their way (`deep`): 3.5 to 3.7; later ones asked of L2 beforehand: 3.1 to 3.2.
+#: 64 adapters of ranks 8 to 64 take 2.75 ms by themselves and add 2.88 to the products; 2.98 and
+#: 3.07 without that.  With it, 4,096 inputs a program take 2.85, 2 warps with half of all 2.86, and
+#: pieces of one block each 2.88.  Without it, 1,024 inputs added 3.47, and ranks of a tile that are
+#: shared out among warps were far worse: 4.1 with 512 columns, 4.2 with 32 ranks as well, 6.2 to
+#: 7.2 with 256; 3.1 to 3.6 alone where only slots of high ranks have such tiles, all on their way
+#: at once.  Two tiles on their way took 3.5 to 3.7, later ones asked of L2 beforehand 3.1 to 3.2.
 ALONE_WIDE = _vec("alone wide", 1, 2048, all_ranks=True, streamed=True)
 #: No segment is longer than FEW_ROWS.
 FEW = _vec("few", FEW_ROWS, 1024, all_ranks=False)
