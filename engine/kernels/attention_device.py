@@ -70,17 +70,8 @@ def device_attention(
         return whole_prompt(q, *fresh, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lens, starts = _on_device(meta, q.device)
-    if routes.decode is not None:
-        decode_attention(
-            q,
-            kv,
-            meta.block_tables,
-            routes.decode,
-            out,
-            settled=routes.settled,
-            scale=scale,
-            softcap=softcap,
-        )
+    # Prompts first: the decode rows' kernel then runs beside theirs.
+    both = routes.prefill is not None and routes.decode is not None
     if routes.prefill is not None:
         prefill_attention(
             q,
@@ -90,6 +81,20 @@ def device_attention(
             starts,
             routes.prefill,
             out,
+            settled=routes.settled,
+            followed=both,
+            scale=scale,
+            softcap=softcap,
+        )
+    if routes.decode is not None:
+        decode_attention(
+            q,
+            kv,
+            meta.block_tables,
+            routes.decode,
+            out,
+            settled=routes.settled,
+            beside=both,
             scale=scale,
             softcap=softcap,
         )

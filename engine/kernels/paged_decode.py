@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.kernels import backend
 from engine.kernels.attention_tiles import MERGED, decode_rows, width_of
 from engine.kernels.decode_plan import DecodePlan, plan_word
-from engine.kernels.dependent import follow_closely
+from engine.kernels.dependent import follow_closely, let_next_come, wait_for_earlier
 from engine.kernels.launch import launch
 from engine.kernels.paged_merge import is_last, merge_apart, merge_heads
 from engine.kernels.paged_tile import (
@@ -64,17 +64,21 @@ def _decode(
     APART: tl.constexpr,
     TURNS: tl.constexpr,
     EARLY: tl.constexpr,
+    BESIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Items (axis 1) of one KV head (axis 0), for the GROUP heads that share it.
 
     TURNS: programs are fewer than items.  EARLY: the plan was there before the kernel ahead began,
-    and may be read before that one ends.
+    and may be read before that one ends.  BESIDE: so was all else, for that kernel is the prompts'
+    of this layer (`paged_prefill.py`), which follows closely: nothing is waited for but its end.
     """
     kv_head = tl.program_id(0)
     turn = tl.program_id(1)
     programs = tl.num_programs(1)
-    if not EARLY:
+    if BESIDE:
+        let_next_come(PDL)
+    elif not EARLY:
         follow_closely(PDL)
     item = items + turn * 8
     seq = plan_word(item)
@@ -82,8 +86,8 @@ def _decode(
     begin = plan_word(item + 2)
     stop = plan_word(item + 3)
     table = tables + seq.to(tl.int64) * stride_table
-    ids = block_ids(table, begin, stop, BLOCK, TILE, EARLY)
-    if EARLY:
+    ids = block_ids(table, begin, stop, BLOCK, TILE, EARLY or BESIDE)
+    if EARLY and not BESIDE:
         follow_closely(PDL)
 
     member = tl.arange(0, ROWS)
@@ -96,7 +100,10 @@ def _decode(
     for done in range(0, num_items if TURNS else 1, programs):
         if row >= 0:
             at = row.to(tl.int64) * stride_q + heads[:, None] * DIM + column[None, :]
-            queries = tl.load(q + at, mask=here, other=0.0)
+            if BESIDE:
+                queries = tl.load(q + at, mask=here, other=0.0, cache_modifier=".cg")
+            else:
+                queries = tl.load(q + at, mask=here, other=0.0)
             length = plan_word(item + 4)
             place = plan_word(item + 5)
             pieces = plan_word(item + 6)
@@ -107,7 +114,7 @@ def _decode(
             for key in range(begin, stop, TILE):
                 live = key + lane < stop
                 where = places(ids, key, stride_block, stride_key, BLOCK, TILE)
-                ids = block_ids(table, key + TILE, stop, BLOCK, TILE, False)
+                ids = block_ids(table, key + TILE, stop, BLOCK, TILE, BESIDE)
                 keys = load_rows(keys_at, where, live, DIM, WIDTH, True)
                 scores = score(queries, keys, scale, cap, CAPPED)
                 seen = live
@@ -141,7 +148,11 @@ def _decode(
             begin = plan_word(item + 2)
             stop = plan_word(item + 3)
             table = tables + seq.to(tl.int64) * stride_table
-            ids = block_ids(table, begin, stop, BLOCK, TILE, False)
+            ids = block_ids(table, begin, stop, BLOCK, TILE, BESIDE)
+    # One that waits is enough for the launch to end last; the others make room.
+    if BESIDE:  # noqa: SIM102  # one is known when compiled, the other when run
+        if kv_head + tl.program_id(1) == 0:
+            wait_for_earlier(PDL)
 
 
 def decode_attention(
@@ -152,6 +163,7 @@ def decode_attention(
     out: Tensor,
     *,
     settled: bool = False,
+    beside: bool = False,
     scale: float,
     softcap: float = 0.0,
 ) -> None:
@@ -160,7 +172,8 @@ def decode_attention(
     q (T, heads, head_dim), its rows at any stride; kv (num_blocks, 2, block_size, kv_heads,
     head_dim), one layer's view; block_tables (S, blocks) int32.  If the plan was made with
     query_starts, rows that are not its own are left; otherwise the rows of sequences of length 0
-    become zero.  `settled`: this is not the plan's first use.
+    become zero.  `settled`: this is not the plan's first use.  `beside`: the kernel launched just
+    before is `prefill_attention` of other rows, `followed`.
     Scores are `softcap` * tanh(scale * q·k / softcap) if `softcap` is set.
     """
     heads, head_dim = q.shape[1:]
@@ -207,6 +220,7 @@ def decode_attention(
         APART=plan.apart,
         TURNS=turns,
         EARLY=pdl and settled and tiles.early,
+        BESIDE=pdl and beside,
         PDL=pdl,
         num_warps=tiles.warps,
         num_stages=tiles.stages,

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from engine.kernels import backend
 from engine.kernels.attention_tiles import width_of
-from engine.kernels.dependent import follow
+from engine.kernels.decode_plan import plan_word
+from engine.kernels.dependent import follow, follow_closely, let_next_come, wait_for_earlier
 from engine.kernels.launch import launch
 from engine.kernels.paged_merge import is_last, merge_rows
 from engine.kernels.paged_tile import (
@@ -67,20 +68,36 @@ def _prefill(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     FIXED: tl.constexpr,
+    FOLLOWED: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """SPAN rows (axis 1) x GROUP heads of one KV head (axis 0).  Late, heavy tiles come first."""
-    follow(PDL)
+    """SPAN rows (axis 1) x GROUP heads of one KV head (axis 0).  Late, heavy tiles come first.
+
+    FOLLOWED: what comes behind may read ahead of its own wait what this kernel reads.  EARLY: the
+    plan was there before the kernel ahead began.
+    """
     kv_head = tl.program_id(0)
-    count = tl.load(items)
-    most = tl.load(items + 1)  # pieces of a tile
+    own = tl.program_id(1)
+    if not FOLLOWED:
+        follow(PDL)
+    elif not EARLY:
+        follow_closely(PDL)
+    count = plan_word(items)
+    most = plan_word(items + 1)  # pieces of a tile
+    if FOLLOWED and EARLY:
+        # Whoever has no tile makes room for the kernel behind, which comes when the others have
+        # waited: the first always does.
+        if (own < count * most) | (kv_head + own == 0):
+            wait_for_earlier(PDL)
+        let_next_come(PDL)
     m = tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     lane = tl.arange(0, TILE)
     head = kv_head * GROUP + m % GROUP
     keys_at = kv + kv_head * DIM
     values_at = keys_at + stride_side
-    for turn in range(tl.program_id(1), count * most, tl.num_programs(1)):
+    for turn in range(own, count * most, tl.num_programs(1)):
         tile = count - 1 - turn // most
         item = items + (tile + 1) * 2
         seq = tl.load(item)
@@ -166,6 +183,8 @@ def prefill_attention(
     plan: PrefillPlan,
     out: Tensor,
     *,
+    settled: bool = False,
+    followed: bool = False,
     scale: float,
     softcap: float = 0.0,
 ) -> None:
@@ -174,6 +193,8 @@ def prefill_attention(
     q (T, heads, head_dim), its rows at any stride; kv (num_blocks, 2, block_size, kv_heads,
     head_dim), one layer's view, in which the rows' own K and V stand already; block_tables
     (S, blocks) int32, seq_lens and query_starts as for the plan.  Other rows are left as they are.
+    `settled`: this is not the plan's first use.  `followed`: the kernel launched next is
+    `decode_attention` of other rows, `beside` this one.
     """
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = kv.shape[2:4]
@@ -214,6 +235,8 @@ def prefill_attention(
         WINDOW=plan.window,
         CAPPED=softcap != 0.0,
         FIXED=plan.fixed,
+        FOLLOWED=pdl and followed,
+        EARLY=pdl and followed and settled,
         PDL=pdl,
         num_warps=tiles.warps,
         num_stages=tiles.stages,

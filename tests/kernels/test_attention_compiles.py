@@ -60,23 +60,28 @@ for module, name in (
 
 kv = torch.zeros(8, 3, 2, 16, 8, 128, dtype=torch.bfloat16)[:, 1]
 tables, q = torch.zeros(3, 8, dtype=torch.int32), torch.zeros(34, 32, 128, dtype=torch.bfloat16)
-meta = AttentionMeta((0, 1, 2, 34), (9, 40, 99), torch.zeros(34), tables, 16)
-for _ in range(2):  # layers
-    attention_device.device_attention(q, kv, meta, scale=0.1, window=0)
+alone = AttentionMeta((0, 1, 2, 3), (9, 40, 99), torch.zeros(3), tables, 16)
+mixed = AttentionMeta((0, 1, 2, 34), (9, 40, 99), torch.zeros(34), tables, 16)
+for meta, rows in ((alone, q[:3]), (mixed, q)):
+    for _ in range(2):  # layers
+        attention_device.device_attention(rows, kv, meta, scale=0.1, window=0)
 """
 
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, Any]:
-    """Name -> PTX, shared bytes and grid; the decode kernel's by its use of the plan."""
+    """Name -> PTX, shared bytes and grid; the decode kernel's by its use of the plan, alone and
+    beside prompts."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     made = [json.loads(line) for line in done.stdout.splitlines()]
-    layer = ["_decode", "merge_apart", "_prefill"]
-    assert [name for name, _ in made] == ["_cut", "_list", *layer, *layer]
-    return {"first": made[2][1], "later": made[5][1], "prefill": made[4][1]}
+    layer, beside = ["_decode", "merge_apart"], ["_prefill", "_decode", "merge_apart"]
+    names = ["_cut", *layer, *layer, "_cut", "_list", *beside, *beside]
+    assert [name for name, _ in made] == names
+    at = {"first": 1, "later": 3, "first prefill": 7, "prefill": 10, "beside": 11}
+    return {name: made[index][1] for name, index in at.items()}
 
 
 def test_a_tile_of_keys_is_on_its_way_while_another_is_worked_off(kernels: dict[str, Any]) -> None:
@@ -88,7 +93,7 @@ def test_a_tile_of_keys_is_on_its_way_while_another_is_worked_off(kernels: dict[
 
 def test_as_many_programs_fit_as_the_tiles_say(kernels: dict[str, Any]) -> None:
     decode, prefill = decode_tiles(4, 128, 2, 227 << 10), prefill_tiles(34, 4, 128, 2, 227 << 10)
-    for name in ("first", "later"):
+    for name in ("first", "later", "beside"):
         assert kernels[name]["shared"] <= decode_bytes(decode, 4, 128, 2)
         assert kernels[name]["grid"] == [8, 3 + decode.programs_per_sm * 132 // 8]
         if decode.registers:
@@ -108,3 +113,22 @@ def test_only_what_no_kernel_of_the_step_writes_is_read_ahead(kernels: dict[str,
     assert behind.index("griddepcontrol.launch_dependents") < behind.index("cp.async")
     before, _, _ = kernels["first"]["ptx"].partition("griddepcontrol.wait")
     assert not re.search(r"ld\.global|cp\.async", before)
+
+
+def test_beside_prompts_decode_waits_for_none_of_them_before_its_end(
+    kernels: dict[str, Any],
+) -> None:
+    """All that it reads was written ahead of the prompts' kernel; a multiprocessor may still have
+    what was there before in L1."""
+    before, waited, behind = kernels["beside"]["ptx"].partition("griddepcontrol.wait")
+    assert waited and "st.global" in before and "st.global" not in behind
+    assert before.index("griddepcontrol.launch_dependents") < before.index("ld.global")
+    assert all(".cg" in load for load in re.findall(r"ld\.global\S*", before))
+    assert "cp.async.cg" in before
+
+
+def test_prompts_let_decode_come_when_all_ahead_of_them_has_ended(kernels: dict[str, Any]) -> None:
+    for name in ("first prefill", "prefill"):
+        before, waited, behind = kernels[name]["ptx"].partition("griddepcontrol.wait")
+        assert waited and "launch_dependents" not in before and "launch_dependents" in behind
+        assert all(".cg" in load for load in re.findall(r"ld\.global\S*", before))
