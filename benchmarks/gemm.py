@@ -1,6 +1,7 @@
 """Products with weights on one card: our tiles beside cuBLAS, alone and in the chain of a step.
 
-    python benchmarks/gemm.py [--seconds 110] [--rows 1,64,16,32,2,128] [--workers 12] [--brief]
+    python benchmarks/gemm.py [--seconds 110] [--rows 1,64,16,32,2,80,96,128]
+                              [--workers 12] [--brief]
 
 Llama-3-8B's shapes in bf16, CUDA graphs, the median of the replays; weights rotate among so many
 copies that nothing is found in the L2 cache.  Prints JSON lines, four kinds:
@@ -42,7 +43,7 @@ REPLAYS, ALONE_BYTES, SMS = 9, 400 << 20, 132
 #: The share of the time that is kept for the chain.
 CHAIN_SHARE = 0.45
 #: Rows that a class of the table stands for, and the others that it takes.
-CLASSES = {1: (), 64: (48,), 16: (4, 8), 32: (24,), 2: (), 128: (96,)}
+CLASSES = {1: (), 64: (48,), 16: (4, 8), 32: (24,), 2: (), 80: (72,), 96: (88,), 128: (112,)}
 
 
 #: FIXED and FIXED_PROGRAMS, and what might take their place.
@@ -83,6 +84,11 @@ FEW_SIZES = {
 }
 FEW_SIZES_WIDE = {1: ((2, 16384, 8), (1, 16384, 4), (4, 16384, 16)), 2: ((2, 16384, 16),)}
 MANY_SIZES = ((64, 128, 4), (128, 64, 4), (128, 128, 8), (256, 64, 8))
+#: Of more than 64 rows: as many outputs as leave room for several steps beside them.
+TALL_SIZES = (
+    *((64, 128, 4), (64, 64, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8)),
+    (256, 64, 8),
+)
 
 
 def filling(rows: int, outputs: int, step: int, per_sm: int) -> int:
@@ -100,14 +106,14 @@ def candidates(rows: int, shape: Shape) -> Iterator[Tile]:
         if kept is not None:
             yield kept
         yield from streams(max(16, rows), shape)
-        yield from dots(max(16, rows), shape)
+        yield from dots(max(16, 1 << (rows - 1).bit_length()), shape)
 
 
 def streams(rows: int, shape: Shape) -> Iterator[Tile]:
     """With memory for as many programs as there are, and for one more: the next kernel's."""
-    for outputs, step, warps in MANY_SIZES:
+    for outputs, step, warps in TALL_SIZES if rows > 64 else MANY_SIZES:
         tiles = -(-shape.d_out // outputs)
-        if outputs == 256 and rows < 32:
+        if outputs == 256 and (rows < 32 or rows > 64 > tiles):
             continue
         usual = (1, 2, 3, 4, 8) if outputs == 128 else (1, 2, 4, 8)
         splits = [n for n in usual if 90 <= tiles * n <= 400 and n <= shape.d_in // 512]

@@ -44,6 +44,8 @@ def product(
         return out
     assert x.dtype == weight.dtype and x.shape[1] == d_in and out.shape == (rows, d_out)
     assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
+    if tile.form == "stream" and (serial or not _can_stream(x, weight)):
+        tile = tile._replace(form="dot", rows=triton.next_power_of_2(tile.rows))
     tile = tile.fitted(d_in, x.element_size(), backend.shared_bytes(x.device))
     blocks, tiles = triton.cdiv(rows, tile.rows), triton.cdiv(d_out, tile.outputs)
     parallel = not serial and tile.splits > 1 and blocks * tiles <= COUNTERS
@@ -53,7 +55,6 @@ def product(
         counters = _counters(x.device)
     pdl = backend.dependent_launch(x.device)
     common = {
-        "ROWS": tile.rows,
         "OUTPUTS": tile.outputs,
         "STEP": tile.step,
         "SPLITS": tile.splits,
@@ -77,13 +78,14 @@ def product(
             *ends,
             d_in,
             *strides,
+            ROWS=tile.rows,
             EVEN=even,
             **common,
         )
         return out
     grid = (blocks, tiles, tile.splits if parallel else 1)
     serial = tile.splits > 1 and not parallel
-    if tile.form == "stream" and not serial and _can_stream(x, weight):
+    if tile.form == "stream" and not serial:
         _stream(grid, x, weight, ends, out.stride(0), tile, common)
     else:
         _dot(grid, x, weight, ends, out.stride(0), tile, common | {"SERIAL": serial})
@@ -116,6 +118,7 @@ def _dot(
         x.stride(0),
         weight.stride(0),
         stride_out,
+        ROWS=tile.rows,
         CHUNK=tile.chunk(d_in),
         EVEN=tile.splits * tile.chunk(d_in) == d_in,
         TMA=tma,
@@ -140,13 +143,19 @@ def _stream(
 ) -> None:
     from engine.kernels.gemm_stream import described, streamed_product
 
+    rows = 1 << (tile.rows.bit_length() - 1)  # the larger product's, of what may be two
+    rest = tile.rows - rows
+    x_tiles = described(x, rows, tile.step)
     launch(
         streamed_product,
         grid,
-        described(x, tile.rows, tile.step),
+        x_tiles,
+        described(x, rest, tile.step) if rest else x_tiles,
         described(weight, tile.outputs, tile.step),
         *ends,
         stride_out,
+        ROWS=rows,
+        REST=rest,
         STEPS=tile.chunk(weight.shape[1]) // tile.step,
         STAGES=tile.stages,
         **common,

@@ -68,6 +68,7 @@ def check(
         (COPIED, 5, 70, 576),
         (COPIED, 20, 64, 200),
         (STREAM, 40, 130, 520),  # plain tiles, but on Hopper
+        (STREAM._replace(rows=24), 40, 130, 520),  # and rows of a power of two
     ],
 )
 def test_the_product_equals_fp64s(

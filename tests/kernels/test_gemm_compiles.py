@@ -87,6 +87,8 @@ TILES = (
 )
 
 
+#: 64 rows and 16, and 64 and 32.
+TALL = (("stream", 80, 64, 128, 2, 4, 5), ("stream", 96, 128, 64, 1, 8, 4))
 #: A split of one step, and of three.
 SPLIT = [
     (tile._replace(splits=4), dtype, 4 * steps * tile.step, True, False)
@@ -97,9 +99,10 @@ SPLIT = [
 
 @pytest.fixture(scope="module")
 def made() -> list[Kernel]:
-    """Every product of this module, from one process: TILES, TILES followed closely, SPLIT."""
+    """All products of this module, from one process: TILES, TILES followed closely, SPLIT, TALL."""
+    tall = [(tile, "bfloat16", 4096, False, False) for tile in TALL]
     tiled = [(tile, "bfloat16", 4096, False, close) for close in (False, True) for tile in TILES]
-    return compiled(*tiled, *SPLIT)
+    return compiled(*tiled, *SPLIT, *tall)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,20 @@ def test_products_go_through_the_warp_groups_and_fit_in_shared_memory(
     assert "wgmma" not in vectors and vectors.count("ld.global.L1::evict_first") == 16
 
 
+def test_rows_between_two_powers_of_two_are_two_products_with_one_copy_of_the_weights(
+    made: list[Kernel],
+) -> None:
+    for (_, rows, outputs, step, _, _, stages), kernel in zip(
+        TALL, made[-len(TALL) :], strict=True
+    ):
+        widths = set(re.findall(r"wgmma\.mma_async\S*m64n(\d+)k16", kernel.ptx))
+        assert widths == {"64", str(rows - 64)}
+        ahead, _, behind = kernel.ptx.partition("griddepcontrol.wait")
+        assert ahead.count("cp.async.bulk.tensor") == stages
+        assert behind.count("cp.async.bulk.tensor") == 2 * stages + 3
+        assert stages * (rows + outputs) * step * 2 <= kernel.shared < 227 << 10
+
+
 def test_partial_sums_are_stored_before_the_count_and_loaded_behind_it(
     kernels: dict[str, tuple[str, int]],
 ) -> None:
@@ -157,6 +174,6 @@ def test_a_split_does_not_begin_at_the_sum_of_those_before_it(made: list[Kernel]
 
     It did where a split is one step, as in models of a few hundred inputs.
     """
-    for (tile, *_), kernel in zip(SPLIT, made[2 * len(TILES) :], strict=True):
+    for (tile, *_), kernel in zip(SPLIT, made[2 * len(TILES) : -len(TALL)], strict=True):
         sums = re.findall(rf"arith.addf .*tensor<{tile.outputs}x{tile.rows}xf32>", kernel.ttir)
         assert kernel.ttir.count("tt.dot") == len(sums) == 1

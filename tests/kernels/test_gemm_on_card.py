@@ -96,6 +96,10 @@ def test_logits_are_written_in_fp32_without_a_rounding_before(own: None) -> None
         Tile("stream", 64, 128, 64, 3),
         Tile("stream", 64, 256, 64, warps=8, stages=5),
         Tile("stream", 128, 128, 64, 8, warps=8, stages=2),
+        Tile("stream", 80, 64, 128, 2, stages=5),
+        Tile("stream", 80, 128, 128, warps=8, stages=2),
+        Tile("stream", 80, 256, 64, warps=8, stages=5),
+        Tile("stream", 96, 64, 128, 3, stages=3),
     ],
 )
 def test_any_tile_takes_shapes_that_fit_it_badly(tile: Tile) -> None:
