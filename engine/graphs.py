@@ -26,7 +26,7 @@ from engine.models.decoder import Decoder
 #: embeddings are given to it.
 Key = tuple[Rung, LoraClass | None, bool]
 
-#: Graphs captured at start, if a coarser choice of them keeps to it (177 at 64 sequences).
+#: Graphs captured at start, if a coarser choice of them keeps to it (220 at 64 sequences).
 START_GRAPHS = 256
 #: Graphs that may be captured after the start; the memory plan counts them.
 LATE_GRAPHS = 32

@@ -153,6 +153,15 @@ def test_steps_beyond_the_ladder_are_not_padded(padding) -> None:
     assert batch.attn.query_starts == (0, 13) and batch.attn.seq_lens == (13,)
 
 
+def test_a_short_prompt_beside_64_who_decode_is_padded_to_80_rows_and_only_once() -> None:
+    ladder = Ladder(max_seqs=256, mixed_rows=512)
+    assert [rung for rung in ladder.mixed if rung.rows == 80] == [Rung(80, 79)]
+    assert ladder.find(64 + 16, 64 + 1) == Rung(80, 79)
+    assert ladder.find(64 + 17, 64 + 1) == Rung(128, 127)
+    assert ladder.find(63 + 17, 63 + 1) == Rung(80, 79)
+    assert ladder.find(63 + 18, 63 + 1) == Rung(128, 64)
+
+
 def test_rungs_hold_every_step_up_to_their_sizes() -> None:
     for max_seqs, mixed_rows, often in (
         *((1, 64, 0), (6, 12, 192), (64, 512, 192), (300, 512, 200)),
