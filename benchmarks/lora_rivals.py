@@ -1,6 +1,6 @@
 """Rivals of what adapters cost, timed in turns on one card: mixed ranks, prompts, rank 8 beside 64.
 
-    python benchmarks/lora_rivals.py [--only alone,kernels,prompt,chain,beside] [--seconds 110]
+    python benchmarks/lora_rivals.py [--only alone,few,kernels,prompt,chain,beside] [--seconds 110]
                                      [--workers 14]
 
 Llama-3-8B's shape in bf16, adapters as in `lora_kernels.py`.  Every rival is checked against torch
@@ -8,6 +8,7 @@ in fp32 and captured; then all of a part are replayed one after the other, round
 a card that grows warm slows all of them alike; medians.  Prints JSON lines:
 
 - `alone`: LoRA alone, two launches a module, 64 rows of 64 adapters; `ratio` to the bytes' floor;
+- `few`: the same of steps whose adapters share rows;
 - `kernels`: the kernels of a prompt of 2,048 rows, one by one, microseconds;
 - `prompt`: such a prompt on one adapter, 8 layers of a chain as in `lora_chain.py`, times 4; each
   in pairs with the base.  `shrink` and `shrink and expand ...` leave the rest out: where the time
@@ -89,6 +90,15 @@ def wide(chunk: int = 2048, warps: int = 4, columns: int = 1024, *, streamed: bo
     )
 
 
+def streams(tiles: Tiles, streamed: bool) -> Tiles:
+    """The tiles, whose weights leave L2 first or do not."""
+    return tiles._replace(
+        name="rival",
+        shrink=tiles.shrink._replace(streamed=streamed),
+        expand=tiles.expand._replace(streamed=streamed),
+    )
+
+
 RIVALS = {
     "two bodies": wide(streamed=False),
     "two bodies, chunks of 4096": wide(4096, streamed=False),
@@ -100,16 +110,18 @@ RIVALS = {
 }
 NARROW = choices.ALONE
 RIVALS_16 = {
-    "two bodies": NARROW._replace(
-        name="rival",
-        shrink=NARROW.shrink._replace(streamed=False),
-        expand=NARROW.expand._replace(streamed=False),
-    ),
+    "two bodies": streams(NARROW, False),
     "chunks of 512 by 1 warp": NARROW._replace(
         name="rival", shrink=NARROW.shrink._replace(chunk=512, wide_chunk=512, warps=1)
     ),
 }
-CHAINED = ("two bodies", "two bodies, chunks of 4096", "chunks of 4096")
+CHAINED = ("two bodies", "chunks of 4096")
+#: Steps whose adapters have several rows, or whose items take either form.
+FEW = (
+    Case("T=64 k=32", shared(64, 32), R16, (), ()),
+    Case("T=64 k=32 ranks 8-64", shared(64, 32), MIX, (), ()),
+    Case("T=64 k=8", shared(64, 8), R16, (), ()),
+)
 
 PE, PS = choices.PREFILL.expand, choices.PREFILL.shrink
 _ANY = choices.PREFILL.most_rows
@@ -142,6 +154,7 @@ EVERY = (
     *choices.ALL,
     *RIVALS.values(),
     *RIVALS_16.values(),
+    *(streams(picked_by_engine(case), True) for case in FEW),
     *(prompt_tiles(expand=e) for e in EXPANDS.values()),
     *(prompt_tiles(shrink=s) for s in SHRINKS.values()),
 )
@@ -299,12 +312,20 @@ def checked(operands: Operands, plan: LoraDevicePlan) -> LoraDevicePlan:
     return plan
 
 
+def few(fleets: dict[tuple[int, ...], Fleet]) -> bool:
+    failed = False
+    for case in FEW:
+        rivals = {"streamed": streams(picked_by_engine(case), True)}
+        failed |= _alone(fleets[case.ranks], case, rivals, None)
+    return failed
+
+
 def alone(fleets: dict[tuple[int, ...], Fleet]) -> bool:
     failed = _alone(fleets[MIXED.ranks], MIXED, RIVALS, 1.2)
     return _alone(fleets[SAME.ranks], SAME, RIVALS_16, 1.25) or failed
 
 
-def _alone(fleet: Fleet, case: Case, rivals: dict[str, Tiles], bar: float) -> bool:
+def _alone(fleet: Fleet, case: Case, rivals: dict[str, Tiles], bar: float | None) -> bool:
     turns, operands = Turns(), Operands(fleet, case)
 
     def make(tiles: Tiles, launches: Callable[..., Callable[[], None]]) -> torch.cuda.CUDAGraph:
@@ -430,19 +451,22 @@ def chained(fleets: dict[tuple[int, ...], Fleet], chain: Chain) -> bool:
             joined=True,
         ),
     )
-    turns.add(
-        "rank 16: one",
-        lambda: chain_graph(
-            chain, 64, own_plan(fleets[R16], SAME, picked_by_engine(SAME)), joined=True
-        ),
-    )
+    for name, tiles in {
+        "": picked_by_engine(SAME),
+        ", two bodies": RIVALS_16["two bodies"],
+    }.items():
+        turns.add(
+            f"rank 16{name}: one",
+            lambda t=tiles: chain_graph(chain, 64, own_plan(fleets[R16], SAME, t), joined=True),
+        )
     times = turns.times()
     for name in times:
         more = added(times, name, "base") if "base" in times else None
+        floor = (SAME if name.startswith("rank 16") else MIXED).floor_ms
         say(
             **{"kind": "chain", "rival": name, "ms": round(statistics.median(times[name]), 4)},
             **{"added_ms": None if more is None else round(more, 4)},
-            **{"to_floor": None if more is None else round(more / MIXED.floor_ms, 3)},
+            **{"to_floor": None if more is None else round(more / floor, 3)},
         )
     return turns.failed
 
@@ -662,6 +686,10 @@ def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
             [*RIVALS.values(), *RIVALS_16.values()] if "alone" in parts else [RIVALS["two bodies"]]
         )
         compiler.ask((kernel, t) for t in mine for kernel in ("expand", "shrink"))
+    if "few" in parts:
+        mine = [picked_by_engine(case) for case in FEW]
+        mine += [streams(tiles, True) for tiles in mine]
+        compiler.ask((kernel, t) for t in mine for kernel in ("expand", "shrink"))
     if "prompt" in parts or "kernels" in parts:
         tiles = picked_by_engine(PROMPT)
         compiler.ask((kernel, tiles) for kernel in ("expand", "shrink"))
@@ -681,6 +709,7 @@ def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
         compiler.call((compile_gate, GATES[IN_CHAIN[0]], t) for t in rivals)
     if "chain" in parts or "beside" in parts:
         mine = [picked_by_engine(c) for c in (MIXED, SAME, LOW)] + [RIVALS[n] for n in CHAINED]
+        mine.append(RIVALS_16["two bodies"])
         compiler.ask((kernel, t) for t in mine for kernel in ("joined", "expand", "shrink"))
         compiler.call(
             (compile_product, rows, sum(s.widths), s.d_in)
@@ -691,7 +720,7 @@ def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="alone,kernels,prompt,chain,beside")
+    parser.add_argument("--only", default="alone,few,kernels,prompt,chain,beside")
     parser.add_argument("--seconds", type=float, default=110, help="no part begins later")
     parser.add_argument("--workers", type=int, default=14)
     options = parser.parse_args()
@@ -725,6 +754,7 @@ def main() -> None:
     chain = Chain() if "chain" in parts or "beside" in parts else None
     runs: dict[str, Callable[[], bool]] = {
         "alone": lambda: alone(fleets),
+        "few": lambda: few(fleets),
         "kernels": lambda: kernels(fleets),
         "prompt": lambda: prompts(fleets),
         "chain": lambda: chain is not None and chained(fleets, chain),
