@@ -76,8 +76,9 @@ class Copier(Ready):
         return done
 
 
-def scheduler(streams: int, adapters: int, num_blocks: int = 0) -> Scheduler:
-    """One with room for `streams`, unless it is said how much, and with all adapters resident."""
+def scheduler(streams: int, adapters: int, num_blocks: int = 0, **limited: int) -> Scheduler:
+    """One with room for `streams`, unless it is said how much, and with all adapters resident;
+    `limited`: limits that are not as usual."""
     pool = BlockPool(num_blocks or (streams + 64) * 128 + adapters * ADAPTER_BLOCKS)
     prefix = PrefixIndex(pool, BLOCK, time.monotonic)
     memory = Reclaimer(pool, prefix)
@@ -105,13 +106,8 @@ def scheduler(streams: int, adapters: int, num_blocks: int = 0) -> Scheduler:
         residency.command(Load(command_id=2 * n + 1, rev=manifest.rev))
     for _ in range(4):
         residency.advance()
-    limits = SchedulerLimits(
-        block_size=BLOCK,
-        max_num_seqs=streams + 32,
-        max_batch_tokens=2048,
-        mixed_tokens=BUDGET,
-        max_model_len=4096,
-    )
+    usual = {"max_batch_tokens": 2048, "mixed_tokens": BUDGET, "max_model_len": 4096}
+    limits = SchedulerLimits(block_size=BLOCK, max_num_seqs=streams + 32, **usual | limited)
     return Scheduler(memory=memory, residency=residency, limits=limits, clock=time.monotonic)
 
 

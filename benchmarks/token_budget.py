@@ -13,7 +13,6 @@ policies; absolute times are the model's.
 import argparse
 import json
 import random
-from dataclasses import replace
 
 from scheduler import drawn, scheduler, submit
 
@@ -31,8 +30,8 @@ def percentile(values: list[float], share: float) -> float | None:
 
 
 def simulate(budget: int, rate: float, longs: float, seconds: float) -> dict[str, object]:
-    one = scheduler(STREAMS, 0, num_blocks=60_000)
-    one.limits = replace(one.limits, mixed_tokens=budget, max_model_len=LONG + 2 * ANSWER)
+    longest = LONG + 2 * ANSWER
+    one = scheduler(STREAMS, 0, num_blocks=60_000, mixed_tokens=budget, max_model_len=longest)
     draw = random.Random(1)
     now = due = 0.0
     lengths: list[int] = []
