@@ -1,14 +1,16 @@
 """Pauses of a generator's streams while an embedder on the same card is kept busy.
 
     python benchmarks/beside.py --model DIR [--shape bge-large] [--rows 16384,4096,1024]
-                                [--share 1,0.5,0.2,0.1] [--streams 64] [--seconds 3]
+                                [--share 1,0.5,0.2,0.1] [--graph-tokens 512] [--streams 64]
+                                [--seconds 3]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  The embedder has random weights of a shape of `pooling.py`, a process of its
 own, as each model of a daemon has, and inputs of 256 tokens without an end.  First the streams
 decode alone, then beside it, once with each number of --rows, which is what one of its steps may
 hold, and each --share, which is its part of the card's time (`models.beside_generators`): below 1
-it gives way all the while, also while it is measured alone.  One JSON line each: the streams'
+it gives way all the while, also while it is measured alone; and each --graph-tokens, rows of its
+largest step that replays a CUDA graph.  One JSON line each: the streams'
 pauses in milliseconds, the embedder's tokens a second beside them (and, `alone`, without them), and
 `p99_over_alone` against its bar.
 """
@@ -47,7 +49,7 @@ WARM_UP = 3
 P99_BAR = 1.3
 
 
-def embed_on(folder: Path, rows: int, share: float, device: str) -> None:
+def embed_on(folder: Path, rows: int, share: float, graph_tokens: int, device: str) -> None:
     """In a process of its own: say `ready`, then each half second how many tokens there were, and
     of how many milliseconds and rows its steps were."""
     from engine.pooling.config import PoolingConfig
@@ -58,6 +60,7 @@ def embed_on(folder: Path, rows: int, share: float, device: str) -> None:
         device="cuda" if device == "cuda" else "cpu",
         max_num_seqs=1024,
         max_batch_tokens=rows,
+        graph_tokens=graph_tokens,
     )
     random = np.random.default_rng(1)
     inputs = [random.integers(5, VOCAB, LENGTH).tolist() for _ in range(AT_ONCE)]
@@ -89,9 +92,11 @@ def _steps(engine: "PoolingEngine") -> tuple[int, float]:
 class Embedder:
     """The other process, which tells its tokens a second, and its steps' milliseconds and rows."""
 
-    def __init__(self, folder: Path, rows: int, share: float, device: str) -> None:
+    def __init__(
+        self, folder: Path, rows: int, share: float, graph_tokens: int, device: str
+    ) -> None:
         words = ["--embed-on", str(folder), "--rows", str(rows), "--device", device]
-        words += ["--share", str(share)]
+        words += ["--share", str(share), "--graph-tokens", str(graph_tokens)]
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__)), "--model", "-", *words],
             stdout=subprocess.PIPE,
@@ -151,8 +156,9 @@ def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
         quiet = alone["itl_p99_ms"]
         assert isinstance(quiet, float)
         shares = [float(share) for share in options.share.split(",")]
-        for rows, share in product(map(int, options.rows.split(",")), shares):
-            embedder = Embedder(folder, rows, share, device)
+        sizes_of, graphs = options.rows.split(","), options.graph_tokens.split(",")
+        for rows, share, graph_tokens in product(map(int, sizes_of), shares, map(int, graphs)):
+            embedder = Embedder(folder, rows, share, graph_tokens, device)
             undisturbed, *_ = embedder.rates(2)
             [told] = workloads.steady(options.streams, 0)
             beside, step_ms, step_rows = embedder.close()
@@ -163,6 +169,7 @@ def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
                 "case": "beside",
                 "rows": rows,
                 "share": share,
+                "graph_tokens": graph_tokens,
                 "embedder_alone_tokens_per_s": round(undisturbed),
                 "embedder_tokens_per_s": round(beside),
                 "embedder_step_ms": round(step_ms, 2),
@@ -182,13 +189,17 @@ def main() -> int:
     parser.add_argument("--shape", choices=tuple(SHAPES), default="bge-large")
     parser.add_argument("--rows", default="16384,4096,1024", help="of a step of the embedder")
     parser.add_argument("--share", default="1", help="of the card's time, for the embedder")
+    parser.add_argument(
+        "--graph-tokens", default="512", help="rows of its largest step that replays; 0: none does"
+    )
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--embed-on", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.embed_on is not None:
-        embed_on(options.embed_on, int(options.rows), float(options.share), options.device)
+        rows, share, graphs = int(options.rows), float(options.share), int(options.graph_tokens)
+        embed_on(options.embed_on, rows, share, graphs, options.device)
         return 0
     ensure_model(options.model)
     shown = []

@@ -12,7 +12,6 @@ other.  Knows no sequences.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from engine.batch import Batch
 from engine.kernels.lora_meta import LoraClass, LoraMeta
 from engine.ladder import Ladder, Rung
 from engine.models.decoder import Decoder
+from engine.recording import Recorder, Regulars, Replayable, parts_of
 
 #: What a graph bakes in: the padded sizes, the plan's class (None = base rows only), and whether
 #: embeddings are given to it.
@@ -28,16 +28,6 @@ Key = tuple[Rung, LoraClass | None, bool]
 
 #: Graphs captured at start, if a coarser choice of them keeps to it (220 at 64 sequences).
 START_GRAPHS = 256
-#: Graphs that may be captured after the start; the memory plan counts them.
-LATE_GRAPHS = 32
-#: How often a class has to come before it is worth the pause of a capture.
-WORTH_IT = 3
-
-
-class Replayable(Protocol):
-    """A forward pass that reads its numbers from where they lay when it was recorded."""
-
-    def replay(self) -> None: ...
 
 
 class StepGraphs:
@@ -59,14 +49,9 @@ class StepGraphs:
         self._graphs: dict[Key, Replayable] = {}
         self._collectives: dict[Key, int] = {}  # that ranks take part in with each of them
         self._kinds: dict[Rung, list[LoraClass]] = {}
-        self._has_run: set[object] = set()
-        self._seen: dict[Key, int] = {}
-        self._late = LATE_GRAPHS
+        self._recorder, self._regulars = Recorder(device), Regulars()
         #: False: every step runs eagerly, for comparison.
         self.use_graphs = device.type == "cuda"
-        if self.use_graphs:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._pool = torch.cuda.graph_pool_handle()
         self.num_replays = 0
 
     @property
@@ -76,7 +61,7 @@ class StepGraphs:
     def start_over(self) -> None:
         """Forget every step so far, which were a rehearsal; graphs stay."""
         self.num_replays = 0
-        self._seen.clear()
+        self._regulars.start_over()
 
     def kinds(self, rung: Rung) -> Sequence[LoraClass]:
         """Classes that steps of `rung` have graphs for: a plan that fits into one takes it."""
@@ -135,52 +120,24 @@ class StepGraphs:
         if lora is not None and lora.device is None:
             return None  # torch's own LoRA takes its sizes from the host: it cannot be replayed
         key = _key(batch, lora, given)
-        if key not in self._graphs and self._is_worth_it(key):
+        if key not in self._graphs and self._regulars.came(key):
             kept = self._embedded.clone() if given else None  # a capture's first run overwrites it
             self.capture(batch, lora, given)
             if kept is not None:
                 self._embedded.copy_(kept)
         return self._graphs.get(key)
 
-    def _is_worth_it(self, key: Key) -> bool:
-        if not self._late:
-            return False
-        self._seen[key] = self._seen.get(key, 0) + 1
-        if self._seen[key] < WORTH_IT:
-            return False
-        self._late -= 1
-        return True
-
     def _record(self, batch: Batch, lora: LoraMeta | None, given: bool) -> Replayable:
-        current = torch.cuda.current_stream(self._stream.device)
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            if self._is_new(batch, lora):
-                self._compute(batch, lora, given)
-                self._stream.synchronize()
-            before = self._model.ranks.count if self._model.ranks else 0
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        rung, kind, _ = key = _key(batch, lora, given)
+
+        def compute() -> None:
+            ranks = self._model.ranks
+            before = ranks.count if ranks is not None else 0
             self._compute(batch, lora, given)
-            graph.capture_end()
-            if self._model.ranks is not None:
-                self._collectives[_key(batch, lora, given)] = self._model.ranks.count - before
-        current.wait_stream(self._stream)
-        return graph
+            if ranks is not None:
+                self._collectives[key] = ranks.count - before
 
-    def _is_new(self, batch: Batch, lora: LoraMeta | None) -> bool:
-        """Whether a first run is due outside of a capture: there kernels are compiled and loaded.
-
-        What is loaded hangs on the sizes and on the tiles, and not on how many items there are.
-        """
-        rung, kind, _ = _key(batch, lora)
-        parts: set[object] = {rung}
-        while kind is not None:
-            parts.add(kind.tiles)
-            kind = kind.short
-        is_new = not parts <= self._has_run
-        self._has_run |= parts
-        return is_new
+        return self._recorder.record(compute, parts_of(rung, kind))
 
     def _compute(self, batch: Batch, lora: LoraMeta | None, given: bool) -> None:
         assert batch.rung is not None

@@ -1,8 +1,8 @@
 """Sizes that steps are padded to on a card, so that few CUDA graphs serve all of them.
 
 Goes in: how many rows and sequences a step has.  Comes out: the rung that holds it, or none.
-Decode-only steps (one row a sequence) and mixed ones have ladders of their own.  Knows no sequences
-and no device.
+Decode-only steps (one row a sequence) and mixed ones have ladders of their own, and so have an
+encoder's.  Knows no sequences and no device.
 """
 
 from typing import NamedTuple
@@ -19,6 +19,13 @@ MIXED = (64, 80, 128, 192, 256, 384, 512, 768, 1024)
 #: Sequences of mixed steps, where there may be twice as many, and half as many again in so many
 #: rows: attention launches a few programs for each, used or not.
 SEQS = (64, 256)
+#: Rows of an encoder's steps, and how many inputs they may be.  Attention launches programs for
+#: each input as if it had all rows: 512 for 8 inputs in 512 rows with 16 heads, and eight times as
+#: many for 64, which all do nothing but a few.
+ENCODER = (64, 128, 256, 384, 512, 768, 1024)
+INPUTS = (8, 64, 256)
+#: Graphs that may be captured after the start; memory plans count them.
+LATE_GRAPHS = 32
 
 
 class Rung(NamedTuple):
@@ -72,6 +79,28 @@ class Ladder:
     def samples(self, count: int) -> int:
         """What `count` sampled rows are padded to, so that one product serves several counts."""
         return next(rows for rows in self.draws if rows >= count)
+
+
+class InputLadder:
+    """Rungs of steps of whole inputs side by side: up to `rows` rows, 2 at least, of `seqs` inputs,
+    or of INPUTS at the most.
+
+    No rung has as many inputs as rows: that is a decode-only step's mark.
+    """
+
+    def __init__(self, *, rows: int, seqs: int) -> None:
+        pairs = {
+            Rung(height, min(width, height - 1))
+            for height in _up_to(rows, ENCODER)
+            for width in _up_to(min(seqs, INPUTS[-1]), INPUTS)
+        }
+        #: The fewest rows first.
+        self.all = tuple(sorted(pairs))
+
+    def find(self, rows: int, seqs: int) -> Rung | None:
+        """The least rung for a step of `rows` rows of `seqs` inputs; None: it is too large."""
+        fitting = (rung for rung in self.all if rung.rows >= rows and rung.seqs >= seqs)
+        return next(fitting, None)
 
 
 def _up_to(most: int, steps: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import torch
 from engine.assembly import Progress, make_draft_model, make_planner, make_runner
 from engine.compile_ahead import compile_ahead
 from engine.config import EngineConfig
-from engine.graphs import LATE_GRAPHS
+from engine.ladder import LATE_GRAPHS
 from engine.layout import BlockLayout
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest

@@ -88,5 +88,6 @@ class PoolingInfo(Struct, frozen=True, kw_only=True):
     weight_bytes: int
     adapter_bytes: int
     kv_bytes: int = 0  # of a decoder's step: nothing is kept between steps
+    graph_bytes: int = 0  # of an encoder's graphs, at the most
     #: Of a base that scores by words: the one that speaks for a text, and the one against it.
     score_tokens: tuple[int, ...] = ()

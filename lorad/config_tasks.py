@@ -14,10 +14,10 @@ from engine.pooling.fit import CLASSIFY, EMBED, GENERATE, RERANK
 from lorad.config_sections import Lora, Model
 
 POOLING = (EMBED, CLASSIFY, RERANK)
-#: Of a model that generates: it has KV, blocks of it, and graphs of steps.
+#: Of a model that generates: it has KV, and blocks of it.
 _GENERATES = (
-    *("block_size", "mixed_tokens", "graph_tokens", "gpu_memory_utilization", "cpu_pool"),
-    *("num_blocks", "speculation", "speculation_tokens", "draft_model"),
+    *("block_size", "mixed_tokens", "gpu_memory_utilization", "cpu_pool", "num_blocks"),
+    *("speculation", "speculation_tokens", "draft_model"),
     *("tensor_parallel", "pipeline_parallel"),
 )
 _POOLS = (
@@ -91,6 +91,7 @@ def of_pooling(model: Model, lora: Lora, *, many: bool) -> PoolingConfig:
         chunked_prefill=model.chunked_prefill,
         generates_too=model.pools_too,
         max_batch_tokens=model.max_batch_tokens,
+        graph_tokens=model.graph_tokens,
         deterministic=model.deterministic,
         threads=model.threads,
         adapter_pool=lora.adapter_pool,

@@ -226,13 +226,19 @@ class DevicePlanner:
         """Plans of the classes that steps of `rung` usually meet; fewer if `coarse` is above 1."""
         return [self.view(kind) for kind in usual_classes(rung, self._max_rank, coarse)]
 
-    def send(self, runs: Ints, total_rows: int, rung: Rung | None = None) -> LoraMeta:
+    def send(
+        self,
+        runs: Ints,
+        total_rows: int,
+        rung: Rung | None = None,
+        known: Sequence[LoraClass] = (),
+    ) -> LoraMeta:
         """`write` and `view` by an upload of its own, for steps that are packed without a plan."""
         if self._ring is None:
             self._ring = UploadRing(self.words, self.store.arena.device)
             self.bind(self._ring.device_words)
-        kind = self.write(runs, total_rows, self._ring.next(), rung)
-        self._ring.send(self.words)
+        kind = self.write(runs, total_rows, self._ring.next(), rung, known)
+        self._ring.send(self.words, self.words - self.words_of(kind))
         return self.view(kind)
 
     def apart(self, runs: Ints, total_rows: int) -> LoraMeta:

@@ -102,9 +102,14 @@ class StepPlanner:
             return None
         return LoraMeta(segments, {s.slot: self._current(s.slot) for s in segments})
 
-    def of_runs(self, runs: Iterable[tuple[int, int]]) -> LoraMeta | None:
+    def of_runs(
+        self,
+        runs: Iterable[tuple[int, int]],
+        rung: Rung | None = None,
+        known: Sequence[LoraClass] = (),
+    ) -> LoraMeta | None:
         """A plan of (rows, slot) that lie side by side, for steps that are not packed by a Batcher;
-        slot -1 = the base model.  None if all are the base's."""
+        slot -1 = the base model.  None if all are the base's.  `rung` and `known` as of `meta`."""
         segments, row = [], 0
         for count, slot in runs:
             if slot >= 0:
@@ -118,7 +123,7 @@ class StepPlanner:
         for segment in joined:
             self._put(self._device, segment.slot)
         told = [(s.start, s.end - s.start, s.slot) for s in joined]
-        return self._device.send(np.array(told, dtype=np.int64).T, row)
+        return self._device.send(np.array(told, dtype=np.int64).T, row, rung, known)
 
     def ends_of(self, slot: int) -> Pairs:
         """What the adapter in `slot`, which was planned for in this step, has behind the layers."""

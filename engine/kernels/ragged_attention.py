@@ -34,6 +34,9 @@ class Ragged:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     uploaded: Tensor | None = None  # `on_device`, where it came with a step's other arrays
     seen: tuple[int, ...] | None = None  # of each, the first rows, which are seen; None: all are
+    #: Where `on_device` alone tells of the sequences, and `lengths` of none: none has more rows.
+    #: Some may have no row, and behind the last there may be rows of nobody, which get anything.
+    most: int = 0
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -50,7 +53,7 @@ class Ragged:
     @cached_property
     def longest(self) -> int:
         """Rows."""
-        return max(self.lengths)
+        return self.most or max(self.lengths)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -83,10 +86,11 @@ def ragged_attention(
 
     All are (rows, heads, head_dim).  `deterministic`: a sequence's bits do not depend on others.
     """
-    if q.is_cuda and q.dtype in _HALF and q.shape[-1] <= _LARGEST_HEAD and not deterministic:
+    if not deterministic and takes_ragged(q.device, q.dtype, q.shape[-1]):
         out = _on_card(q, k, v, ragged, scale, window)
         _attend_half_seen(q, k, v, out, ragged, scale, window)  # in the place of what that gave
         return out
+    assert not ragged.most, "without that kernel lengths are the host's to tell"
     out = torch.empty_like(q)
     _attend_half_seen(q, k, v, out, ragged, scale, window)
     for length, starts in ragged.groups:
@@ -97,6 +101,12 @@ def ragged_attention(
             done = _equal_lengths(*parts, scale=scale, window=window)
             out[rows] = done.transpose(1, 2).reshape(-1, *q.shape[1:])
     return out
+
+
+def takes_ragged(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether there is a kernel that reads on the device where sequences begin and end."""
+    fits = head_dim <= _LARGEST_HEAD and head_dim % 8 == 0
+    return device.type == "cuda" and dtype in _HALF and fits
 
 
 def _on_card(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged, scale: float, window: int) -> Tensor:

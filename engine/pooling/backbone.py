@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels.attention_meta import AttentionMeta
-from engine.kernels.lora_meta import LoraMeta
+from engine.kernels.lora_meta import LoraClass, LoraMeta
 from engine.kernels.ragged_attention import Ragged
+from engine.ladder import InputLadder, Rung
 from engine.models.bases import BaseSpec
 from engine.models.decoder import Decoder, load_model
 from engine.models.encoder import Encoder, load_encoder
 from engine.models.encoder_spec import EncoderSpec
+from engine.pooling.encoder_graphs import EncoderGraphs
 from engine.pooling.queue import Ids, Item
 from engine.upload import Parcel
 
@@ -43,31 +45,66 @@ class Backbone(Protocol):
     def weight_bytes(self) -> int: ...
     @property
     def kv_bytes(self) -> int: ...
+    def capture(self, progress: Callable[[float], None]) -> None:
+        """Graphs of the usual steps, if it has any; `progress` gets 0..1."""
+        ...
+
+    def padding(self, items: Sequence[Item]) -> tuple[Rung | None, Sequence[LoraClass]]:
+        """What a step of these is padded to, None: it is not; and the classes of plans that it has
+        graphs for then."""
+        ...
+
     def run(
-        self, items: Sequence[Item], lora: LoraMeta | None, embedding: LoraMeta | None
+        self,
+        items: Sequence[Item],
+        lora: LoraMeta | None,
+        embedding: LoraMeta | None,
+        rung: Rung | None = None,
     ) -> Tensor:
-        """Hidden states (rows of all, hidden).  `lora` is the plan of the layers, `embedding` that
-        of the rows whose adapters have a part ahead of them; None = nobody has any."""
+        """Hidden states (rows of all, hidden), with `rung` (its rows, hidden).  `lora` is the plan
+        of the layers, `embedding` that of the rows whose adapters have a part ahead of them; None =
+        nobody has any.  `rung` is what `padding` said."""
         ...
 
 
 class PackedEncoder:
     """Sees both sides, and keeps nothing.  Steps of `max_rows` rows and `max_seqs` inputs have
-    pinned memory of their own to go up from."""
+    pinned memory of their own to go up from.  `ladder`: what small ones are padded to."""
 
     kv_bytes = 0
 
-    def __init__(self, encoder: Encoder, *, max_rows: int, max_seqs: int) -> None:
+    def __init__(
+        self, encoder: Encoder, *, max_rows: int, max_seqs: int, ladder: InputLadder | None = None
+    ) -> None:
         self._encoder = encoder
         self.spec, self.head, self.layers = encoder.spec, encoder.head, encoder.layers
         self.weight_bytes = _bytes([*encoder.parameters(), *encoder.head.values()])
         words = 3 * (max_rows // 2 + 1) + max_seqs // 2 + 1  # two of what is sent in each
         self._parcel = Parcel(words, encoder.word.device)
+        #: Padded steps; None where steps are not padded.
+        self.graphs = EncoderGraphs(encoder, ladder) if ladder is not None else None
+
+    def capture(self, progress: Callable[[float], None]) -> None:
+        """See Backbone."""
+        if self.graphs is not None and self.graphs.use_graphs:
+            self.graphs.capture(progress)
+
+    def padding(self, items: Sequence[Item]) -> tuple[Rung | None, Sequence[LoraClass]]:
+        """See Backbone."""
+        rung = self.graphs.find(items) if self.graphs is not None else None
+        known = self.graphs.kinds(rung) if self.graphs is not None and rung is not None else ()
+        return rung, known
 
     def run(
-        self, items: Sequence[Item], lora: LoraMeta | None, embedding: LoraMeta | None
+        self,
+        items: Sequence[Item],
+        lora: LoraMeta | None,
+        embedding: LoraMeta | None,
+        rung: Rung | None = None,
     ) -> Tensor:
         """See Backbone; no adapter has anything ahead of an encoder's layers."""
+        if self.graphs is not None and rung is not None:
+            return self.graphs.run(items, rung, lora)
         lengths = tuple(item.length for item in items)
         ids = np.concatenate([item.tokens for item in items])
         starts = np.array([0, *accumulate(lengths)])
@@ -106,8 +143,19 @@ class PackedDecoder:
         """(vocab, hidden), which is the head too where the two are tied."""
         return self._decoder.embedding.data
 
+    def capture(self, progress: Callable[[float], None]) -> None:
+        """See Backbone: it has no graphs."""
+
+    def padding(self, items: Sequence[Item]) -> tuple[Rung | None, Sequence[LoraClass]]:
+        """See Backbone."""
+        return None, ()
+
     def run(
-        self, items: Sequence[Item], lora: LoraMeta | None, embedding: LoraMeta | None
+        self,
+        items: Sequence[Item],
+        lora: LoraMeta | None,
+        embedding: LoraMeta | None,
+        rung: Rung | None = None,
     ) -> Tensor:
         """See Backbone."""
         lengths = [item.length for item in items]
@@ -141,6 +189,7 @@ def load_backbone(
     deterministic: bool,
     max_rows: int,
     max_seqs: int,
+    ladder: InputLadder | None,
     progress: Callable[[float], None],
 ) -> PackedEncoder | PackedDecoder:
     """The model in `folder`, whose spec is known.  Raises as `load_encoder` and `load_model` do."""
@@ -148,7 +197,7 @@ def load_backbone(
         encoder = load_encoder(
             folder, device=device, dtype=dtype, deterministic=deterministic, progress=progress
         )
-        return PackedEncoder(encoder, max_rows=max_rows, max_seqs=max_seqs)
+        return PackedEncoder(encoder, max_rows=max_rows, max_seqs=max_seqs, ladder=ladder)
     decoder = load_model(
         folder,
         device=device,

@@ -55,9 +55,11 @@ class StepRunner:
         """One forward; there is at least one input.  On a card it has not ended then."""
         batch = sorted(placed, key=lambda p: (p.slot, p.item.length, p.item.order))
         owners = [(p.item.length, p.slot) for p in batch]
-        lora = self._answers.planner.of_runs(owners)
+        items = [p.item for p in batch]
+        rung, known = self._backbone.padding(items)
+        lora = self._answers.planner.of_runs(owners, rung, known)
         embedding = self._answers.planner.ends(owners, "embed_tokens")
-        hidden = self._backbone.run([p.item for p in batch], lora, embedding)
+        hidden = self._backbone.run(items, lora, embedding, rung)
         lots = [_leaving(lot) for lot in self._read(batch, hidden)]
         return Landing(tuple(batch), tuple(lots), _event() if hidden.is_cuda else None)
 
@@ -80,7 +82,7 @@ class StepRunner:
         ]
 
     def _read(self, batch: Sequence[Placed], hidden: Tensor) -> list[Lot]:
-        """What is told of hidden states (rows of all, hidden)."""
+        """What is told of hidden states (rows of all, hidden), behind which there may be others."""
         spec = self._backbone.spec
         padding = spec.pad_token_id if isinstance(spec, ModelSpec) else None
         starts = [0, *accumulate(p.item.length for p in batch)]

@@ -31,6 +31,7 @@ class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     generates_too: bool = False  # its inputs share steps with those who wait for a token
     max_batch_tokens: int = 0  # rows a step, but for a longer input alone; 0 = by the device
     max_num_seqs: int = 256  # inputs a step
+    graph_tokens: int = 512  # rows of an encoder's largest step that replays a graph; 0 = none does
     adapter_pool: int = 256 * MIB  # bytes of adapters on the device
     slots: int = 256
     max_rank: int = 512
@@ -59,6 +60,7 @@ class PoolingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         need(ids, "score_tokens", "a token id, or two: for a text and against it")
         need(self.max_batch_tokens >= 0, "max_batch_tokens", "0 (auto) or more")
         need(self.max_num_seqs >= 1, "max_num_seqs", "1 or more")
+        need(0 <= self.graph_tokens <= 1024, "graph_tokens", "0 (no graphs) to 1024")
         need(self.adapter_pool >= MIB, "adapter_pool", "1 MiB or more")
         need(1 <= self.slots <= 65536, "slots", "1 to 65536")
         need(1 <= self.max_rank <= 4096, "max_rank", "1 to 4096")

@@ -51,6 +51,7 @@ def keeping(config: PoolingConfig) -> EngineConfig | None:
         max_model_len=max(now.max_length, 2),
         max_num_seqs=seqs,
         max_batch_tokens=rows,
+        graph_tokens=config.graph_tokens,
         num_blocks=blocks,
         slots=config.slots,
         max_rank=config.max_rank,

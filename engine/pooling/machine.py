@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from engine.adapters.copier import CudaCopier, ThreadCopier
 from engine.adapters.host import HostCache
+from engine.assembly import is_card
 from engine.errors import ConfigError, NoDevice
 from engine.layout import BlockLayout
 from engine.memory.arena import DTYPES, Arena
@@ -25,7 +26,7 @@ from engine.pooling.config import PoolingConfig, PoolingInfo
 from engine.pooling.fit import read_model
 from engine.pooling.head import Head
 from engine.pooling.pooler import Pooler
-from engine.pooling.room import most_rows
+from engine.pooling.room import graph_bytes, ladder_of, most_rows
 from engine.pooling.spec import PoolingSpec
 from engine.pooling.token_scores import TokenScores, head_rows
 
@@ -85,6 +86,7 @@ def build(
         deterministic=config.deterministic,
         max_rows=largest_step(config),
         max_seqs=config.max_num_seqs,
+        ladder=ladder_of(config, spec, config.dtype) if is_card(device) else None,
         progress=lambda fraction: progress("weights", 0.1 + 0.7 * fraction),
     )
     pooler = Pooler(
@@ -110,6 +112,7 @@ def build(
     )
     pool = BlockPool(blocks)
     copier = CudaCopier(arena, host, pool) if cuda else ThreadCopier(arena, host, wake=wake)
+    backbone.capture(lambda fraction: progress("graphs", 0.85 + 0.1 * fraction))
     return PoolingMachine(
         config=config,
         folder=folder,
@@ -220,4 +223,5 @@ def _describe(
         weight_bytes=backbone.weight_bytes,
         adapter_bytes=arena.bytes.numel(),
         kv_bytes=backbone.kv_bytes,
+        graph_bytes=graph_bytes(config, spec, config.dtype) if config.device == "cuda" else 0,
     )

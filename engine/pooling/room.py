@@ -1,12 +1,19 @@
-"""How many rows a step may have on a card, beside the weights and the adapters.  Torch-free.
+"""How many rows a step may have on a card, beside weights, adapters and graphs.
 
 Goes in: a spec, a configuration, the card's free bytes.  Comes out: rows, or ConfigError where
-somebody asked for more.  An estimate from shapes: nothing is run for it.
+somebody asked for more; and which steps are padded.  An estimate from shapes: nothing is run for
+it.
 """
 
+import torch
+
 from engine.errors import ConfigError
+from engine.kernels.ragged_attention import takes_ragged
+from engine.ladder import LATE_GRAPHS, InputLadder
 from engine.layout import ITEMSIZE
+from engine.memory.arena import DTYPES
 from engine.models.bases import BaseSpec
+from engine.models.encoder_spec import EncoderSpec
 from engine.models.spec import ModelSpec
 from engine.pooling.config import PoolingConfig
 
@@ -14,12 +21,14 @@ from engine.pooling.config import PoolingConfig
 SHARE = 0.9
 #: A card that has room for no more is told of now, and not by the first request.
 LEAST_ROWS = 64
+#: What the driver keeps of a graph, and what the libraries want on the stream that captures.
+GRAPH_BYTES, CAPTURE_BYTES = 2 << 20, 64 << 20
 
 
 def most_rows(config: PoolingConfig, spec: BaseSpec, dtype: str, free: int) -> int:
     """Rows of the largest step that `free` bytes hold.  Raises ConfigError for a length or a budget
     beyond that, and for a card that holds next to none."""
-    taken = weight_bytes(spec, dtype) + config.adapter_pool
+    taken = weight_bytes(spec, dtype) + config.adapter_pool + graph_bytes(config, spec, dtype)
     most = int(max(SHARE * free - taken, 0)) // row_bytes(spec, dtype)
     for name in ("max_length", "max_batch_tokens"):
         if getattr(config, name) > most:
@@ -35,6 +44,29 @@ def most_rows(config: PoolingConfig, spec: BaseSpec, dtype: str, free: int) -> i
             hint="lower it, or free the card",
         )
     return most
+
+
+def ladder_of(config: PoolingConfig, spec: BaseSpec, dtype: str) -> InputLadder | None:
+    """What an encoder's small steps are padded to on a card, to replay graphs; None: they are not.
+
+    Not where a row's bits must not hang on the padding, and not where attention has no kernel that
+    reads on the card where inputs begin.
+    """
+    if not isinstance(spec, EncoderSpec) or config.deterministic:
+        return None
+    rows = min(config.graph_tokens, config.max_batch_tokens or config.graph_tokens)
+    if rows < 2 or not takes_ragged(torch.device("cuda"), DTYPES[dtype], spec.head_dim):
+        return None
+    return InputLadder(rows=rows, seqs=config.max_num_seqs)
+
+
+def graph_bytes(config: PoolingConfig, spec: BaseSpec, dtype: str) -> int:
+    """Of all graphs that there may be: they share the memory of the largest one's rows."""
+    ladder = ladder_of(config, spec, dtype)
+    if ladder is None:
+        return 0
+    graphs = len(ladder.all) + LATE_GRAPHS
+    return CAPTURE_BYTES + graphs * GRAPH_BYTES + ladder.all[-1].rows * row_bytes(spec, dtype)
 
 
 def weight_bytes(spec: BaseSpec, dtype: str) -> int:

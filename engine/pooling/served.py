@@ -184,6 +184,7 @@ class ServedPooling:
         rows = [
             ("weights", info.weight_bytes, ""),
             ("kv", info.kv_bytes, "of one layer and one step" if info.kv_bytes else "none is kept"),
+            *([("graphs", info.graph_bytes, "at the most")] if info.graph_bytes else ()),
             (
                 "adapters",
                 info.adapter_bytes,

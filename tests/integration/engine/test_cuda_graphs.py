@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import engine.kernels
-from engine.graphs import LATE_GRAPHS
 from engine.kernels import launch
+from engine.ladder import LATE_GRAPHS
 from engine.messages import Evict, Load, SamplingParams
 from engine.sampler import Sampler, SamplerLimits
 from engine.sequence import Chunk, Sequence, StepWork

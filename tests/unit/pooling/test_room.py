@@ -8,7 +8,7 @@ import pytest
 from engine.errors import ConfigError
 from engine.models.bases import BaseSpec, read_base
 from engine.pooling.config import PoolingConfig
-from engine.pooling.room import most_rows, row_bytes, weight_bytes
+from engine.pooling.room import graph_bytes, ladder_of, most_rows, row_bytes, weight_bytes
 from tests.fakes.tiny_bert import write_bert
 from tests.fakes.tiny_qwen3 import write_qwen3
 
@@ -63,3 +63,32 @@ def test_who_asks_for_more_is_refused_with_what_there_is_room_for(spec: BaseSpec
 def test_an_encoder_keeps_no_keys_beside_a_layer(tmp_path: Path) -> None:
     bert = read_base(write_bert(tmp_path / "bert"), "pool")
     assert row_bytes(bert, "float32") == 4 * (5 * 32 + 3 * 32 + 4 * 32 + 3 * 64) + 4 * 32
+
+
+def test_graphs_of_an_encoder_are_counted_and_only_where_there_are_any(tmp_path: Path) -> None:
+    bert = read_base(write_bert(tmp_path / "bert"), "pool")
+    ladder = ladder_of(config(), bert, "bfloat16")
+    assert ladder is not None and ladder.all[-1].rows == 512
+    larger = ladder_of(config(graph_tokens=1024, max_batch_tokens=700), bert, "float16")
+    assert larger is not None and larger.all[-1].rows == 700
+    taken = graph_bytes(config(), bert, "bfloat16")
+    assert taken > 512 * row_bytes(bert, "bfloat16")
+    assert most_rows(config(), bert, "bfloat16", GIB) < most_rows(
+        config(graph_tokens=0), bert, "bfloat16", GIB
+    )
+
+
+def test_steps_are_not_padded_where_no_graph_could_be_replayed(
+    tmp_path: Path, spec: BaseSpec
+) -> None:
+    bert = read_base(write_bert(tmp_path / "bert"), "pool")
+    wide = dataclasses.replace(bert, head_dim=264)
+    fixed = PoolingConfig(model="m", deterministic=True)
+    for told, base, dtype in (
+        (config(graph_tokens=0), bert, "bfloat16"),
+        (config(), bert, "float32"),
+        (fixed, bert, "bfloat16"),
+        (config(), wide, "bfloat16"),
+        (config(), spec, "bfloat16"),
+    ):
+        assert ladder_of(told, base, dtype) is None and graph_bytes(told, base, dtype) == 0
