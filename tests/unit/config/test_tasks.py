@@ -78,13 +78,15 @@ def test_a_sentence_transformers_folder_pools_whatever_its_model(configure, llam
 def test_settings_reach_the_engine_by_its_names(configure, tmp_path):
     settings = configure(
         write_bert(tmp_path / "bert"),
-        'max_model_len = 48\ntruncate = true\npooling = "cls"\nmax_batch_tokens = 99\nthreads = 1',
+        'max_model_len = 48\ntruncate = true\npooling = "cls"\nmax_batch_tokens = 99\nthreads = 1\n'
+        "graph_tokens = 64",
         '[lora]\nslots = 7\nadapter_pool = "3MiB"\nram_cache = "2MiB"\nthrash_window = "9s"',
     )
     config = settings.process_config()
     assert config == settings.pooling_config()
     assert (config.max_length, config.truncate, config.pooling) == (48, True, "cls")
     assert (config.max_batch_tokens, config.threads, config.device) == (99, 1, "cpu")
+    assert config.graph_tokens == 64
     assert (config.slots, config.adapter_pool, config.ram_cache) == (7, 3 << 20, 2 << 20)
     assert config.thrash_window == 9.0 and config.verify_on_load == "sample"
 
@@ -105,6 +107,7 @@ def test_inputs_of_a_step_are_the_engines_to_choose_unless_told(configure, tmp_p
         ("beside_generators = -0.1", "", "models.beside_generators: 0 (auto), or up to 1"),
         ("beside_generators = 1.5", "", "models.beside_generators: 0 (auto), or up to 1"),
         ("num_blocks = 9", "", "models.num_blocks: only a model that generates has it"),
+        ("graph_tokens = 1025", "", "models.graph_tokens = 1025: must be 0 (no graphs) to 1024"),
         ('speculation = "ngram"', "", "models.speculation: only a model that generates has it"),
         ('draft_model = "/m"', "", "models.draft_model: only a model that generates has it"),
         ('cpu_pool = "1GiB"', "", "models.cpu_pool: only a model that generates has it"),
