@@ -1,7 +1,7 @@
 """A small step of an encoder on a card: launched kernel by kernel, and as a CUDA graph.
 
     python benchmarks/encoder_steps.py [--shape bge-large] [--steps 1x64,1x256,2x256,...]
-                                       [--sum-norm 8388608,0] [--rounds 30]
+                                       [--graph-tokens 1024] [--rounds 30]
 
 Random weights of a shape of `pooling.py`, in bf16, base rows.  `2x256` are two inputs of 256
 tokens.  One JSON line for each step, milliseconds, medians of --rounds:
@@ -9,8 +9,7 @@ tokens.  One JSON line for each step, milliseconds, medians of --rounds:
   padded_ms    the same padded to its rung, launched kernel by kernel
   graph_ms     the same as a graph
   card_ms      of which the graph alone, by events around --rounds replays one after the other
-and one for each start: seconds, graphs, bytes that torch holds for them.  --sum-norm: numbers from
-which on a sum and its norm are one launch of ours (`engine/models/encoder.py`).
+and one for the start: seconds, graphs, and what they take of the card.
 """
 
 import argparse
@@ -28,7 +27,6 @@ import numpy as np
 import torch
 from pooling import SHAPES, VOCAB, write_model
 
-from engine.models import encoder
 from engine.pooling.backbone import PackedEncoder
 from engine.pooling.config import PoolingConfig
 from engine.pooling.engine import PoolingEngine
@@ -49,34 +47,29 @@ def median_ms(act: Callable[[], object], rounds: int) -> float:
     return round(1e3 * statistics.median(took), 3)
 
 
-def note(seen: dict[str, float], stage: str, _: float) -> None:
-    seen[stage] = time.perf_counter()
+def note(seen: dict[str, tuple[float, int]], stage: str, _: float) -> None:
+    """When it was last told, and the card's free bytes then."""
+    seen[stage] = time.perf_counter(), torch.cuda.mem_get_info()[0]
 
 
 def lines(options: argparse.Namespace, folder: Path) -> Iterator[Line]:
-    for numbers in map(int, options.sum_norm.split(",")):
-        encoder.FUSED_NUMBERS = numbers
-        told = {"sum_norm": numbers}
-        before, reserved = time.perf_counter(), torch.cuda.memory_reserved()
-        config = PoolingConfig(model=str(folder), device="cuda", graph_tokens=1024)
-        seen: dict[str, float] = {}
-        with PoolingEngine(config, progress=partial(note, seen)) as engine:
-            backbone = engine.core.machine.backbone
-            assert isinstance(backbone, PackedEncoder) and backbone.graphs is not None
-            info = engine.info
-            yield {
-                "case": "start",
-                **told,
-                "start_s": round(time.perf_counter() - before, 2),
-                "graphs_s": round(seen["graphs"] - seen["memory"], 2),
-                "graphs": backbone.graphs.num_graphs,
-                "graphs_planned_mb": info.graph_bytes >> 20,
-                "reserved_mb": (torch.cuda.memory_reserved() - reserved) >> 20,
-                "weights_and_adapters_mb": (info.weight_bytes + info.adapter_bytes) >> 20,
-            }
-            for step in options.steps.split(","):
-                yield {"case": "step", **told, **of_step(engine, backbone, step, options.rounds)}
-        torch.cuda.empty_cache()
+    config = PoolingConfig(model=str(folder), device="cuda", graph_tokens=options.graph_tokens)
+    seen: dict[str, tuple[float, int]] = {}
+    began = time.perf_counter()
+    with PoolingEngine(config, progress=partial(note, seen)) as engine:
+        backbone, info = engine.core.machine.backbone, engine.info
+        assert isinstance(backbone, PackedEncoder) and backbone.graphs is not None
+        (ahead, free), (behind, left) = seen["memory"], seen["graphs"]
+        yield {
+            "case": "start",
+            "start_s": round(time.perf_counter() - began, 2),
+            "graphs_s": round(behind - ahead, 2),
+            "graphs": backbone.graphs.num_graphs,
+            "graphs_mb": (free - left - info.adapter_bytes) >> 20,
+            "graphs_planned_mb": info.graph_bytes >> 20,
+        }
+        for step in options.steps.split(","):
+            yield {"case": "step", **of_step(engine, backbone, step, options.rounds)}
 
 
 def of_step(engine: PoolingEngine, backbone: PackedEncoder, step: str, rounds: int) -> Line:
@@ -121,7 +114,7 @@ def main() -> int:
     )
     parser.add_argument("--shape", choices=tuple(SHAPES), default="bge-large")
     parser.add_argument("--steps", default=STEPS, help="inputs x tokens of each")
-    parser.add_argument("--sum-norm", default=str(encoder.FUSED_NUMBERS))
+    parser.add_argument("--graph-tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     if not torch.cuda.is_available():

@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
 from engine import assembly, ladder
-from engine.kernels import ragged_attention
+from engine.kernels import backend, layer_norm, ragged_attention
 from engine.kernels.ragged_attention import Ragged
 from engine.ladder import InputLadder
 from engine.messages import AddRevision, PackedManifest
@@ -103,6 +103,28 @@ def test_small_steps_are_replayed_and_give_what_whole_ones_give(
         assert np.abs(got - want).max() < 1e-5
     assert graphs.num_replays == driver.core.num_steps == len(STEPS)
     assert graphs.num_graphs == num_graphs == 6
+
+
+def test_a_sum_and_its_norm_are_one_launch_in_a_step_that_is_replayed(
+    drive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    told, steps, calls = {"deterministic": False}, ((5, 3), (30,)), []
+    expected = [*asked(drive(**told), steps)]
+    request.getfixturevalue("on_card_path")
+    monkeypatch.setattr(backend, "use_kernels", lambda x: True)
+    sum_norm = layer_norm.sum_norm
+
+    def counted(x: Tensor, *rest: Any, **options: Any) -> Tensor:
+        calls.append(len(x))
+        return sum_norm(x, *rest, **options)
+
+    monkeypatch.setattr(layer_norm, "sum_norm", counted)
+    driver = drive(**told)
+    graphs_of(driver)
+    calls.clear()
+    for got, want in zip(asked(driver, steps), expected, strict=True):
+        assert np.abs(got - want).max() < 1e-5
+    assert calls == [8] * 4, "two of each layer of the first step, and none of the larger one"
 
 
 @pytest.mark.parametrize("task", ["embed", "classify", "tokens"])
