@@ -2,7 +2,7 @@
 
     python benchmarks/beside.py --model DIR [--shape bge-large] [--rows 16384,4096,1024]
                                 [--share 1,0.5,0.2,0.1] [--graph-tokens 512] [--streams 64]
-                                [--seconds 3]
+                                [--seconds 3] [--stand-in]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  The embedder has random weights of a shape of `pooling.py`, a process of its
@@ -10,7 +10,8 @@ own, as each model of a daemon has, and inputs of 256 tokens without an end.  Fi
 decode alone, then beside it, once with each number of --rows, which is what one of its steps may
 hold, and each --share, which is its part of the card's time (`models.beside_generators`): below 1
 it gives way all the while, also while it is measured alone; and each --graph-tokens, rows of its
-largest step that replays a CUDA graph.  One JSON line each: the streams'
+largest step that replays a CUDA graph.  --stand-in: in the generator's place are the products of
+its decode steps alone (`stand_in.py`), which start in seconds.  One JSON line each: the streams'
 pauses in milliseconds, the embedder's tokens a second beside them (and, `alone`, without them), and
 `p99_over_alone` against its bar.
 """
@@ -21,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +35,7 @@ from offline import OfflineDriver
 from pooling import SHAPES, VOCAB, write_model
 from random_model import ensure_model
 from report import table
+from stand_in import StandIn
 from streams import Line, bars_of
 from workloads import Sizes, Workloads
 
@@ -126,6 +129,40 @@ class Embedder:
 
 def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
     folder = write_model(scratch / "embedder", SHAPES[options.shape], scores=False)
+    device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
+    started = stood_in(options) if options.stand_in else generator(options, scratch)
+    with started as steady:
+        alone = steady()
+        yield {**alone, "case": "alone"}
+        quiet = alone["itl_p99_ms"]
+        assert isinstance(quiet, float)
+        shares = [float(share) for share in options.share.split(",")]
+        sizes_of, graphs = options.rows.split(","), options.graph_tokens.split(",")
+        for rows, share, graph_tokens in product(map(int, sizes_of), shares, map(int, graphs)):
+            embedder = Embedder(folder, rows, share, graph_tokens, device)
+            undisturbed, *_ = embedder.rates(2)
+            told = steady()
+            beside, step_ms, step_rows = embedder.close()
+            p99 = told["itl_p99_ms"]
+            assert isinstance(p99, float)
+            yield {
+                **told,
+                "case": "beside",
+                "rows": rows,
+                "share": share,
+                "graph_tokens": graph_tokens,
+                "embedder_alone_tokens_per_s": round(undisturbed),
+                "embedder_tokens_per_s": round(beside),
+                "embedder_step_ms": round(step_ms, 2),
+                "embedder_step_rows": round(step_rows),
+                "p99_over_alone": round(p99 / quiet, 3),
+                "bars": bars_of(p99_over_alone=(p99 / quiet, P99_BAR)),
+            }
+
+
+@contextmanager
+def generator(options: argparse.Namespace, scratch: Path) -> Iterator[Callable[[], Line]]:
+    """Streams of an engine; a call says how they did for --seconds."""
     config = EngineConfig(
         model=str(options.model),
         device=options.device,
@@ -150,35 +187,21 @@ def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
             rate=1.0,
         )
         workloads = Workloads(driver, sizes)
-        device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
-        [alone] = workloads.steady(options.streams, 0)
-        yield {**alone, "case": "alone"}
-        quiet = alone["itl_p99_ms"]
-        assert isinstance(quiet, float)
-        shares = [float(share) for share in options.share.split(",")]
-        sizes_of, graphs = options.rows.split(","), options.graph_tokens.split(",")
-        for rows, share, graph_tokens in product(map(int, sizes_of), shares, map(int, graphs)):
-            embedder = Embedder(folder, rows, share, graph_tokens, device)
-            undisturbed, *_ = embedder.rates(2)
+
+        def steady() -> Line:
             [told] = workloads.steady(options.streams, 0)
-            beside, step_ms, step_rows = embedder.close()
-            p99 = told["itl_p99_ms"]
-            assert isinstance(p99, float)
-            yield {
-                **told,
-                "case": "beside",
-                "rows": rows,
-                "share": share,
-                "graph_tokens": graph_tokens,
-                "embedder_alone_tokens_per_s": round(undisturbed),
-                "embedder_tokens_per_s": round(beside),
-                "embedder_step_ms": round(step_ms, 2),
-                "embedder_step_rows": round(step_rows),
-                "p99_over_alone": round(p99 / quiet, 3),
-                "bars": bars_of(p99_over_alone=(p99 / quiet, P99_BAR)),
-            }
+            return told
+
+        yield steady
     finally:
         driver.close()
+
+
+@contextmanager
+def stood_in(options: argparse.Namespace) -> Iterator[Callable[[], Line]]:
+    """The same of products alone."""
+    streams = StandIn(options.streams)
+    yield lambda: {"stand_in": True, **streams.steady(options.seconds)}
 
 
 def main() -> int:
@@ -193,6 +216,7 @@ def main() -> int:
         "--graph-tokens", default="512", help="rows of its largest step that replays; 0: none does"
     )
     parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--stand-in", action="store_true", help="products in a generator's place")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--embed-on", type=Path, help=argparse.SUPPRESS)
@@ -201,7 +225,8 @@ def main() -> int:
         rows, share, graphs = int(options.rows), float(options.share), int(options.graph_tokens)
         embed_on(options.embed_on, rows, share, graphs, options.device)
         return 0
-    ensure_model(options.model)
+    if not options.stand_in:
+        ensure_model(options.model)
     shown = []
     with tempfile.TemporaryDirectory() as scratch:
         for line in lines(options, Path(scratch)):
