@@ -1,7 +1,7 @@
 """Pauses of a generator's streams while an embedder on the same card is kept busy.
 
     python benchmarks/beside.py --model DIR [--shape bge-large] [--rows 16384,4096,1024]
-                                [--share 1,0.5,0.2,0.1] [--graph-tokens 512] [--streams 64]
+                                [--share 1,0.5,0.2,0.1] [--graphs 0] [--streams 64]
                                 [--seconds 3] [--stand-in]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
@@ -9,11 +9,11 @@ written there first.  The embedder has random weights of a shape of `pooling.py`
 own, as each model of a daemon has, and inputs of 256 tokens without an end.  First the streams
 decode alone, then beside it, once with each number of --rows, which is what one of its steps may
 hold, and each --share, which is its part of the card's time (`models.beside_generators`): below 1
-it gives way all the while, also while it is measured alone; and each --graph-tokens, rows of its
-largest step that replays a CUDA graph.  --stand-in: in the generator's place are the products of
-its decode steps alone (`stand_in.py`), which start in seconds.  One JSON line each: the streams'
-pauses in milliseconds, the embedder's tokens a second beside them (and, `alone`, without them), and
-`p99_over_alone` against its bar.
+it gives way all the while, also while it is measured alone.  --graphs 1 has its small steps
+replayed from CUDA graphs then too, which it does by itself only while it does not give way.
+--stand-in: in the generator's place are the products of its decode steps alone (`stand_in.py`),
+which start in seconds.  One JSON line each: the streams' pauses in milliseconds, the embedder's
+tokens a second beside them (and, `alone`, without them), and `p99_over_alone` against its bar.
 """
 
 import argparse
@@ -52,7 +52,7 @@ WARM_UP = 3
 P99_BAR = 1.3
 
 
-def embed_on(folder: Path, rows: int, share: float, graph_tokens: int, device: str) -> None:
+def embed_on(folder: Path, rows: int, share: float, graphs: bool, device: str) -> None:
     """In a process of its own: say `ready`, then each half second how many tokens there were, and
     of how many milliseconds and rows its steps were."""
     from engine.pooling.config import PoolingConfig
@@ -63,7 +63,6 @@ def embed_on(folder: Path, rows: int, share: float, graph_tokens: int, device: s
         device="cuda" if device == "cuda" else "cpu",
         max_num_seqs=1024,
         max_batch_tokens=rows,
-        graph_tokens=graph_tokens,
     )
     random = np.random.default_rng(1)
     inputs = [random.integers(5, VOCAB, LENGTH).tolist() for _ in range(AT_ONCE)]
@@ -73,6 +72,8 @@ def embed_on(folder: Path, rows: int, share: float, graph_tokens: int, device: s
         if share < 1.0:
             engine.give_way(share)
             inputs = inputs[:AT_ONCE_SLOWLY]
+            engine.embed(inputs)
+            engine.core._runner.pads = graphs
         print("ready", flush=True)
         while True:
             before, tokens, (steps, busy) = time.monotonic(), 0, _steps(engine)
@@ -95,11 +96,9 @@ def _steps(engine: "PoolingEngine") -> tuple[int, float]:
 class Embedder:
     """The other process, which tells its tokens a second, and its steps' milliseconds and rows."""
 
-    def __init__(
-        self, folder: Path, rows: int, share: float, graph_tokens: int, device: str
-    ) -> None:
+    def __init__(self, folder: Path, rows: int, share: float, graphs: int, device: str) -> None:
         words = ["--embed-on", str(folder), "--rows", str(rows), "--device", device]
-        words += ["--share", str(share), "--graph-tokens", str(graph_tokens)]
+        words += ["--share", str(share), "--graphs", str(graphs)]
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__)), "--model", "-", *words],
             stdout=subprocess.PIPE,
@@ -137,9 +136,9 @@ def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
         quiet = alone["itl_p99_ms"]
         assert isinstance(quiet, float)
         shares = [float(share) for share in options.share.split(",")]
-        sizes_of, graphs = options.rows.split(","), options.graph_tokens.split(",")
-        for rows, share, graph_tokens in product(map(int, sizes_of), shares, map(int, graphs)):
-            embedder = Embedder(folder, rows, share, graph_tokens, device)
+        sizes_of, wishes = options.rows.split(","), options.graphs.split(",")
+        for rows, share, graphs in product(map(int, sizes_of), shares, map(int, wishes)):
+            embedder = Embedder(folder, rows, share, graphs, device)
             undisturbed, *_ = embedder.rates(2)
             told = steady()
             beside, step_ms, step_rows = embedder.close()
@@ -150,7 +149,7 @@ def lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
                 "case": "beside",
                 "rows": rows,
                 "share": share,
-                "graph_tokens": graph_tokens,
+                "graphs": graphs,
                 "embedder_alone_tokens_per_s": round(undisturbed),
                 "embedder_tokens_per_s": round(beside),
                 "embedder_step_ms": round(step_ms, 2),
@@ -212,9 +211,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=tuple(SHAPES), default="bge-large")
     parser.add_argument("--rows", default="16384,4096,1024", help="of a step of the embedder")
     parser.add_argument("--share", default="1", help="of the card's time, for the embedder")
-    parser.add_argument(
-        "--graph-tokens", default="512", help="rows of its largest step that replays; 0: none does"
-    )
+    parser.add_argument("--graphs", default="0", help="1: it replays them while it gives way")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--stand-in", action="store_true", help="products in a generator's place")
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -222,7 +219,7 @@ def main() -> int:
     parser.add_argument("--embed-on", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.embed_on is not None:
-        rows, share, graphs = int(options.rows), float(options.share), int(options.graph_tokens)
+        rows, share, graphs = int(options.rows), float(options.share), options.graphs == "1"
         embed_on(options.embed_on, rows, share, graphs, options.device)
         return 0
     if not options.stand_in:

@@ -25,6 +25,7 @@ from engine.ladder import InputLadder
 from engine.messages import AddRevision, PackedManifest
 from engine.pooling import machine
 from engine.pooling.encoder_graphs import EncoderGraphs
+from engine.pooling_messages import GiveWay
 from engine.recording import WORTH_IT, Recorder
 
 ROWS, SEQS = 24, 4
@@ -150,6 +151,23 @@ def test_inputs_with_rows_that_nobody_sees_are_not_padded(
     driver.ask("filled up", unseen=2)
     driver.until(lambda: "filled up" in driver.results)
     assert driver.results["filled up"].code == "" and graphs.num_replays == 0
+
+
+def test_steps_that_give_way_are_neither_padded_nor_replayed(
+    drive: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    told, steps = {"deterministic": False}, ((5, 3), (16,))
+    expected = [*asked(drive(**told), steps)]
+    request.getfixturevalue("on_card_path")
+    driver = drive(**told)
+    graphs, driver.tick = graphs_of(driver), 0.05
+    for share, replays in ((0.5, 0), (1.0, len(steps))):
+        driver.core.take(GiveWay(share))
+        before = graphs.num_replays
+        for got, want in zip(asked(driver, steps), expected, strict=True):
+            assert np.abs(got - want).max() < 1e-5
+        assert graphs.num_replays == before + replays
+        driver.results.clear()
 
 
 def test_an_eager_step_of_a_rung_has_the_bits_of_its_graph(
