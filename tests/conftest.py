@@ -42,7 +42,9 @@ def pytest_collection() -> Generator[None, object, object]:
     third of collecting, and a part of every test that comes after."""
     gc.disable()
     try:
-        return (yield)
+        found = yield
+        quick_interpreter.check()
+        return found
     finally:
         quick_interpreter.quicken()
         quick_clients.quicken()

@@ -9,7 +9,10 @@ import functools
 import importlib.util
 import inspect
 import os
+import sys
 from typing import Any
+
+import pytest
 
 
 def quicken() -> None:
@@ -20,6 +23,19 @@ def quicken() -> None:
     _forget_lost_checks(interpreter)
     _patch_once_a_launch(interpreter)
     _look_up_types_once(interpreter)
+
+
+def check() -> None:
+    """Raise UsageError if somebody imported a kernel before the first that asked for the
+    interpreter: Triton's own functions are compiled ones then, and no kernel runs."""
+    language = sys.modules.get("triton.language")
+    if os.environ.get("TRITON_INTERPRET") != "1" or language is None:
+        return
+    if type(language.sum).__name__ == "JITFunction":
+        raise pytest.UsageError(
+            "a test file imports kernels and does not set TRITON_INTERPRET ahead of that, as "
+            "tests/kernels/test_gemm.py does: no kernel would run on the interpreter"
+        )
 
 
 def _forget_lost_checks(interpreter: Any) -> None:

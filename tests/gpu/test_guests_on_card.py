@@ -6,6 +6,7 @@ costs an engine without guests against fp32.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # for tests of other files: read when kernels are imported
 
 from engine.adapters.digest import revision_digest
 from engine.adapters.pack import pack_folder
