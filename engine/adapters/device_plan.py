@@ -217,7 +217,7 @@ class DevicePlanner:
             for extras in (False, True):
                 gates = for_prompts(tiles) and not extras
                 yield self.view(LoraClass(tiles, 1, 1, extras, rest_items=0 if gates else None))
-                if gates and self._room:
+                if gates and self._room and tile_choices.AUGMENTED:
                     yield self.view(
                         LoraClass(tiles, 1, 1, guests=1, columns=min(self._room, GUEST_RANKS))
                     )
