@@ -137,8 +137,12 @@ def test_who_does_not_fit_is_corrected_behind_the_product(
     assert not guests([(0, 40)], choices.MIXED)
     assert not guests([(0, 40)], rung=Rung(64, 8))
     assert not guests([(0, 40)], None, deterministic=True)
+    assert guests([(0, 1), (2, 1)], None) is False  # binds the planner of the engine's own choices
+    compiled = pool.planner(room=ROOM).every_choice
+    assert any(lora_augments(meta) for meta in compiled())
     monkeypatch.setattr(choices, "AUGMENTED", False)
     assert not guests([(0, 40)])
+    assert not any(lora_augments(meta) for meta in compiled())
 
 
 def test_a_prompts_rows_have_room_only_where_guests_come(
