@@ -131,6 +131,8 @@ class GuardedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._have_head()
         super().connection_lost(exc)
+        # Where it ended with an error uvicorn leaves the timer, which held all of this for as long.
+        self._unset_keepalive_if_required()
 
     def resume_writing(self) -> None:
         super().resume_writing()

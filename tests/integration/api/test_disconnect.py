@@ -1,8 +1,10 @@
 """A client that leaves frees the engine, whenever it leaves."""
 
+import gc
 import json
 import time
 
+import h11
 import pytest
 
 from lorad.config_sections import Limits
@@ -61,6 +63,27 @@ def test_many_clients_that_leave_leave_nothing_behind(api, connect, rounds):
     assert len(api.engine.aborts) == 10 * rounds
     assert api.requests.aborted["client_disconnect"] == before + 10 * rounds
     assert not +api.adapters.leases
+
+
+def test_who_leaves_an_answer_unread_is_not_kept_until_its_connection_would_have_been_idle(
+    api, connect
+):
+    """The end of such a connection is an error to the server, and a timer for its next request was
+    set: at 60 requests a second 80,000 objects were held so."""
+
+    def held():
+        gc.collect()
+        return sum(isinstance(o, h11.Connection) for o in gc.get_objects())
+
+    before = held()
+    raws = [post(connect(api.inference), ASK | {"max_tokens": 3}) for _ in range(10)]
+    api.until(lambda: len(api.engine.submits) == 10 and freed(api))
+    api.until(lambda: api.servers[0].num_connections == 10)
+    time.sleep(0.1)  # the last answer is on its way
+    for raw in raws:
+        raw.close()
+    api.until(lambda: api.servers[0].num_connections == 0)
+    api.until(lambda: held() <= before)
 
 
 def test_a_reader_that_stops_reading_is_cut_off_and_the_others_go_on(api, connect, call, caplog):
