@@ -13,8 +13,8 @@ DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 128, 192, 256, 384, 512, 768, 1024)
 #: Rows of mixed steps.  Below 64 a step of a large model takes the time of reading its weights,
 #: padded or not: on an H200 32 rows of an 8B take 4.37 ms and 64 take 4.39.  80 is for those who
 #: decode 64 rows while a short prompt comes, or the rest of a cached one: with 16 rows of another
-#: adapter such a step takes 6.51 ms, and 6.93 as one of 128 rows.  Above, a step is a third larger
-#: than the one before at most, but for the one after 80.
+#: adapter such a step takes 6.51 ms, and 6.93 as one of 128 rows.  Above, a third of a step's rows
+#: are padding at most, and 47 of 128.
 MIXED = (64, 80, 128, 192, 256, 384, 512, 768, 1024)
 #: Sequences of mixed steps, where there may be twice as many, and half as many again in so many
 #: rows: attention launches a few programs for each, used or not.

@@ -7,10 +7,11 @@ kernel may write.
 
 Behind a kernel that follows closely nothing is unfinished but that kernel itself: what all before
 it wrote may be read, and what they read may be overwritten, ahead of the wait.  Reads take L2
-(`.cg`): a multiprocessor may have lines in L1 from before.  Programs of `lora_joint.py`, and of a
-mixed step's attention, may end without a wait; others of the same launch wait, so it still ends
-after all that came before.  The decode rows' kernel beside prompts waits at its end, and lets the
-next come at its beginning: that one finds both unfinished.
+(`.cg`): a multiprocessor may have lines in L1 from before, but none that are stale of weights, the
+base's and adapters', which nobody writes between a step's upload and its end.  Programs of
+`lora_joint.py`, and of a mixed step's attention, may end without a wait; others of the same launch
+wait, so it still ends after all that came before.  The decode rows' kernel beside prompts waits at
+its end, and lets the next come at its beginning: that one finds both unfinished.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

@@ -191,8 +191,10 @@ def load_two(
     """A tile at such places.  A row's address is a constant away from one of two.
 
     A step reads its adapters once, more than L2 holds, so they leave it ahead of what it reads
-    again: the table, h, x, y.  They may come from L1, unlike the words that a step begins with:
-    an adapter's copy has ended, and the host has seen that, ahead of the launch.
+    again: the table, h, x, y.  A load has that hint or `.cg`, not both, so L1 may answer.  What it
+    has is not another owner's: the host has seen the end of an adapter's copy ahead of the launch,
+    which promises its kernels all that was there by then; and a step begins with an upload, behind
+    which a kernel is launched plainly, and the driver empties L1 for those.
     """
     i = tl.arange(0, RANKS)
     j = tl.arange(0, COLUMNS)

@@ -269,3 +269,64 @@ def test_one_launch_beside_the_product_gives_the_bits_of_launches_in_turn(
         wrong += (out != wanted[turn % 50]).any()
     assert int(wrong) == 0
     assert all(w.isfinite().all() for w in wanted)
+
+
+def test_rows_that_took_anothers_place_are_read_though_l1_may_answer(
+    make_pool: Make, whole: Any
+) -> None:
+    """A and B come without `.cg`.  Between two steps there is but the copy of other weights to the
+    same place, whose end the host sees, and the step's upload; all of them would fit into L1."""
+    from engine.kernels import fused, lora_expand, lora_joint, lora_shrink
+    from engine.kernels.gemm_device import product
+    from engine.kernels.gemm_tiles import Tile
+
+    rows, dtype, tile = 24, torch.bfloat16, Tile("stream", 64, 64, 64, 3, stages=3)
+    pool = make_pool("smollm2", dtype, num_slots=rows, max_rank=16, num_blocks=800)
+    device = pool.arena.bytes.device
+    for slot in range(rows):
+        pool.add(slot, whole(16))
+    meta = pool.plan([Segment(n, n + 1, n) for n in range(rows)], rows, choices.ALONE_WIDE)
+    for half in (lora_shrink, lora_expand):
+        assert half.constants("o", meta.device)["STREAMED"]
+    weights = torch.randn(2, 576, 576, device=device).to(dtype) * 576**-0.5
+    norm = torch.ones(576, device=device, dtype=dtype)
+    given = torch.randn(rows, 576).to(dtype).pin_memory()
+    x = given.to(device)
+
+    def forward(y: torch.Tensor) -> torch.Tensor:
+        lora_joint.begin(meta.device.store)
+        for layer in range(2):
+            n = fused.rms_norm(y, norm, 1e-5)
+            y = product(n, weights[layer], None, tile, closely=True)
+            lora_joint.joined(y, n, layer, "o", meta.device)
+        return y
+
+    steps, copies = torch.cuda.Stream(), torch.cuda.Stream()
+    held, wanted = [], []  # what is in the arena by turns, and what it gives
+    for _ in range(2):
+        for piece in (p for slot in pool.pairs.values() for m in slot.values() for p in m.a + m.b):
+            piece.copy_(torch.randn(piece.shape) * 0.05)
+        held.append(pool.arena.bytes.cpu().pin_memory())
+        torch.cuda.synchronize()
+        with torch.cuda.stream(steps):
+            wanted.append(forward(x).clone())
+        torch.cuda.synchronize()
+    assert wanted[0].isfinite().all() and (wanted[0] != wanted[1]).any(1).all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=steps):
+        out = forward(x)
+    outs = torch.empty(REPLAYS, *out.shape, dtype=dtype, device=device)
+    copied, ended = torch.cuda.Event(), torch.cuda.Event()
+    for turn in range(REPLAYS):
+        with torch.cuda.stream(copies):
+            copies.wait_event(ended)
+            pool.arena.bytes.copy_(held[turn % 2], non_blocking=True)
+            copied.record()
+        copied.synchronize()
+        with torch.cuda.stream(steps):
+            x.copy_(given, non_blocking=True)
+            graph.replay()
+            outs[turn].copy_(out)
+            ended.record()
+    torch.cuda.synchronize()
+    assert all(torch.equal(outs[n], wanted[n % 2]) for n in range(REPLAYS))
