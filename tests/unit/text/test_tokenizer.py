@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,6 +72,43 @@ def test_ids_that_the_vocabulary_lacks_are_nothing(byte_level: Tokenizer) -> Non
 def test_a_lone_surrogate_is_an_error_of_the_text(byte_level: Tokenizer) -> None:
     with pytest.raises(TextError, match="surrogate"):
         byte_level.encode("a\ud800b", False)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "space_mark", "other"])
+def test_a_long_text_has_the_ids_and_the_offsets_of_a_short_one(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = request.getfixturevalue(kind)
+
+    def told() -> list[object]:
+        pieces = tokenizer.pieces(TEXT)
+        return [*(tokenizer.encode(TEXT, add) for add in (False, True)), pieces.ids, pieces.offsets]
+
+    short = told()
+    monkeypatch.setattr("lorad.text.tokenizer.LONG", len(TEXT))
+    assert told() == short
+    for read in (lambda text: tokenizer.encode(text, True), tokenizer.pieces):
+        with pytest.raises(TextError, match="surrogate"):
+            read("a\ud800b" * 20)
+
+
+@pytest.mark.parametrize("reads", ["encode", "pieces"])
+def test_others_go_on_while_a_long_text_becomes_ids(byte_level: Tokenizer, reads: str) -> None:
+    """One client's prompt must not hold up the streams of all, which are the event loop's."""
+    text, began, ended = "x" * 400_000, threading.Event(), threading.Event()
+
+    def read() -> None:
+        began.set()
+        byte_level.encode(text, False) if reads == "encode" else byte_level.pieces(text)
+        ended.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        job, turns = pool.submit(read), 0
+        began.wait()
+        while not ended.wait(0.001):
+            turns += 1
+        job.result()
+    assert turns > 5
 
 
 def test_special_tokens_are_left_out_of_the_text(byte_level: Tokenizer) -> None:
