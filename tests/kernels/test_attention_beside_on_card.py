@@ -88,8 +88,9 @@ class Chain:
         [(900, 1)] * 3 + [(4000, 20), (1, 1), (30, 2)],
         [(1024, 1)] * 40 + [(300, 300), (700, 77)],
         [(40, 3)] * 30,
+        [(576, 1)] * 30,
     ],
-    ids=["a newcomer", "cut, and put together apart", "large", "no decode rows"],
+    ids=["a newcomer", "cut, and put together apart", "large", "no decode rows", "no prompts"],
 )
 def test_prompts_beside_decode_rows_have_the_bits_of_one_after_the_other(
     sequences: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
