@@ -9,7 +9,6 @@ import contextlib
 import secrets
 import time
 from collections.abc import Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -56,14 +55,13 @@ from lorad.service.shelf import Shelf
 from lorad.service.snapshot import Snapshot
 from lorad.service.tasks import Tasks
 from lorad.service.tenancy import Tenancy
+from lorad.service.text_threads import TextThreads
 from lorad.service.verification import Verification
 from lorad.sources import choice
 from lorad.sources.fetch import Fetcher
 from lorad.sources.reference import Reference
 from lorad.tracing.tracing import Tracing
 from lorad.watch.watcher import InboxWatcher
-
-TOKENIZER_THREADS = 4
 
 
 class Services:
@@ -220,13 +218,13 @@ class Services:
         for one in self.models:
             one.text.on_missing = self._on_missing
         self.tracing = self._make_tracing()
-        self.pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="lorad-text")
+        self.threads = TextThreads()
         self.requests = RequestService(
             self.adapters,
             {one.name: one.backend() for one in self.models},
             limits=settings.limits,
             version=__version__,
-            pool=self.pool,
+            threads=self.threads,
             finder=self.dynamic,
             gate=self.gate,
             trace=self.tracing.take if self.tracing else None,
@@ -237,7 +235,7 @@ class Services:
             limits=settings.limits,
             meter=self.requests.meter,
             crowd=self.requests.crowd,
-            pool=self.pool,
+            threads=self.threads,
             trace=self.tracing.take_pooled if self.tracing else None,
         )
         self.audit = Audit(registry, settings.admin.audit_log)

@@ -215,7 +215,7 @@ class Daemon:
         await asyncio.gather(*(link.stop() for link in self.services.links))
         await self.services.tasks.cancel()
         await self._save()
-        self.services.pool.shutdown(wait=False, cancel_futures=True)
+        self.services.threads.close()
         for one in self.services.models:
             one.guides.close()
         self.services.metrics.close()

@@ -18,7 +18,12 @@ from lorad.api.identity import caller_of
 from lorad.api.respond import json
 from lorad.errors import LoradError
 from lorad.service.seams import Text
+from lorad.service.text_threads import num_characters
 from lorad.wire_openai import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
+
+Encode = Callable[[Text], list[int]]
+#: That a token stands for, or so.
+CHARACTERS = 4
 
 
 async def tokenize(request: Request) -> Response:
@@ -26,14 +31,15 @@ async def tokenize(request: Request) -> Response:
     asked = await checked(request, TokenizeRequest, params.TOKENIZE)
     if (asked.prompt is None) == (asked.messages is None):
         raise LoradError("invalid_value", "give prompt or messages, one of them", param="prompt")
-    encode = _chat(asked) if asked.messages is not None else _plain(asked)
+    encode, size = _chat(asked) if asked.messages is not None else _plain(asked)
 
     def work(text: Text) -> tuple[list[int], list[str] | None]:
         ids = encode(text)
         return ids, text.spell(ids) if asked.return_token_strs else None
 
-    (ids, spelled), model = await deps.requests.with_text(asked.model, work, caller_of(request))
-    context = deps.requests.engine(model).max_model_len
+    requests, caller = deps.requests, caller_of(request)
+    (ids, spelled), model = await requests.with_text(asked.model, work, caller, size)
+    context = requests.engine(model).max_model_len
     return json(Tokens(count=len(ids), max_model_len=context, tokens=ids, token_strs=spelled))
 
 
@@ -43,20 +49,25 @@ async def detokenize(request: Request) -> Response:
     asked = await checked(request, DetokenizeRequest, {})
     ids: Sequence[int] = asked.tokens
     prompt, _ = await deps_of(request).requests.with_text(
-        asked.model, lambda text: text.decode(ids, skip_special=False), caller_of(request)
+        asked.model,
+        lambda text: text.decode(ids, skip_special=False),
+        caller_of(request),
+        CHARACTERS * len(ids),
     )
     return json(Detokenized(prompt=prompt))
 
 
-def _plain(asked: TokenizeRequest) -> Callable[[Text], list[int]]:
+def _plain(asked: TokenizeRequest) -> tuple[Encode, int]:
+    """What makes ids of it, and of how many characters."""
     add_special, prompt = asked.add_special_tokens is not False, asked.prompt or ""
-    return lambda text: text.encode(prompt, add_special)
+    return lambda text: text.encode(prompt, add_special), len(prompt)
 
 
-def _chat(asked: TokenizeRequest) -> Callable[[Text], list[int]]:
+def _chat(asked: TokenizeRequest) -> tuple[Encode, int]:
     """As `/v1/chat/completions` would read them."""
     given, variables = messages(asked.messages or ()), template_vars(asked.chat_template_kwargs)
     variables |= {"add_generation_prompt": asked.add_generation_prompt is not False}
     add_special = bool(asked.add_special_tokens)
     offered = tools(asked.tools or ())
-    return lambda text: text.encode(text.render(given, variables, offered), add_special)
+    size = num_characters((given, offered))
+    return lambda text: text.encode(text.render(given, variables, offered), add_special), size

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from engine.messages import SamplingParams, TokenLogprobs
+from lorad.service.text_threads import num_characters
 
 #: Of a message: role and content, and name, tool_calls and tool_call_id where there are any; of a
 #: tool: type and function.  As chat templates read them.
@@ -58,6 +59,11 @@ class Ask:
     @property
     def num_sequences(self) -> int:
         return self.n * (1 if self.chat else len(self.prompts))
+
+    @property
+    def num_characters(self) -> int:
+        """Of what becomes ids."""
+        return num_characters((self.messages, self.tools, self.prompts))
 
 
 class Piece(Struct, frozen=True, kw_only=True, gc=False):

@@ -9,6 +9,7 @@ from typing import Literal
 
 from engine.pooling.requests import PoolingTask, PoolResult
 from engine.pooling.truncation import PairCut
+from lorad.service.text_threads import num_characters
 from lorad.text.pooling import Role
 
 Endpoint = Literal["embeddings", "rerank", "score", "classify", "pooling"]
@@ -68,6 +69,11 @@ class PoolAsk:
     instruction: str = ""
     #: So many of the first inputs' vectors are held until the end; None: those of all.
     num_kept: int | None = None
+
+    @property
+    def num_characters(self) -> int:
+        """Of what becomes ids."""
+        return num_characters([(each.text, each.second) for each in self.inputs])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

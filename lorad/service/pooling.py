@@ -19,7 +19,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -38,6 +37,7 @@ from lorad.service.reception import Guest, Reception
 from lorad.service.scoring import Model, plan, score
 from lorad.service.seams import Limits
 from lorad.service.tenants import ANYBODY, Caller, account_of
+from lorad.service.text_threads import TextThreads
 from lorad.service.trace import PoolTrace
 from lorad.text.pooling import PoolingText
 
@@ -108,13 +108,13 @@ class PoolingService:
         limits: PoolLimits,
         meter: Meter,
         crowd: Crowd,
-        pool: Executor | None = None,
+        threads: TextThreads | None = None,
         trace: Callable[[PoolTrace], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reception, self._backends = reception, dict(backends)
         self._limits, self._meter, self._crowd = limits, meter, crowd
-        self._pool, self._clock = pool, clock
+        self._clock, self._threads = clock, threads or TextThreads()
         self._trace = trace or (lambda trace: None)
 
     def limit(self, limits: PoolLimits) -> None:
@@ -138,7 +138,7 @@ class PoolingService:
             planned = plan(ask, unit.model)
             compared = planned.compared
             answered = await unit.pool(planned.ask, compared.take if compared else whole)
-            return await self._in_pool(partial(score, ask, planned, answered))
+            return await self._threads.run(0, partial(score, ask, planned, answered))
 
         return await self._counted(ask.wish, caller, work)
 
@@ -222,10 +222,6 @@ class PoolingService:
             timer.cancel()
             guest.fail = None
 
-    async def _in_pool(self, work: Callable[[], T]) -> T:
-        """Tokenising and comparing take milliseconds that belong to nobody else's stream."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
 
 class Unit:
     """One request that was let in: its inputs run together, or all of them end."""
@@ -282,7 +278,7 @@ class Unit:
         fails."""
         service, guest = self._service, self._guest
         work = partial(prepare, ask, self._facts, service._limits)
-        prepared = await service._in_pool(work)
+        prepared = await service._threads.run(ask.num_characters, work)
         results = await _together(self._jobs(ask, prepared, keep))
         return Answered(tuple(results), guest.name, guest.rev, self.model.labels)
 

@@ -6,13 +6,11 @@ sequence for each answer.  Comes out: a `Generation`.  Every failure is a LoradE
 what was taken.  Knows no HTTP.
 """
 
-import asyncio
 import math
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -31,6 +29,7 @@ from lorad.service.plan import plan
 from lorad.service.reception import Guest, Reception
 from lorad.service.seams import Adapters, Backend, Finder, Limits, Resolved, Text
 from lorad.service.tenants import ANYBODY, Account, Caller, Tenant, account_of
+from lorad.service.text_threads import TextThreads
 from lorad.service.trace import Trace
 
 T = TypeVar("T")
@@ -50,7 +49,7 @@ class RequestService:
         *,
         limits: Limits,
         version: str,
-        pool: Executor | None = None,
+        threads: TextThreads | None = None,
         finder: Finder | None = None,
         gate: Gate | None = None,
         trace: Callable[[Trace], None] | None = None,
@@ -59,7 +58,8 @@ class RequestService:
         self.aborted: Counter[str] = Counter()  # reason -> requests that ended before their end
         self.meter = Meter(clock, tuple(backends))
         self._backends, self._version = dict(backends), version
-        self._limits, self._pool, self._clock = limits, pool, clock
+        self._limits, self._clock = limits, clock
+        self._threads = threads or TextThreads()
         self._trace = trace
         self.reception = Reception(adapters, limits=limits, finder=finder, gate=gate, clock=clock)
         self.rates = self.reception.rates
@@ -122,7 +122,7 @@ class RequestService:
         )
         try:
             preparing = partial(_prepare, ask, partial(backend.text, guest.rev))
-            text, prompts = await self._in_pool(preparing)
+            text, prompts = await self._threads.run(ask.num_characters, preparing)
             ends = _ends(ask, text, info)
             ask = await _guided(ask, backend, info, account.tenant.name)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
@@ -182,14 +182,19 @@ class RequestService:
         return self._backends[model].link.info
 
     async def with_text(
-        self, model: str, work: Callable[[Text], T], caller: Caller = ANYBODY
+        self,
+        model: str,
+        work: Callable[[Text], T],
+        caller: Caller = ANYBODY,
+        num_characters: int = 0,
     ) -> tuple[T, str]:
-        """`work` in a worker thread, on the text of what `model` means; the files that it reads
-        stay until it has ended.  Its result, and the base's name."""
+        """`work` in a worker thread, on the text of what `model` means, which reads so many; the
+        files stay until it has ended.  Its result, and the base's name."""
         found = await self.reception.find(model, caller)
         rev, text = found.rev, self._backends[found.model].text
         with self.reception.leased(rev):
-            return await self._in_pool(lambda: work(text(rev))), found.model
+            done = await self._threads.run(num_characters, lambda: work(text(rev)))
+            return done, found.model
 
     # ----------------------------------------------------------------- the daemon's hand
     def drain(self) -> None:
@@ -239,10 +244,6 @@ class RequestService:
         guest.leave()
 
     # ----------------------------------------------------------------- steps of start
-    async def _in_pool(self, work: Callable[[], T]) -> T:
-        """Tokenising takes milliseconds that belong to nobody else's stream."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
     def _generation(
         self,
         ask: Ask,

@@ -82,10 +82,11 @@ def test_a_long_text_has_the_ids_and_the_offsets_of_a_short_one(
 
     def told() -> list[object]:
         pieces = tokenizer.pieces(TEXT)
-        return [*(tokenizer.encode(TEXT, add) for add in (False, True)), pieces.ids, pieces.offsets]
+        encoded = [tokenizer.encode(TEXT, add) for add in (False, True)]
+        return [encoded, *map(tokenizer.decode, encoded), pieces.ids, pieces.offsets]
 
     short = told()
-    monkeypatch.setattr("lorad.text.tokenizer.LONG", len(TEXT))
+    monkeypatch.setattr("lorad.text.tokenizer.LONG", 8)
     assert told() == short
     for read in (lambda text: tokenizer.encode(text, True), tokenizer.pieces):
         with pytest.raises(TextError, match="surrogate"):
