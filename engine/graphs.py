@@ -26,7 +26,8 @@ from engine.recording import Recorder, Regulars, Replayable, parts_of
 #: embeddings are given to it.
 Key = tuple[Rung, LoraClass | None, bool]
 
-#: Graphs captured at start, if a coarser choice of them keeps to it (220 at 64 sequences, 265 at 128).
+#: Graphs captured at start, if a coarser choice of them keeps to it (220 at 64 sequences; 265, of
+#: coarser grids, at 128).
 START_GRAPHS = 272
 
 

@@ -28,20 +28,24 @@ GRAPH_BYTES, CAPTURE_BYTES = 2 << 20, 64 << 20
 def most_rows(config: PoolingConfig, spec: BaseSpec, dtype: str, free: int) -> int:
     """Rows of the largest step that `free` bytes hold.  Raises ConfigError for a length or a budget
     beyond that, and for a card that holds next to none."""
-    taken = weight_bytes(spec, dtype) + config.adapter_pool + graph_bytes(config, spec, dtype)
-    most = int(max(SHARE * free - taken, 0)) // row_bytes(spec, dtype)
+    weights, graphs = weight_bytes(spec, dtype), graph_bytes(config, spec, dtype)
+    left = int(max(SHARE * free - weights - config.adapter_pool - graphs, 0))
+    most = left // row_bytes(spec, dtype)
+    beside, others = f"weights of {weights} bytes", "adapter_pool"
+    if graphs:
+        beside, others = f"{beside} and graphs of {graphs}", "adapter_pool or graph_tokens"
     for name in ("max_length", "max_batch_tokens"):
         if getattr(config, name) > most:
             raise ConfigError(
-                f"{name} = {getattr(config, name)} needs more than the card has free: weights and"
-                f" adapter_pool leave room for steps of {most} rows",
-                hint="lower it, or adapter_pool",
+                f"{name} = {getattr(config, name)} needs more than the card has free: {beside}"
+                f" and adapter_pool leave room for steps of {most} rows",
+                hint=f"lower it, or {others}",
             )
     if most < LEAST_ROWS:
         raise ConfigError(
-            f"adapter_pool = {config.adapter_pool}: with weights of {weight_bytes(spec, dtype)}"
-            f" bytes it leaves no room for a step in the card's {free} free bytes",
-            hint="lower it, or free the card",
+            f"adapter_pool = {config.adapter_pool}: with {beside} it leaves no room for a step in"
+            f" the card's {free} free bytes",
+            hint=f"lower {others}, or free the card",
         )
     return most
 

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from engine.errors import ConfigError
 from engine.models.bases import BaseSpec, read_base
@@ -76,6 +77,16 @@ def test_graphs_of_an_encoder_are_counted_and_only_where_there_are_any(tmp_path:
     assert most_rows(config(), bert, "bfloat16", GIB) < most_rows(
         config(graph_tokens=0), bert, "bfloat16", GIB
     )
+
+
+def test_who_is_refused_for_the_graphs_too_is_told_of_them(tmp_path: Path) -> None:
+    bert = read_base(write_bert(tmp_path / "bert"), "pool")
+    for told, hints in ((config(), True), (config(graph_tokens=0), False)):
+        for free, asked in ((GIB, {"max_batch_tokens": 1 << 30}), (1 << 20, {})):
+            with pytest.raises(ConfigError) as refused:
+                most_rows(replace(told, **asked), bert, "bfloat16", free)
+            assert ("graphs of" in str(refused.value)) is hints
+            assert ("graph_tokens" in (refused.value.hint or "")) is hints
 
 
 def test_steps_are_not_padded_where_no_graph_could_be_replayed(
