@@ -70,8 +70,9 @@ def _decode(
     """Items (axis 1) of one KV head (axis 0), for the GROUP heads that share it.
 
     TURNS: programs are fewer than items.  EARLY: the plan was there before the kernel ahead began,
-    and may be read before that one ends.  BESIDE: so was all else, for that kernel is the prompts'
-    of this layer (`paged_prefill.py`), which follows closely: nothing is waited for but its end.
+    and may be read before that one ends.  BESIDE, in place of it: so was all else, for that kernel
+    is the prompts' of this layer (`paged_prefill.py`), which follows closely: nothing is waited for
+    but its end.
     """
     kv_head = tl.program_id(0)
     turn = tl.program_id(1)
@@ -87,7 +88,7 @@ def _decode(
     stop = plan_word(item + 3)
     table = tables + seq.to(tl.int64) * stride_table
     ids = block_ids(table, begin, stop, BLOCK, TILE, EARLY or BESIDE)
-    if EARLY and not BESIDE:
+    if EARLY:
         follow_closely(PDL)
 
     member = tl.arange(0, ROWS)
@@ -219,7 +220,7 @@ def decode_attention(
         CAPPED=softcap != 0.0,
         APART=plan.apart,
         TURNS=turns,
-        EARLY=pdl and settled and tiles.early,
+        EARLY=pdl and settled and tiles.early and not beside,  # one form beside prompts
         BESIDE=pdl and beside,
         PDL=pdl,
         num_warps=tiles.warps,
