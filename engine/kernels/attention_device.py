@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.attention_tiles import SDPA_ROWS, SDPA_STEP, fits_sdpa
 from engine.kernels.decode_plan import DecodePlan, plan_decode
-from engine.kernels.paged_decode import decode_attention
+from engine.kernels.paged_decode import decode_attention, may_run_beside
 from engine.kernels.paged_prefill import prefill_attention
 from engine.kernels.prefill_plan import PrefillPlan, plan_prefill
 
@@ -71,7 +71,9 @@ def device_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lens, starts = _on_device(meta, q.device)
     # Prompts first: the decode rows' kernel then runs beside theirs.
-    both = routes.prefill is not None and routes.decode is not None
+    both = False
+    if routes.prefill is not None and routes.decode is not None:
+        both = may_run_beside(routes.decode, kv)
     if routes.prefill is not None:
         prefill_attention(
             q,

@@ -156,6 +156,17 @@ def _decode(
             wait_for_earlier(PDL)
 
 
+def may_run_beside(plan: DecodePlan, kv: Tensor) -> bool:
+    """Whether no key and no value comes by L1, as each thread copies 16 bytes of a tile at a time.
+
+    Of fewer, as with heads of 16 in fp32, L1 may answer, and ahead of the wait with what was there
+    in the layer before: those of a model that pools have one place for their keys.
+    """
+    tiles, head_dim, itemsize = plan.tiles, kv.shape[4], kv.element_size()
+    aligned = head_dim * itemsize % 16 == 0 and all(s % 16 == 0 for s in kv.stride()[:3])
+    return aligned and tiles.keys * width_of(head_dim) * itemsize >= 16 * 32 * tiles.warps
+
+
 def decode_attention(
     q: Tensor,
     kv: Tensor,
@@ -174,7 +185,7 @@ def decode_attention(
     head_dim), one layer's view; block_tables (S, blocks) int32.  If the plan was made with
     query_starts, rows that are not its own are left; otherwise the rows of sequences of length 0
     become zero.  `settled`: this is not the plan's first use.  `beside`: the kernel launched just
-    before is `prefill_attention` of other rows, `followed`.
+    before is `prefill_attention` of other rows, `followed`; where `may_run_beside`.
     Scores are `softcap` * tanh(scale * q·k / softcap) if `softcap` is set.
     """
     heads, head_dim = q.shape[1:]
