@@ -61,10 +61,12 @@ class Gathered:
         self.text = ""
         self.pieces: list[Piece] = []
         self.finish: Finish = "stop"
+        self.num_scored = 0  # tokens that probabilities may be told of
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
         self.pieces.append(piece)
+        self.num_scored += len(piece.tokens) + len(piece.prompt)
         if piece.finish is not None:
             self.finish = _FINISH[piece.finish]
 

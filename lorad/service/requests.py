@@ -59,7 +59,7 @@ class RequestService:
         self.meter = Meter(clock, tuple(backends))
         self._backends, self._version = dict(backends), version
         self._limits, self._clock = limits, clock
-        self._threads = threads or TextThreads()
+        self.threads = threads or TextThreads()
         self._trace = trace
         self.reception = Reception(adapters, limits=limits, finder=finder, gate=gate, clock=clock)
         self.rates = self.reception.rates
@@ -122,7 +122,7 @@ class RequestService:
         )
         try:
             preparing = partial(_prepare, ask, partial(backend.text, guest.rev))
-            text, prompts = await self._threads.run(ask.num_characters, preparing)
+            text, prompts = await self.threads.run(ask.num_characters, preparing)
             ends = _ends(ask, text, info)
             ask = await _guided(ask, backend, info, account.tenant.name)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
@@ -193,7 +193,7 @@ class RequestService:
         found = await self.reception.find(model, caller)
         rev, text = found.rev, self._backends[found.model].text
         with self.reception.leased(rev):
-            done = await self._threads.run(num_characters, lambda: work(text(rev)))
+            done = await self.threads.run(num_characters, lambda: work(text(rev)))
             return done, found.model
 
     # ----------------------------------------------------------------- the daemon's hand

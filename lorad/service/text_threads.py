@@ -1,4 +1,5 @@
-"""Threads in which texts become ids: who brings little never waits for who brings much.
+"""Threads in which texts become ids, and large answers bytes: who brings little never waits for
+who brings much.
 
 Goes in: a function, and how many characters it reads.  Comes out: its result, on the event loop.
 Knows no tokenizers.
