@@ -31,6 +31,11 @@ from lorad.wire_operate import RollbackAsk
 
 #: Reasons that are clearer beside what the folder holds; not all of it was sent.
 _NOT_FOUND = ("E_NO_CONFIG", "E_NO_WEIGHTS")
+#: What older PEFT saved, under any of these names.  It is never sent, so only here is it seen.
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_CONVERT = (
+    "where you trust it, PeftModel.from_pretrained(base, DIR).save_pretrained(DIR) converts it"
+)
 #: An adapter has the first and one of the others; a folder of adapters has none of them.
 _OWN_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapters.safetensors")
 
@@ -120,10 +125,20 @@ def _upload(s: Session, folder: Path, start: wire.UploadStart) -> wire.Added:
         if error.code == "adapter_invalid" and error.details.get("reason") in _NOT_FOUND:
             there = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
             note(f"in {folder}: {there}", s.options)
+            if pickle := _pickle_in(folder):
+                error.hint = f"{pickle} is a pickle, and not opened: {_CONVERT}"
         child = _first_adapter_in(folder)
         if child is not None and error.details.get("reason") in (*_NOT_FOUND, "E_NESTED"):
             error.hint = f"loractl add {shlex.quote(str(child))}"
         raise
+
+
+def _pickle_in(folder: Path) -> str:
+    """Its name, of a folder that has its weights in that form alone; "" of any other.  The daemon,
+    which sees no weights at all, would advise to rename it."""
+    names = sorted(p.name for p in folder.iterdir())
+    found = [name for name in names if name.endswith(_PICKLES)]
+    return "" if any(n.endswith(".safetensors") for n in names) or not found else found[0]
 
 
 def _first_adapter_in(folder: Path) -> Path | None:

@@ -79,6 +79,20 @@ def test_when_files_are_missing_it_says_what_is_there_instead(server, loractl, f
     assert said.startswith(f"in {folder}: README.md, adapter_config.json")
 
 
+def test_weights_in_a_pickle_are_to_be_converted_and_not_renamed(server, loractl, tmp_path):
+    """The daemon is not sent the file, so it advised to rename what it took for missing."""
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("adapter_config.json", "adapter_model.bin"):
+        (old / name).write_text("{}")
+    server.api.adapters.answer = LoradError(
+        "adapter_invalid", "none", hint="rename it", details={"reason": "E_NO_WEIGHTS"}
+    )
+    told = loractl("add", str(old)).err
+    assert "  try: adapter_model.bin is a pickle, and not opened: " in told
+    assert "save_pretrained" in told and "rename" not in told
+
+
 @pytest.mark.parametrize("reason", ["E_NO_CONFIG", "E_NESTED"])
 def test_a_folder_of_adapters_is_met_with_the_first_of_them(server, loractl, tmp_path, reason):
     parent = tmp_path / "my runs"
