@@ -26,6 +26,7 @@ from lorad.wire_stream import Board
 EVERY_SECONDS = 1.0
 #: Of one member, at once.
 MAX_NEW_EVENTS = 200
+_UNSEEN = ("", "")  # no state yet, and no reason for it
 
 
 class Events:
@@ -80,9 +81,12 @@ class Events:
     def _note_state(self, member: Member) -> None:
         before, now = self._states.get(member.name), (member.state, member.reason)
         self._states[member.name] = now
+        if before is None and member.state == "lost":
+            self._states[member.name] = _UNSEEN  # nobody may have asked it yet: the next look tells
+            return
         if before is None and member.state == "ready":
-            before = ("", "")  # a gateway's first, or in the place of one that was lost
-        if before is None or before[0] == now[0]:
+            before = _UNSEEN  # a gateway's first, or in the place of one that was lost
+        if before is None or before[0] == now[0] or (before == _UNSEEN and now[0] == "away"):
             return
         self._ring.publish(
             {"ready": "member.ready", "away": "member.away", "lost": "member.lost"}[member.state],

@@ -45,3 +45,20 @@ def test_a_member_is_told_of_when_it_is_first_ready_and_one_in_the_place_of_a_lo
         assert await told(c="ready", d="ready") == [("member.ready", "c"), ("member.ready", "d")]
 
     asyncio.run(scenario())
+
+
+def test_a_member_that_was_never_reached_is_told_of_once():
+    """A gateway with a wrong address said that it takes requests, and nothing more."""
+
+    async def scenario():
+        members, ring = FakeMembers(typo="lost", slow="lost", joins="lost"), EventRing()
+        events = Events(members, ring)
+        await events.look()
+        assert ring.last_id == 0
+        members.states |= {"slow": "ready", "joins": "away"}
+        await events.look()
+        await events.look()
+        told = [(item.type, item.level, item.replica) for item in ring.since(0)[0]]
+        assert told == [("member.lost", "warn", "typo"), ("member.ready", "info", "slow")]
+
+    asyncio.run(scenario())
