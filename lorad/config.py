@@ -213,7 +213,7 @@ def _check_model(settings: Settings, index: int, need: Callable[..., None]) -> N
     need(bool(model.base), base, "a model needs a base: the folder of its files")
     folder = Path(model.base)
     known = any((folder / file).is_file() for file in ("config.json", "modules.json"))
-    need(known, base, f"no config.json in {folder}", "give the folder of a Hugging Face model")
+    need(known, base, f"no config.json in {folder}", _instead_of(folder))
     need(bool(MODEL_NAME.fullmatch(model.name)), name, "letters, digits, dot, dash")
     same = [i for i, other in enumerate(settings.models[:index]) if other.name == model.name]
     need(
@@ -225,6 +225,15 @@ def _check_model(settings: Settings, index: int, need: Callable[..., None]) -> N
     rule = f"1 to {MOST_REPLICAS}: engines of this model"
     need(1 <= model.replicas <= MOST_REPLICAS, model_key(index, "replicas"), rule)
     check_tasks(model, partial(model_key, index), settings.origins, need)
+
+
+def _instead_of(folder: Path) -> str:
+    """What to give as a base instead of a folder that holds none."""
+    if (folder / "adapter_config.json").is_file():
+        return "that is an adapter: give its base here, and the adapter to loractl add"
+    if not folder.exists():
+        return "there is no such folder; a base is not fetched: download it, and give its folder"
+    return "give the folder of a Hugging Face model"
 
 
 def _check_together(settings: Settings, need: Callable[..., None]) -> None:

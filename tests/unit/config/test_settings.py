@@ -149,7 +149,7 @@ def test_lists_in_the_environment_are_split_at_commas(write, env):
         ("[admin]\nmode = '0666'\n", "admin.mode: a socket that everybody", ""),
         ("[admin]\nmode = 'rw'\n", "admin.mode: an octal mode", ""),
         ("[admin]\nallow_uids = [0, -1]\n", "admin.allow_uids: user ids", ""),
-        ("[[models]]\nbase = '/x'\n", "models.1.base: no config.json in /x", ""),
+        ("[[models]]\nbase = '/x'\n", "models.1.base: no config.json in /x", "is not fetched"),
         ("not toml", "lorad.toml", ""),
         ("[limits]\nbody = 0\n", "limits.body: 4KiB or more", ""),
         ("[limits]\nheaders = 0\n", "limits.headers: 4KiB or more", ""),
