@@ -69,7 +69,7 @@ class Explaining:
             state, told = State(facts.state), tell(facts, catalog.label, others)
         elif told is None:
             told = Told(
-                why="nobody has asked for it since the engine started",
+                why="it has not been brought up since the engine started",
                 next="a request, or loractl load, brings it up from the store",
             )
         serves = rev is not None and state not in (State.QUARANTINED, State.MISSING)
@@ -252,7 +252,8 @@ def _on_gpu(facts: Explanation, pinned_as: Sequence[str]) -> Told:
 def _leaving(facts: Explanation, pinned_as: Sequence[str]) -> str:
     cost = facts.cost
     if cost.pinned and pinned_as:
-        return f"it stays: {', '.join(pinned_as)} has the same content, and is pinned"
+        have, are = ("has", "is") if len(pinned_as) == 1 else ("have", "are")
+        return f"it stays: {', '.join(pinned_as)} {have} the same content, and {are} pinned"
     if cost.pinned:
         return "it is pinned and stays"
     if not cost.place:

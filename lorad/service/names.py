@@ -197,11 +197,18 @@ class Names:
             raise LoradError(
                 "name_taken",
                 f"{name!r} belongs to an adapter from {before.source}",
-                hint=f"loractl rm {name}, or choose another name"
-                if not is_reference(source) or before.source == INBOX
-                else "--replace gives it the new content; or choose another name with --name",
+                hint=_instead(name, before, source),
                 details={"reason": "E_NAME_TAKEN"},
             )
+
+
+def _instead(name: str, before: AdapterRecord, source: str) -> str:
+    """What to do where content from `source` may not be called `name`."""
+    if before.source == INBOX:
+        return "put the new content into its folder in the inbox, or choose another name"
+    if is_reference(source):
+        return "--replace gives it the new content; or choose another name with --name"
+    return f"loractl rm {name}, or choose another name"
 
 
 def model_of(record: AdapterRecord, models: Sequence[str]) -> str:

@@ -100,5 +100,6 @@ def still_pinned(catalog: Catalog, name: str, rev: str) -> LoradError:
     pins = pinning(catalog, rev)
     message = f"{name!r} is pinned"
     if name not in pins:
-        message = f"{name!r} has the same content as {', '.join(pins)}, which is pinned"
+        are = "is" if len(pins) == 1 else "are"
+        message = f"{name!r} has the same content as {', '.join(pins)}, which {are} pinned"
     return LoradError("pinned", message, hint=f"loractl unpin {' '.join(pins)}")

@@ -156,7 +156,9 @@ class Revisions:
                 raise LoradError("model_not_found", error.message) from error
             if error.code == "insufficient_storage":
                 log.warning("%s cannot be packed: %s", self._catalog.label(rev), error.message)
-                raise LoradError("no_room", "no disk space to bring up the adapter now") from error
+                message = "no disk space to bring up the adapter now"
+                hint = "free space on the store's disk: loractl doctor says which, loractl logs why"
+                raise LoradError("no_room", message, hint=hint) from error
             raise
 
     async def unpack(self, rev: str, layouts: Sequence[str], *, remote: bool = False) -> int:

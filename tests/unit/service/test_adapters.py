@@ -368,7 +368,11 @@ def test_names_that_may_not_be_are_refused(world):
         await w.add("a", 1)
         with pytest.raises(LoradError) as caught:
             await w.add("a", 2, source="inbox", replace=True)
-        assert caught.value.code == "name_taken"
+        assert (caught.value.code, caught.value.hint[:12]) == ("name_taken", "loractl rm a")
+        await w.add("b", 3, source="inbox")
+        with pytest.raises(LoradError) as caught:
+            await w.add("b", 4, replace=True)  # to remove it first would lose it for requests
+        assert "into its folder in the inbox" in caught.value.hint
 
     world(scenario)
 

@@ -69,6 +69,8 @@ def test_one_on_the_gpu_is_served_and_says_when_it_makes_way():
     assert told(state="idle", cost={"pinned": True}).next == "it is pinned and stays"
     shared = told(["jargon"], state="idle", cost={"pinned": True})
     assert shared.next == "it stays: jargon has the same content, and is pinned"
+    twins = told(["a", "b"], state="idle", cost={"pinned": True})
+    assert twins.next == "it stays: a, b have the same content, and are pinned"
     assert told(state="active", cost={"place": 0}).next == "it stays while requests run on it"
     waits = told(state="active", running=1, waiting=2, queue_turn=2, queue_turns=5)
     assert waits.served and "2 of its requests wait" in waits.why

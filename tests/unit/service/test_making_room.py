@@ -351,6 +351,7 @@ def test_a_disk_that_is_full_while_it_is_packed_loses_nothing_and_a_request_pack
             await w.revisions.prepare_for_request(w.rev(3))
         told = caught.value
         assert (told.code, told.message) == ("no_room", "no disk space to bring up the adapter now")
+        assert "the store's disk" in told.hint  # and not, as of memory, to evict and unpin
         w.intake._pack = packing
         await ask(w, "new")
         assert packed(w) == {1, 3}
