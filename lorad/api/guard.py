@@ -127,6 +127,10 @@ class Guard:
             if uids is not None:
                 _admit_peer(uids, peer)
             self._bounds.admit(scope, headers)
+        if (
+            "\n" in scope["path"]
+        ):  # a route's pattern does not see one at the end: /x%0A would be /x
+            raise LoradError("not_found", "there is no such route here")
         size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         size += len(scope["raw_path"]) + len(scope["query_string"])
         if size > self._bounds.header_bytes:

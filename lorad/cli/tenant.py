@@ -56,7 +56,12 @@ Most = Annotated[
 ]
 Weight = Annotated[
     float | None,
-    typer.Option(metavar="W", help="Its share where tenants wait: 2 gets twice what 1 gets."),
+    typer.Option(
+        metavar="W",
+        min=0.001,  # and with it no NaN, which JSON cannot tell from nothing
+        max=1000.0,
+        help="Its share where tenants wait: 2 gets twice what 1 gets.",
+    ),
 ]
 Base = Annotated[
     bool | None,

@@ -56,6 +56,17 @@ def test_unknown_routes_are_404_in_the_envelope(api, call, path):
         assert answer.json["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_line_break_behind_a_name_is_not_that_name(api, call, method):
+    """Patterns of routes end ahead of it: `rm` of one would have been that of the other."""
+    answer = call(api.admin, method, "/admin/v1/adapters/bible%0A")
+    assert (answer.status, answer.code) == (404, "not_found")
+    assert not api.adapters.calls
+    assert call(api.inference, "GET", "/v1/models/tiny%0A").status == 404
+    for socket in (api.inference, api.admin):
+        assert call(socket, "GET", "/livez%0A").status == 404
+
+
 @pytest.mark.parametrize(("path", "method"), MANAGING)
 def test_nothing_that_manages_exists_on_the_inference_socket(api, call, path, method):
     answer = call(api.inference, method, path, {})

@@ -98,6 +98,8 @@ def test_what_is_set_is_what_was_given_and_a_list_can_be_emptied(loractl: Any) -
         (("tenant", "add", "other", "--uid", "1001"), 6),
         (("tenant", "add", "A/b"), 2),
         (("tenant", "add", "x", "--weight", "0"), 2),
+        (("tenant", "set", "acme", "--weight", "nan"), 2),
+        (("tenant", "set", "acme", "--weight", "inf"), 2),
         (("tenant", "set", "nobody", "--rpm", "1"), 4),
         (("tenant", "rotate-key", "nobody"), 4),
         (("tenant", "rotate-key", "acme", "--grace", "soon"), 2),
