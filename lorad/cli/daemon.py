@@ -81,12 +81,18 @@ def _address(socket: str, reached: str) -> str:
     return f"unix://{socket}" if socket else reached
 
 
+def _where(one: wire_status.Status | wire_status.ModelStatus) -> str:
+    """Of a CPU the device's name says nothing more."""
+    named = f" ({one.device_name})" if one.device_name not in ("", one.device) else ""
+    return f"{one.dtype} on {one.device}{named}"
+
+
 def _models(st: wire_status.Status) -> list[tuple[str, str]]:
     """The model that is served; of several each with its own figures, and then all together."""
     if len(st.models) < 2:
         pools = st.pooling
         return [
-            ("model", f"{st.model}  {st.dtype} on {st.device} ({st.device_name})"),
+            ("model", f"{st.model}  {_where(st)}" if st.model else "-"),
             ("base", st.base),
             *([("tasks", ", ".join(map(plain, st.tasks)))] if st.tasks else []),
             ("context", f"{st.max_model_len} tokens"),
@@ -98,7 +104,7 @@ def _models(st: wire_status.Status) -> list[tuple[str, str]]:
     for one in st.models:
         state = one.state + (f" ({one.reason})" if one.reason else "")
         rows += [
-            ("model", f"{one.name}  {one.dtype} on {one.device} ({one.device_name})  {state}"),
+            ("model", f"{one.name}  {_where(one)}  {state}"),
             ("  base", one.base),
             ("  tasks", f"{', '.join(one.tasks)}, {one.max_model_len} tokens"),
             *([("  pooling", pooling_words(one.pooling))] if one.pooling else []),

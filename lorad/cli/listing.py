@@ -178,6 +178,11 @@ def ls(
     refused = sum(a.state == "quarantined" for a in items)
     if refused:
         note(f"{refused} quarantined: loractl show NAME says why", s.options)
+    behind = [a.name for a in items if a.reason and a.state not in ("quarantined", "missing")]
+    if behind:
+        words = "serves" if len(behind) == 1 else "serve"
+        told = f"{len(behind)} {words} earlier content, as the newest was refused"
+        note(f"{told}: loractl show {plain(behind[0])}", s.options)
 
 
 def _with_model(

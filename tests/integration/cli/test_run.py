@@ -102,6 +102,17 @@ def test_a_quarantined_adapter_says_so_to_its_operator(server, loractl, make_row
     assert loractl("ls").err == "1 quarantined: loractl show NAME says why\n"
 
 
+def test_an_adapter_whose_replacement_was_refused_is_told_of_below_the_list(
+    server, loractl, make_row
+):
+    """Its row is that of a healthy one, and operators took the new content for served."""
+    server.rows["old"] = make_row("old", state="idle", rev="c3" * 32, reason="E_TRUNCATED")
+    told = "1 serves earlier content, as the newest was refused: loractl show old\n"
+    assert loractl("ls").err == told
+    server.rows["two"] = make_row("two", state="ram", rev="c4" * 32, reason="E_TRUNCATED")
+    assert loractl("ls").err.startswith("2 serve earlier content")
+
+
 def test_a_daemon_that_is_not_ready_is_10(server, loractl):
     server.api.engine.not_ready = LoradError("loading_base", "the base model is still loading")
     done = loractl("run", "bible", "Hi")
