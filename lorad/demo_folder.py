@@ -63,4 +63,7 @@ def _abandoned(path: Path) -> int | None:
     except OSError:
         os.close(lock)
         return None
+    if not os.fstat(lock).st_nlink:  # its owner took the lock away meanwhile: it is kept
+        os.close(lock)
+        return None
     return lock

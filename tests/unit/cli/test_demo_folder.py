@@ -54,6 +54,19 @@ def test_what_a_killed_demo_left_goes_at_the_next_start_and_a_live_one_stays(tmp
     assert (tmp_path / live / "store" / "weights").read_bytes() == b"x" * 100
 
 
+def test_a_folder_that_is_kept_while_another_demo_looks_at_it_stays(tmp_path, monkeypatch):
+    folder, flock = Folder(str(tmp_path)), fcntl.flock
+
+    def late(lock, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        folder.keep()
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert clear(str(tmp_path)) == []
+    assert folder.path.is_dir()
+
+
 def test_a_daemon_that_outlives_its_killed_demo_has_its_folder_until_it_ends(tmp_path, move_in):
     demo, left = move_in("with a daemon")
     demo.kill()
