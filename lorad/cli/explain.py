@@ -52,6 +52,7 @@ def explain(
             ("why", told.why),
             ("next", told.next + _when(told.next_seconds)),
             *([("try", told.hint)] if told.hint else []),
+            *_refused(told),
             ("requests", f"{told.running} running, {told.waiting} waiting{_turn(told)}"),
             *(
                 [("load", f"{_seconds(told.load_seconds)} from where it is")]
@@ -127,6 +128,13 @@ def _cost(cost: wire_explain.ExplainedCost) -> list[tuple[str, str]]:
 
 def _many(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _refused(told: wire_explain.Explained) -> list[tuple[str, str]]:
+    """Where earlier content is what serves, or would: why it is not the newest."""
+    if not told.reason or told.state in ("quarantined", "missing"):
+        return []
+    return [("refused", f"its newest content, {told.reason}: loractl show {told.name} says more")]
 
 
 def _turn(told: wire_explain.Explained) -> str:

@@ -1,5 +1,7 @@
 """explain: the two lines that answer it, the numbers below, and JSON."""
 
+from msgspec.structs import replace
+
 from lorad.wire_explain import Explained, ExplainedCost, ExplainedRoom, Holder
 
 ROOM = ExplainedRoom(
@@ -123,3 +125,13 @@ def test_an_adapter_that_is_called_explain_can_be_shown_and_explained(server, lo
         ("patch", "acme/explain"),
         ("remove", "acme/explain"),
     ]
+
+
+def test_where_earlier_content_serves_it_says_that_the_newest_was_refused(server, loractl):
+    """A folder was replaced by half a copy, and nothing was said but that the name serves."""
+    old = replace(STARVED, name="old", state="idle", served=True, reason="E_TRUNCATED")
+    server.api.adapters.explained = {"old": old, "bad": REFUSED}
+    told = "its newest content, E_TRUNCATED: loractl show old says more"
+    lines = [" ".join(line.split()) for line in loractl("explain", "old").out.splitlines()]
+    assert f"refused {told}" in lines
+    assert "newest content" not in loractl("explain", "bad").out  # it has none but that
