@@ -20,15 +20,15 @@ LONG = 1 << 18
 
 
 class TextThreads:
-    """Both kinds.  A thread is made when it is first needed."""
+    """Both kinds, or `instead` of either.  A thread is made when it is first needed."""
 
-    def __init__(self) -> None:
-        self._short = ThreadPoolExecutor(THREADS, thread_name_prefix="lorad-text")
-        self._long = ThreadPoolExecutor(LONG_THREADS, thread_name_prefix="lorad-long-text")
+    def __init__(self, instead: Executor | None = None) -> None:
+        self._short = instead or ThreadPoolExecutor(THREADS, "lorad-text")
+        self._long = instead or ThreadPoolExecutor(LONG_THREADS, "lorad-long-text")
 
     async def run(self, num_characters: int, work: Callable[[], T]) -> T:
         """Cancelling ends the waiting, and work that has not begun."""
-        pool: Executor = self._long if num_characters >= LONG else self._short
+        pool = self._long if num_characters >= LONG else self._short
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def close(self) -> None:

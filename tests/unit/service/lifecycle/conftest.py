@@ -21,6 +21,7 @@ from lorad.registry import writer
 from lorad.service.ask import Ask
 from lorad.service.requests import RequestService
 from lorad.service.seams import Backend
+from lorad.service.text_threads import TextThreads
 from lorad.text.detok import Piece as Decoded
 
 _TESTS = Path(__file__).parents[3]
@@ -107,7 +108,7 @@ class Home(service_parts.World):
             {"base": Backend(self.link, lambda rev: Words(), "0" * 8)},
             limits=Limits(queue=60, queue_per_tenant=20, deadline=60.0),
             version="1",
-            pool=virtual.InlineExecutor(1),
+            threads=TextThreads(virtual.InlineExecutor(1)),
             clock=self.loop.time,
         )
         self.info = INFO
