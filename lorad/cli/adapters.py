@@ -268,7 +268,7 @@ def rollback(
         str, typer.Argument(metavar="[REV]", help="As show lists them; default: the one before.")
     ] = "",
 ) -> None:
-    """Behind a gateway: have a name mean an earlier revision again, on all members."""
+    """Behind a gateway: have a name mean an earlier revision again."""
     from lorad.caller import ApiError
 
     s = session(context)

@@ -40,15 +40,13 @@ from lorad.cli import (
     top,
     verify,
 )
+from lorad.cli.misuse import ClickException, shows_help, told
 from lorad.cli.next_steps import next_step
 from lorad.cli.options import Options, asks_json, hoist, may_ask, output_format, seconds
 from lorad.cli.output import complain, flush, json_text, one_line, print_line
 from lorad.cli.reach import advise
 from lorad.cli.session import Broken, Failed, Interrupted, Session, Usage
 from lorad.errors import meaning
-
-#: Typer 0.29 brought its own copy of click, so the base is found from what Typer exports.
-ClickException: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="loractl",
@@ -215,7 +213,7 @@ def _fail(error: BaseException, telling: Telling) -> int:
         return 141
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
-    if type(error).__name__ == "NoArgsIsHelpError":
+    if shows_help(error):
         complain(error.format_message())  # type: ignore[attr-defined]
         return 2
     trouble = _explain(error, telling.command)
@@ -257,7 +255,8 @@ def _explain(error: BaseException, command: str) -> Trouble:
             what = f"{error.strerror or error}: {error.filename or ''}"
             return Trouble("os_error", what.rstrip(": "))
     if isinstance(error, ClickException):
-        return Trouble("usage", error.format_message(), hint=f"{command} --help")
+        message, hint = told(error, command)
+        return Trouble("usage", message, hint=hint)
     what = f"{type(error).__name__}: {error}"
     return Trouble("bug", f"loractl failed: {what}", hint="add -v, and report what it prints")
 

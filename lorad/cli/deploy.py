@@ -85,7 +85,7 @@ def ray(
         str, typer.Option("--timeout", metavar="TIME", help="How long to wait: 30s, 10m ...")
     ] = "10m",
 ) -> None:
-    """Serve CONFIG from a Ray cluster, with adapters where their requests go."""
+    """Serve CONFIG from a Ray cluster, adapters where their requests go."""
     from lorad.ray import plan as plans
     from lorad.ray.bases import check_bases
     from lorad.ray.serve_file import as_yaml, serve_file

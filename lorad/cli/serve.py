@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -17,7 +17,8 @@ from engine.collector import collecting_nothing
 from engine.last_words import spare_stderr
 from lorad import __version__
 from lorad.cli import deploy
-from lorad.cli.output import print_line
+from lorad.cli.misuse import ClickException, shows_help, told
+from lorad.cli.output import complain, one_line, print_line
 from lorad.errors import BadConfig, StartError
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def gateway(
     ] = False,
     config: Config = None,
 ) -> None:
-    """Serve several daemons as one, over a catalog of adapters that all of them share."""
+    """Serve several daemons as one, over a shared catalog of adapters."""
     from lorad import config_sources, logs
 
     try:
@@ -245,10 +246,27 @@ def _check(settings: "Settings") -> int:
     return 0
 
 
-def main() -> None:
+def main() -> NoReturn:
     """The `lorad` command.  A log that cannot be written to is no reason to end, nor to fail."""
     spare_stderr()
-    app()
+    sys.exit(invoke(sys.argv[1:]))
+
+
+def invoke(argv: list[str]) -> int:
+    """Run one command line; returns the exit status."""
+    command: Any = typer.main.get_command(app)
+    try:
+        status = command.main(argv, prog_name="lorad", standalone_mode=False)
+    except typer.Abort:
+        return 1
+    except ClickException as error:
+        if shows_help(error):
+            complain(error.format_message())
+        else:
+            message, hint = told(error, "lorad")
+            BadConfig(one_line(message), hint=hint).print()
+        return int(error.exit_code)
+    return status if isinstance(status, int) else 0
 
 
 if __name__ == "__main__":

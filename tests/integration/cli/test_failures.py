@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from lorad.cli import complete, listing
+from lorad.cli import complete, listing, serve
 from lorad.cli.app import invoke
 
 HEAVY = (
@@ -97,6 +97,27 @@ def test_without_a_command_the_help_is_on_stderr_and_it_is_2(loractl):
     done = loractl()
     assert (done.exit, done.out) == (2, "")
     assert "Commands:\n" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "command"),
+    [
+        (["gateway"], "Missing option '--member'.", "lorad gateway"),
+        (["serve", "--nope"], "No such option: --nope", "lorad serve"),
+        (["deploy", "ray"], "Missing argument 'CONFIG'.", "lorad deploy ray"),
+        (["bogus"], "No such command 'bogus'.", "lorad"),
+    ],
+)
+def test_lorad_tells_a_mistake_in_its_command_line_as_loractl_does(capsys, words, cause, command):
+    assert serve.invoke(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"lorad: error: {cause}\n  try: {command} --help\n"
+
+
+def test_a_mistake_below_a_group_leads_to_that_commands_own_help(loractl):
+    done = loractl("tenant", "set", "--nope")
+    assert done.exit == 2 and done.err.endswith("  try: loractl tenant set --help\n")
 
 
 def test_nobody_there_is_3(loractl, tmp_path):

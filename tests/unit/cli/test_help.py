@@ -1,10 +1,10 @@
 """The lists of commands that --help prints, in a terminal of 80 columns."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import typer.main
-from click import Command, Group
 
 from lorad.cli.app import app as loractl
 from lorad.cli.serve import app as lorad
@@ -13,8 +13,8 @@ from lorad.cli.serve import app as lorad
 ROOM = 78 - 6
 
 
-def groups(command: Command) -> Iterator[Group]:
-    if isinstance(command, Group):
+def groups(command: Any) -> Iterator[Any]:
+    if hasattr(command, "commands"):  # Typer's own copy of click has a Group of its own
         yield command
         for below in command.commands.values():
             yield from groups(below)
@@ -22,7 +22,9 @@ def groups(command: Command) -> Iterator[Group]:
 
 @pytest.mark.parametrize("app", [loractl, lorad], ids=["loractl", "lorad"])
 def test_what_a_command_does_is_never_cut_short(app: typer.Typer) -> None:
-    for group in groups(typer.main.get_command(app)):
+    found = list(groups(typer.main.get_command(app)))
+    assert len(found) > 1
+    for group in found:
         room = ROOM - max(map(len, group.commands))
         cut = {
             name: said
