@@ -77,8 +77,8 @@ class Reload:
         self.apply(self.now)
         waiting = tuple(key for key in different if key not in changed)
         self._waiting = {key: _value(fresh, key) for key in waiting}
-        words = [f"changed: {', '.join(changed)}"] if changed else []
-        words += [f"needs a restart: {', '.join(waiting)}"] if waiting else []
+        words = [f"needs a restart: {', '.join(waiting)}"] if waiting else []
+        words += [f"changed: {', '.join(changed)}"] if changed else []
         self._events.publish(
             "config.reloaded", level="warn" if waiting else "info", message="; ".join(words)
         )

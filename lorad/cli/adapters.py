@@ -59,8 +59,9 @@ def register(app: typer.Typer) -> None:
 
 def add(
     context: typer.Context,
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A PEFT folder; it is streamed to the daemon.")
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR", help="A PEFT folder; it is streamed to the daemon."),
     ],
     name: Annotated[
         str | None, typer.Option(metavar="[TENANT/]NAME", help="Default: the folder's name.")
@@ -82,6 +83,10 @@ def add(
 ) -> None:
     """Register the adapter in a folder; prints its revision."""
     s = session(context)
+    if len(folders) > 1:  # taken by the parser so that this can be said of it
+        hint = 'for dir in DIR ...; do loractl add "$dir"; done, or copy them into the inbox'
+        raise Usage(f"add takes one folder at a time, not {len(folders)}", hint=hint)
+    folder = folders[0]
     if not folder.is_dir():
         raise Usage(f"{folder} is not a folder; give the one with adapter_config.json")
     start = wire.UploadStart(
@@ -112,8 +117,10 @@ def _became(added: wire.Added) -> str:
     if not added.num_bytes:
         return "unchanged" if added.unchanged else plain(added.state)
     size, took = human_bytes(added.num_bytes), added.load_seconds
-    how = "was already" if took is None else f"loaded in {took:.2f} s"
-    return f"{'unchanged' if added.unchanged else 'registered'} and resident: {size}, {how}"
+    what = "unchanged" if added.unchanged else "registered"
+    if took is None:
+        return f"{what}; it was resident already ({size})"
+    return f"{what} and resident: {size}, loaded in {took:.2f} s"
 
 
 def _upload(s: Session, folder: Path, start: wire.UploadStart) -> wire.Added:

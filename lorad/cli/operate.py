@@ -30,15 +30,16 @@ def reload(context: typer.Context) -> None:
     """Read the configuration anew. Limits, log level, keys; looks at the inbox and at pins."""
     s = session(context)
     done = s.client.reload()
+    if done.needs_restart:  # first: who changed nothing else would take "nothing" for the answer
+        note(f"needs a restart: {', '.join(done.needs_restart)}", s.options)
     if s.options.machine:
         print_document(done, s.options)
     elif s.options.output == "name":
         for key in done.changed:
             print_line(key)
     else:
-        print_line(f"changed: {', '.join(done.changed)}" if done.changed else "nothing changed")
-    if done.needs_restart:
-        note(f"needs a restart: {', '.join(done.needs_restart)}", s.options)
+        nothing = "nothing else changed" if done.needs_restart else "nothing changed"
+        print_line(f"changed: {', '.join(done.changed)}" if done.changed else nothing)
 
 
 def drain(

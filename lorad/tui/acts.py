@@ -173,9 +173,9 @@ def _priority(client: Client, name: str, number: int) -> str:
 
 def _reload(client: Client) -> str:
     done = client.reload()
-    said = f"changed: {', '.join(done.changed)}" if done.changed else "nothing changed"
-    waits = f"; at the next start: {', '.join(done.needs_restart)}" if done.needs_restart else ""
-    return said + waits
+    waits = f"at the next start: {', '.join(done.needs_restart)}; " if done.needs_restart else ""
+    nothing = "nothing else changed" if waits else "nothing changed"
+    return waits + (f"changed: {', '.join(done.changed)}" if done.changed else nothing)
 
 
 def one(results: wire.Results) -> str:

@@ -52,9 +52,15 @@ def test_add_says_what_became_of_a_load_that_was_asked_for(server, loractl, fold
     assert (told["state"], told["num_bytes"], told["load_seconds"]) == ("idle", 3 << 20, 0.041)
 
 
+def test_add_takes_one_folder_and_says_what_to_do_with_many(server, loractl, folder):
+    done = loractl("add", str(folder), "b", "c")
+    assert done.exit == 2 and not server.calls
+    assert done.err.startswith("error: add takes one folder at a time, not 3\n  try: for dir in ")
+
+
 def test_an_adapter_that_was_resident_before_is_told_as_that():
     there = wire.Added(name="a", rev="c3", state="idle", unchanged=True, num_bytes=3 << 20)
-    assert _became(there) == "unchanged and resident: 3M, was already"
+    assert _became(there) == "unchanged; it was resident already (3M)"
 
 
 def test_a_refused_adapter_is_8_with_its_reason_and_the_next_step(server, loractl, folder):

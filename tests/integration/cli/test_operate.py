@@ -16,6 +16,10 @@ def test_reload_says_what_changed_and_what_waits(operator, loractl):
     done = loractl("reload")
     assert (done.exit, done.out) == (0, "changed: limits.queue\n")
     assert done.err == "needs a restart: lora.slots\n"
+    operator.reloaded = Reloaded(needs_restart=("store.budget",))
+    done = loractl("reload")
+    assert (done.out, done.err) == ("nothing else changed\n", "needs a restart: store.budget\n")
+    operator.reloaded = Reloaded(changed=("limits.queue",), needs_restart=("lora.slots",))
     document = loractl("reload", "--json").json
     assert (document["schema"], document["changed"]) == ("lorad/reload.v1", ["limits.queue"])
 

@@ -47,7 +47,7 @@ def test_a_live_key_changes_and_another_waits_for_a_restart(setup):
     assert "lora.slots" not in now.origins
     (event,) = events.newest(9)
     assert (event.type, event.level) == ("config.reloaded", "warn")
-    assert event.message == "changed: limits.queue, log.level; needs a restart: lora.slots"
+    assert event.message == "needs a restart: lora.slots; changed: limits.queue, log.level"
 
 
 def test_what_waits_is_named_again_until_the_restart_and_what_changed_is_not(setup):
