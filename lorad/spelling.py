@@ -5,10 +5,17 @@ its scheme, which no adapter's own name can have; the `@` in it is the source's 
 a name it begins a revision's digest.  Asks nobody whether either exists.
 """
 
+import difflib
 import re
+from collections.abc import Iterable
+from heapq import nsmallest
 
 MAX_LABELS = 64
 _LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+
+#: Names that are compared letter by letter, of those that share most pairs of letters.
+_LOOKED_AT = 32
+_LONGEST = 127  # of a name, with its tenant
 
 SCHEMES = ("hf:", "s3://", "https://", "http://")
 
@@ -44,3 +51,18 @@ def is_label(key: str, value: object) -> bool:
         and len(value) <= 256
         and value.isprintable()
     )
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Which of `known` was probably meant; among thousands in milliseconds, as the loop waits."""
+    if len(name) > _LONGEST:
+        return None
+    pairs = {name[i : i + 2] for i in range(len(name) - 1)}
+
+    def unlike(other: str) -> tuple[int, int]:
+        return -sum(pair in other for pair in pairs), abs(len(other) - len(name))
+
+    likely = nsmallest(_LOOKED_AT, known, key=unlike)
+    found = [other for other in likely if other.endswith(f"/{name}")]  # only the tenant is missing
+    found = found or difflib.get_close_matches(name, likely, n=1)
+    return found[0] if found else None

@@ -21,7 +21,7 @@ from lorad.fleet.catalog import Catalog
 from lorad.fleet.local import nobody
 from lorad.fleet.members import Lost, Members
 from lorad.fleet.rollout import home_of
-from lorad.fleet.table import Entry
+from lorad.fleet.table import Entry, unknown
 from lorad.fleet.wishes import holder_of
 from lorad.spelling import split_digest
 from lorad.wire_explain import Explained
@@ -123,8 +123,7 @@ class Listing:
     def known(self, name: str) -> Entry:
         entry = self._catalog.table.entries.get(split_digest(name)[0])
         if entry is None:
-            message = f"no adapter named {name!r} in the catalog"
-            raise LoradError("model_not_found", message, hint="loractl ls")
+            raise unknown(name, self._catalog.table.entries)
         return entry
 
     async def detail(self, name: str) -> wire.AdapterDetail:

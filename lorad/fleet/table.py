@@ -6,18 +6,28 @@ later lorad wrote: the next table from here would be without it.  Pure.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.errors import LoradError
-from lorad.spelling import is_reference, split_digest
+from lorad.spelling import is_reference, nearest, split_digest
 
 SCHEMA = "lorad/catalog-table.v1"
 #: Earlier contents of a name that are kept, for going back.
 KEPT = 4
+
+
+def unknown(name: str, known: Iterable[str]) -> LoradError:
+    """What is told of a name that the catalog does not have."""
+    near = nearest(name, known)
+    return LoradError(
+        "model_not_found",
+        f"no adapter named {name!r} in the catalog",
+        hint=f"did you mean {near}?" if near else "loractl ls",
+    )
 
 
 class Content(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -91,8 +91,8 @@ class Events:
         self._ring.publish(
             {"ready": "member.ready", "away": "member.away", "lost": "member.lost"}[member.state],
             level="info" if member.state == "ready" else "warn",
-            cause=before[0],
-            message=member.reason,
+            message=member.reason or (f"was {before[0]}" if before[0] else ""),
+            details={"before": before[0]} if before[0] else None,
             replica=member.name,
         )
 

@@ -22,7 +22,7 @@ from lorad.fleet.members import Lost, Member, Members
 from lorad.fleet.presence import Presence
 from lorad.fleet.rollout import Rollout, Wish, home_of, unless_moved
 from lorad.fleet.staging import Stage, Staged
-from lorad.fleet.table import Entry
+from lorad.fleet.table import Entry, unknown
 from lorad.fleet.taking import TAKE_SECONDS, named, order_for, read
 from lorad.wire_operate import Held, HoldAsk
 
@@ -257,8 +257,7 @@ class Wishes:
     def _known(self, name: str, entries: Mapping[str, Entry]) -> Entry:
         entry = entries.get(name)
         if entry is None:
-            message = f"no adapter named {name!r} in the catalog"
-            raise LoradError("model_not_found", message, hint="loractl ls")
+            raise unknown(name, entries)
         return entry
 
     def _needed(self) -> list[Member]:

@@ -5,15 +5,13 @@ name.  One lock a name puts its changes in a row.  Knows neither files nor the e
 """
 
 import asyncio
-import difflib
 import json
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from heapq import nsmallest
 from typing import TypeVar
 
 from engine.adapters.states import State
@@ -21,15 +19,12 @@ from lorad.errors import LoradError
 from lorad.registry.records import AdapterRecord
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog, Entry
-from lorad.spelling import is_reference
+from lorad.spelling import is_reference, nearest
 
 T = TypeVar("T")
 
-LONGEST = 127
 #: The source of what lies in the inbox.
 INBOX = "inbox"
-#: Names that are compared letter by letter, of those that share most pairs of letters.
-_LOOKED_AT = 32
 NAME = re.compile(r"(?:[a-z0-9][a-z0-9._-]{0,62}/)?[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -235,21 +230,6 @@ def entry_of(record: AdapterRecord, models: Sequence[str]) -> Entry:
     if not model or record.name in models:  # nobody can pack or load it, or ask for it
         return replace(entry, rev=None, candidate=None)
     return entry if record.stored_state == State.REGISTERED else replace(entry, rev=None)
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Which of `known` was probably meant; among thousands in milliseconds, as the loop waits."""
-    if len(name) > LONGEST:
-        return None
-    pairs = {name[i : i + 2] for i in range(len(name) - 1)}
-
-    def unlike(other: str) -> tuple[int, int]:
-        return -sum(pair in other for pair in pairs), abs(len(other) - len(name))
-
-    likely = nsmallest(_LOOKED_AT, known, key=unlike)
-    found = [other for other in likely if other.endswith(f"/{name}")]  # only the tenant is missing
-    found = found or difflib.get_close_matches(name, likely, n=1)
-    return found[0] if found else None
 
 
 def tenant_of(name: str) -> str | None:

@@ -2,7 +2,10 @@
 
 import asyncio
 
+from lorad.errors import LoradError
 from lorad.fleet.members import Lost, Member
+from lorad.fleet.table import unknown
+from lorad.fleet.taking import named
 from lorad.fleet.watch import Events
 from lorad.routing.affinity import Replica
 from lorad.service.events import EventRing
@@ -45,6 +48,34 @@ def test_a_member_is_told_of_when_it_is_first_ready_and_one_in_the_place_of_a_lo
         assert await told(c="ready", d="ready") == [("member.ready", "c"), ("member.ready", "d")]
 
     asyncio.run(scenario())
+
+
+def test_what_a_member_was_before_does_not_read_as_what_it_is():
+    """`member.ready replica east away` was taken for both at once."""
+
+    async def scenario():
+        members, ring = FakeMembers(east="away"), EventRing()
+        events = Events(members, ring)
+        await events.look()
+        members.states["east"] = "ready"
+        await events.look()
+        (item,) = ring.since(0)[0]
+        assert (item.type, item.cause, item.message) == ("member.ready", "", "was away")
+        assert item.details == {"before": "away"}
+
+    asyncio.run(scenario())
+
+
+def test_a_command_that_a_member_advises_is_meant_on_that_member():
+    refused = LoradError("adapter_invalid", "it is of tiny already", hint="loractl rm bofh")
+    assert named(refused, "east").hint == "on east: loractl rm bofh"
+    slip = LoradError("model_not_found", "no such", hint="did you mean bible?")
+    assert named(slip, "east").hint == "did you mean bible?"
+
+
+def test_a_name_that_the_catalog_does_not_have_is_refused_with_the_nearest():
+    assert unknown("bibel", ["bofh", "bible"]).hint == "did you mean bible?"
+    assert unknown("zzz", ["bofh"]).hint == "loractl ls"
 
 
 def test_a_member_that_was_never_reached_is_told_of_once():

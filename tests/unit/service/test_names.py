@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from lorad.service.names import nearest
+from lorad.spelling import nearest
 
 MANY = [f"tenant-{i % 50}/adapter-{i:05d}" for i in range(10_000)]
 
