@@ -41,6 +41,8 @@ class Catalog:
         self._leaving: Counter[str] = Counter()  # names that somebody waits to remove
         self._last_name: dict[str, str] = {}  # how a revision without a name is called in events
         self._models: dict[str, str] = {}  # revision -> the model that it is served on
+        #: Revisions that no disk had room to pack at the last request: cause and next step.
+        self.unpacked: dict[str, tuple[str, str]] = {}
         self._counts: Counter[str] = Counter()  # model -> names that serve
         for entry in entries:
             self.put(entry)
@@ -165,6 +167,7 @@ class Catalog:
         """A retired revision is gone from the engine and the store."""
         self._last_name.pop(rev, None)
         self._models.pop(rev, None)
+        self.unpacked.pop(rev, None)
 
     # ------------------------------------------------------------- leases
     def lease(self, rev: str) -> None:

@@ -55,7 +55,7 @@ class Explaining:
     async def explain(self, name: str) -> wire_explain.Explained:
         """Raises model_not_found for a name that nobody registered."""
         record = self._names.known(name)
-        rev = record.serving_rev
+        rev, catalog = record.serving_rev, self._names.catalog
         remote = rev is not None and rev in self._names.registry.store.remote
         engine_of = self._engines.get(model_of(record, self._names.models))
         link, replica = engine_of(rev) if engine_of is not None else (None, "")
@@ -64,9 +64,15 @@ class Explaining:
         if told is None and link is not None and rev is not None and rev in link.known:
             facts = await _ask(link, rev)
         if facts is not None:
-            catalog = self._names.catalog
             others = [] if record.pinned else pinning(catalog, facts.rev)
             state, told = State(facts.state), tell(facts, catalog.label, others)
+        elif rev in catalog.unpacked and (told is None or state is State.REMOTE):
+            message, hint = catalog.unpacked[rev]
+            told = Told(
+                why=f"the last request could not have it packed: {message}",
+                next="the next request tries again",
+                hint=hint or "loractl doctor",
+            )
         elif told is None:
             told = Told(
                 why="it has not been brought up since the engine started",

@@ -4,12 +4,16 @@ Goes in: the engine's transitions, and what the daemon did.  Comes out: one even
 type of `event_types.py`.  Decides nothing.
 """
 
+import logging
 from typing import Literal
 
 from engine.adapters.states import RESIDENT, State
 from engine.messages import AdapterEvent
+from lorad.errors import LoradError
 from lorad.service.catalog import Catalog
 from lorad.service.events import EventRing
+
+log = logging.getLogger("lorad.revisions")
 
 
 class RevisionNews:
@@ -33,6 +37,15 @@ class RevisionNews:
         level: Literal["info", "warn"] = "warn" if event.message else "info"
         self.publish(kind, event.rev, level, event.cause, event.message, details)
         return True
+
+    def publish_unpacked(self, rev: str, error: LoradError) -> None:
+        """A request found no disk space to pack it: an event for the first of many, as clients come
+        again at once, and kept for `loractl explain` until it is packed."""
+        log.warning("%s cannot be packed: %s", self._catalog.label(rev), error.message)
+        if rev not in self._catalog.unpacked:
+            message = f"a request could not have it packed: {error.message}"
+            self.publish("adapter.not_loaded", rev, "warn", error.code, message)
+        self._catalog.unpacked[rev] = error.message, error.hint
 
     def publish(
         self,

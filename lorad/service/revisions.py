@@ -140,6 +140,7 @@ class Revisions:
                     raise
                 self.standing.note_unpinned(rev, error)  # the engine took it in, without the pin
             self._link.known.add(rev)
+            self._catalog.unpacked.pop(rev, None)
             self._dormant.discard(rev)
             if self.wanted(rev) != (pinned, priority):
                 await self.standing.follow(rev)  # changed while the engine was being told
@@ -155,9 +156,11 @@ class Revisions:
             if error.code in ("adapter_invalid", "load_failed"):
                 raise LoradError("model_not_found", error.message) from error
             if error.code == "insufficient_storage":
-                log.warning("%s cannot be packed: %s", self._catalog.label(rev), error.message)
+                self.news.publish_unpacked(rev, error)
                 message = "no disk space to bring up the adapter now"
-                hint = "free space on the store's disk: loractl doctor says which, loractl logs why"
+                hint = (
+                    "free space on the store's disk: loractl doctor says which, loractl explain why"
+                )
                 raise LoradError("no_room", message, hint=hint) from error
             raise
 

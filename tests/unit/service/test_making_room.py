@@ -9,6 +9,7 @@ import pytest
 from engine.messages import AddRevision, RemoveRevision
 from lorad import disk
 from lorad.errors import LoradError
+from lorad.service.explain import Explaining
 
 #: Of one adapter of these tests, packed: two blocks.
 PACKED = 2 << 16
@@ -319,6 +320,30 @@ def test_what_may_not_come_back_as_it_was_stays(world, origin, more):
         await w.housekeeping._round()
         assert w.listing.page().items[0].state == "registered"
         assert (w.store.path(w.rev(1)) / "adapter_config.json").exists()
+
+    world(scenario)
+
+
+def test_a_request_that_found_no_disk_space_leaves_an_event_and_explain_tells_it(world):
+    async def scenario(w):
+        await w.add("a", 1)
+        w.store.drop_packed(w.rev(1), (w.info.layout,))
+        w.link.known.discard(w.rev(1))
+        packing, w.intake._pack = w.intake._pack, w.disk_full
+        for _ in range(3):  # clients come again
+            with pytest.raises(LoradError):
+                await ask(w, "a")
+        (event,) = [e for e in w.events.newest(99) if e.type == "adapter.not_loaded"]
+        assert (event.name, event.cause, event.level) == ("a", "insufficient_storage", "warn")
+        assert event.message.startswith("a request could not have it packed: ")
+        explaining = Explaining(w.names, {"base": lambda rev: (w.link, "")})
+        said = await explaining.explain("a")
+        assert "no room for the packed file" in said.why and said.hint
+        assert said.next == "the next request tries again"
+        w.intake._pack = packing
+        await ask(w, "a")
+        w.link.known.discard(w.rev(1))
+        assert "since the engine started" in (await explaining.explain("a")).why
 
     world(scenario)
 
