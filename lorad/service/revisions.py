@@ -158,9 +158,7 @@ class Revisions:
             if error.code == "insufficient_storage":
                 self.news.publish_unpacked(rev, error)
                 message = "no disk space to bring up the adapter now"
-                hint = (
-                    "free space on the store's disk: loractl doctor says which, loractl explain why"
-                )
+                hint = "free space on the store's disk: loractl doctor and explain say which"
                 raise LoradError("no_room", message, hint=hint) from error
             raise
 

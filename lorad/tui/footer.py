@@ -1,7 +1,7 @@
 """The lines below every screen: a banner when the link is lost, and which keys there are."""
 
 from lorad.tui.draw import clock
-from lorad.tui.keys import keys_for
+from lorad.tui.keys import in_footer
 from lorad.tui.panel import Line, Painted
 
 
@@ -46,11 +46,11 @@ class Footer(Painted):
     def lines(self, width: int, height: int) -> list[Line]:
         if self.top.said:
             return [((f" {self.top.said}", "strong"),)]
-        hints = [key for key in keys_for(read_only=self.top.read_only) if key.footer]
+        hints = list(in_footer(self.top.about, read_only=self.top.read_only))
         while sum(len(k.hint) + len(k.short) + 3 for k in hints) > width and len(hints) > 3:
             # Those at the end matter least, but how to get help and out stays.
             hints.remove(hints[-2])
         line: list[tuple[str, str]] = [(" ", "")]
-        for key in sorted(hints, key=lambda k: k.footer):
+        for key in hints:
             line += [(key.hint, "key"), (f" {key.short}  ", "faint")]
         return [tuple(line)]

@@ -33,7 +33,7 @@ _SIDE_BY_SIDE = 100
 class HealthView(View):
     """Checks, machine, settings."""
 
-    key, view_name = "7", "Health"
+    key, view_name, about = "7", "Health", ""
 
     def compose(self) -> ComposeResult:
         yield ChecksPanel()

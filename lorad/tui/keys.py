@@ -1,6 +1,7 @@
 """What keys do: one table, from which bindings, footer, help and palette are made."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,28 @@ COMMANDS = (
     (":seek S, :speed N", "a recording: to second S, by +S or -S; N times as fast"),
     (":q", "quit"),
 )
+
+
+#: What a row must be for a key to be named in the footer; others do something everywhere.  On the
+#: screen of requests `p` and its like are about the request's adapter, which the help says.
+_ABOUT: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("p", "l", "e", "d"), ("adapter",)),
+    **dict.fromkeys(("x", "y"), ("adapter", "request")),
+}
+#: On screens of adapters, where `x` ends what `d` began.
+_UNDRAIN = "undrain"
+
+
+def in_footer(about: str, *, read_only: bool) -> tuple[Key, ...]:
+    """Those that do something on a screen whose rows are an "adapter" or a "request", or "" for
+    neither; by rank."""
+    keys = []
+    for key in keys_for(read_only=read_only):
+        if key.keys == "x" and about == "adapter":
+            key = replace(key, short=_UNDRAIN)
+        if key.footer and about in _ABOUT.get(key.keys, (about,)):
+            keys.append(key)
+    return tuple(sorted(keys, key=lambda key: key.footer))
 
 
 def keys_for(*, read_only: bool) -> tuple[Key, ...]:

@@ -26,7 +26,7 @@ BASE = "(base)"  # what the model itself is called: no adapter can be
 class RequestsView(View):
     """Who asks for what."""
 
-    key, view_name = "3", "Requests"
+    key, view_name, about = "3", "Requests", "request"
 
     def compose(self) -> ComposeResult:
         yield RequestsPanel()

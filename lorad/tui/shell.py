@@ -152,6 +152,10 @@ class Shell(App[None]):
         return self._view.key if self._view is not None else ""
 
     @property
+    def about(self) -> str:
+        return self._view.about if self._view is not None else ""
+
+    @property
     def target(self) -> str:
         """The adapter that keys are about; "" for none."""
         return self._view.target if self._view is not None else ""

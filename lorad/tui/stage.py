@@ -56,6 +56,10 @@ class Stage(Protocol):
         """Of the one in sight; "" before there is one."""
 
     @property
+    def about(self) -> str:
+        """What the rows of the screen in sight are to the keys; see View."""
+
+    @property
     def target(self) -> str:
         """The adapter that keys are about; "" for none."""
 

@@ -26,7 +26,7 @@ _NEARLY = 0.9  # of a limit
 class TenantsView(View):
     """Who shares the daemon."""
 
-    key, view_name = "6", "Tenants"
+    key, view_name, about = "6", "Tenants", ""
 
     def compose(self) -> ComposeResult:
         yield TenantsPanel()

@@ -24,6 +24,8 @@ class View(Vertical):
 
     key: ClassVar[str]
     view_name: ClassVar[str]
+    #: What a row is to the keys: an "adapter", a "request", or "" for neither.
+    about: ClassVar[str] = "adapter"
 
     @property
     def top(self) -> Stage:

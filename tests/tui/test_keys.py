@@ -49,6 +49,24 @@ def test_tables_are_moved_in_filtered_and_sorted(play, boards):
     play(act, boards.small(), (80, 24))
 
 
+def test_the_footer_names_the_keys_that_do_something_on_its_screen(play, boards):
+    """`x cancel` stood where it ends a drain, and `p pin` where no row is an adapter."""
+    adapters = {"p", "l", "e", "d", "x", "y"}
+
+    async def act(stage):
+        for screen in "1234567":
+            await stage.press(screen)
+            words = stage.lines()[-1].split("  ")
+            named = dict(word.strip().split(" ", 1) for word in words if word.strip())
+            there = {"3": {"x", "y"}, "6": set(), "7": set()}.get(screen, adapters)
+            assert adapters & named.keys() == there, screen
+            wanted = {"3": "cancel", "6": None, "7": None}.get(screen, "undrain")
+            assert named.get("x") == wanted
+            assert named["?"] == "help" and named["q"] == "quit"
+
+    play(act, boards.small(), (140, 24))
+
+
 def test_a_click_selects_a_heading_sorts_and_the_wheel_moves(play, boards):
     async def act(stage):
         app = stage.app
