@@ -52,5 +52,6 @@ class Footer(Painted):
             hints.remove(hints[-2])
         line: list[tuple[str, str]] = [(" ", "")]
         for key in hints:
-            line += [(key.hint, "key"), (f" {key.short}  ", "faint")]
+            space = "" if key is hints[-1] else "  "  # two too many would end a full line in "..."
+            line += [(key.hint, "key"), (f" {key.short}{space}", "faint")]
         return [tuple(line)]

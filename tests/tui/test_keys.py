@@ -64,6 +64,12 @@ def test_the_footer_names_the_keys_that_do_something_on_its_screen(play, boards)
             assert named.get("x") == wanted
             assert named["?"] == "help" and named["q"] == "quit"
 
+        for width in range(76, 84):
+            await stage.resize(width, 24)
+            for screen in "237":
+                await stage.press(screen)
+                assert stage.lines()[-1].rstrip().endswith("q quit"), (width, screen)
+
     play(act, boards.small(), (140, 24))
 
 
