@@ -108,12 +108,15 @@ class AdapterDetail(Struct, frozen=True, kw_only=True):
 
 
 class AdapterPage(Struct, frozen=True, kw_only=True):
-    """`GET /admin/v1/adapters`; `cursor` is None on the last page."""
+    """`GET /admin/v1/adapters`; `cursor` is None on the last page.  `inbox_waits`, on the first:
+    names whose folders in the inbox could not be taken yet, which are no rows; each one's own route
+    says why."""
 
     schema: str = ADAPTERS_SCHEMA
     items: tuple[Adapter, ...]
     total: int
     cursor: str | None = None
+    inbox_waits: tuple[str, ...] = ()
 
 
 class SlotPage(Struct, frozen=True, kw_only=True):

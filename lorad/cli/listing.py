@@ -152,6 +152,7 @@ def ls(
     items: list[wire.Adapter] = []
     cursor: str | None = None
     total = 0
+    waits: tuple[str, ...] = ()
     while True:
         missing = limit - len(items) if limit else _PAGE
         page = s.client.adapters(
@@ -162,7 +163,7 @@ def ls(
             limit=_PAGE if wanted else min(_PAGE, missing),
             cursor=cursor,
         )
-        total, cursor = page.total, page.cursor
+        total, cursor, waits = page.total, page.cursor, waits + page.inbox_waits
         items += [a for a in page.items if wanted.items() <= a.labels.items()]
         if cursor is None or (limit and len(items) >= limit):
             break
@@ -170,7 +171,7 @@ def ls(
     if wanted:
         cursor = None  # of the unfiltered list: of no use to the caller
         total = len(items)
-    document = wire.AdapterPage(items=tuple(items), total=total, cursor=cursor)
+    document = wire.AdapterPage(items=tuple(items), total=total, cursor=cursor, inbox_waits=waits)
     columns = _with_model(LS, items)
     print_items(items, columns, s.options, document=document, name=lambda a: a.name)
     if cursor is not None:
@@ -178,6 +179,9 @@ def ls(
     refused = sum(a.state == "quarantined" for a in items)
     if refused:
         note(f"{refused} quarantined: loractl show NAME says why", s.options)
+    if waits:
+        told = f"{len(waits)} more in the inbox could not be taken yet"
+        note(f"{told}: loractl show {plain(waits[0])} says why", s.options)
     behind = [a.name for a in items if a.reason and a.state not in ("quarantined", "missing")]
     if behind:
         words = "serves" if len(behind) == 1 else "serve"

@@ -116,7 +116,8 @@ class Inbox:
         self._events, self._tasks, self._memory = events, tasks, memory
         self._copy, self._on_delete = copy, on_delete
         self._leaving: set[Path] = set()  # gone, and their adapters with them, once they may
-        self._told: dict[Path, str] = {}  # folder -> why it could not be taken at the last attempt
+        #: Of folders that could not be taken at the last attempt: their names, and the code.
+        self._told: dict[Path, tuple[str, str]] = {}
         self._loop = asyncio.get_running_loop()
         self._locks: weakref.WeakValueDictionary[Path, asyncio.Lock] = weakref.WeakValueDictionary()
 
@@ -163,7 +164,7 @@ class Inbox:
                 self._tell_once(folder, error)
                 self._retry(folder.path)
                 return
-            self._told.pop(folder.path, None)
+            self._waits_no_more(folder.path)
             if seen is not None and seen.filed_as not in ("", filed_as):
                 await self._unfile(seen.filed_as)
             self._memory.put(folder.path, Seen(folder.name, folder.signature, options, filed_as))
@@ -260,7 +261,7 @@ class Inbox:
         async with self._lock(path):
             seen = self._memory.get(path)
             self._memory.drop(path)
-            self._told.pop(path, None)
+            self._waits_no_more(path)
             if seen is None:
                 return
             if seen.filed_as:
@@ -295,10 +296,11 @@ class Inbox:
     def _tell_once(self, folder: InboxFolder, error: LoradError | OSError) -> None:
         """An event for the first of many attempts that fail for one reason."""
         code = error.code if isinstance(error, LoradError) else "internal_error"
-        if self._told.get(folder.path) == code:
+        self._names.inbox_waits[folder.name] = str(error)
+        if self._told.get(folder.path) == (folder.name, code):
             log.info("inbox: %s: %s", folder.display_name, error)
             return
-        self._told[folder.path] = code
+        self._told[folder.path] = folder.name, code
         self._events.publish(
             "adapter.not_loaded",
             level="warn",
@@ -306,6 +308,10 @@ class Inbox:
             cause=code,
             message=f"{error}; it is tried again",
         )
+
+    def _waits_no_more(self, path: Path) -> None:
+        name, _ = self._told.pop(path, ("", ""))
+        self._names.inbox_waits.pop(name, None)
 
     async def _unfile(self, name: str) -> None:
         record = self._names.registry.get(name)

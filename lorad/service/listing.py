@@ -83,7 +83,12 @@ class Listing:
             packing=self._packing(),
             **filters,
         )
-        return wire.AdapterPage(items=self._rows(page.items), total=page.total, cursor=page.cursor)
+        return wire.AdapterPage(
+            items=self._rows(page.items),
+            total=page.total,
+            cursor=page.cursor,
+            inbox_waits=() if cursor else self._inbox_waits(),
+        )
 
     def detail(self, name: str) -> wire.AdapterDetail:
         """Everything about one name; `name@digest` is accepted for its serving revision."""
@@ -100,6 +105,11 @@ class Listing:
             events=self._events_of(record.name),
             pooling=self.pooling(model_of(record, self._names.models)),
         )
+
+    def _inbox_waits(self) -> tuple[str, ...]:
+        """Copied, as pages are made on a thread of their own.  What has a record is a row."""
+        waits = self._names.inbox_waits.copy()
+        return tuple(name for name in sorted(waits) if self._registry.get(name) is None)
 
     def pooling(self, model: str) -> wire_status.PoolingPicture | None:
         """How a model pools; None: it generates, or its engine is not there yet."""

@@ -38,6 +38,8 @@ class Names:
         self.on_change: Callable[[], None] = lambda: None
         #: name -> time of last use, where that is not in the registry yet.
         self.used: dict[str, float] = {}
+        #: Nobody's names: folders of the inbox that could not be taken yet, and why.
+        self.inbox_waits: dict[str, str] = {}
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def lock(self, name: str) -> asyncio.Lock:
@@ -74,6 +76,12 @@ class Names:
                 "model_not_found",
                 f"{name!r} is the base model, not an adapter",
                 hint="it is always there: loractl status",
+            )
+        if record is None and name in self.inbox_waits:
+            raise LoradError(
+                "model_not_found",
+                f"{name!r} waits in the inbox: {self.inbox_waits[name]}",
+                hint="it is tried again at each rescan; loractl reload makes one now",
             )
         if record is None:
             near = nearest(name, [entry.name for entry in self.catalog])

@@ -78,6 +78,7 @@ class Server:
         self.details: dict[str, wire.AdapterDetail] = {}
         self.failures: dict[str, LoradError] = {}
         self.pages = 0
+        self.inbox_waits: tuple[str, ...] = ()
 
     @property
     def calls(self) -> list[tuple[Any, ...]]:
@@ -108,6 +109,7 @@ class Server:
             items=tuple(self.rows[name] for name in names[start : start + limit]),
             total=len(names),
             cursor=str(start + limit) if more else None,
+            inbox_waits=() if cursor else self.inbox_waits,
         )
 
     def _slots(self) -> wire.SlotPage:

@@ -76,6 +76,14 @@ def test_ls_reads_every_page_and_stops_at_its_limit(server, loractl, make_row):
     assert loractl("ls", "--limit", "2", "--quiet").err == ""
 
 
+def test_ls_says_what_waits_in_the_inbox_beside_its_rows(server, loractl):
+    server.inbox_waits = ("big", "huge")
+    done = loractl("ls")
+    said = "2 more in the inbox could not be taken yet: loractl show big says why\n"
+    assert done.err == said and "big" not in done.out
+    assert loractl("ls", "--json").json["inbox_waits"] == ["big", "huge"]
+
+
 def test_ls_filters(server, loractl, make_row):
     server.rows["bible"] = make_row("bible", labels={"env": "prod", "team": "a"})
     picked = loractl("ls", "--label", "env=prod", "--label", "team=a", "--json").json

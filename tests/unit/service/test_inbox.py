@@ -514,13 +514,34 @@ def test_a_folder_without_room_is_told_once_and_again_after_it_went_well(world):
         for _ in range(3):
             await w.inbox.take(folder)
         assert w.types("a1") == ["adapter.not_loaded"] and len(watcher.retried) == 3
+        assert w.listing.page().inbox_waits == ("a1",)
+        with pytest.raises(LoradError) as caught:
+            w.listing.detail("a1")
+        assert caught.value.message.startswith("'a1' waits in the inbox: ")
+        assert "loractl reload" in caught.value.hint
         w.store.room.budget_bytes = 0
         await w.inbox.take(folder)
-        assert w.adapters.resolve("a1").rev == w.rev(1)
+        assert w.adapters.resolve("a1").rev == w.rev(1) and not w.listing.page().inbox_waits
         w.folder(1, more=1)
         (w.dir / "folders/f1/adapter_config.json").write_text('{"n": 2}')
         w.store.room.budget_bytes = 1
         await w.inbox.take(report(w, 1, signature="s2"))
         assert w.types("a1").count("adapter.not_loaded") == 2
+        assert not w.listing.page().inbox_waits  # what serves is a row
+
+    world(scenario)
+
+
+def test_a_folder_without_room_that_is_taken_away_waits_no_more(world):
+    async def scenario(w):
+        w.folder(1)
+        _, folder = remember(w, 1)
+        w.store.room.budget_bytes = 1
+        await w.inbox.take(folder)
+        assert w.names.inbox_waits
+        await w.inbox.lose(folder.path)
+        assert not w.names.inbox_waits
+        with pytest.raises(LoradError, match="no adapter named"):
+            w.listing.detail("a1")
 
     world(scenario)
