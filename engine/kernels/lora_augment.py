@@ -19,7 +19,7 @@ from engine.kernels.dependent import let_next_come, wait_for_earlier
 from engine.kernels.launch import Launcher, launcher_of
 from engine.kernels.lora_meta import LoraDevicePlan
 from engine.kernels.lora_pieces import b_places
-from engine.kernels.lora_place import load_item, load_word
+from engine.kernels.lora_place import load_item, load_word, module_of
 
 #: Outputs of a program that brings B.
 OUTPUTS = 128
@@ -139,20 +139,7 @@ def _augment(
         T: tl.constexpr = T0 + T1 + T2
         place -= row_items
         first, ranks, slot, _ = load_item(items, row_items + place // T)
-        tile = place % T
-        module, width, left, part = tile * 0, tile * 0 + W0, tile * 0, tile
-        if NUM > 1:
-            second = tile >= T0
-            module = second.to(tl.int32)
-            width = tl.where(second, W1, W0)
-            left = tl.where(second, W0, 0)
-            part = tl.where(second, tile - T0, tile)
-        if NUM > 2:
-            third = tile >= T0 + T1
-            module += third.to(tl.int32)
-            width = tl.where(third, W2, width)
-            left = tl.where(third, W0 + W1, left)
-            part = tl.where(third, tile - T0 - T1, part)
+        module, width, left, part = module_of(place % T, W0, W1, W2, T0, T1)
         slot_row = table + slot.to(tl.int64) * SLOT_WORDS
         e = slot_row + (entry + module) * 8
         rank, begin, block = load_word(e), load_word(e + 2), load_word(e + 5)

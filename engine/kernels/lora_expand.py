@@ -22,7 +22,7 @@ from engine.kernels.dependent import let_next_come, wait_for_earlier
 from engine.kernels.launch import Launcher, launcher_of
 from engine.kernels.lora_expand_rows import many_rows, near_or_far
 from engine.kernels.lora_meta import LoraDevicePlan
-from engine.kernels.lora_place import BLOCK_BITS, FLAGS_AT, load_item, load_word
+from engine.kernels.lora_place import BLOCK_BITS, FLAGS_AT, load_item, load_word, module_of
 
 #: How h, which is fp32, meets the tensor cores, by the arena's dtype.  One tf32 alone cut h to 10
 #: bits, which failed 14 of 20 seeded runs in fp16 on an H200.
@@ -205,21 +205,8 @@ def expand_item(
 ):
     """One tile of columns of an item."""
     start, rows, slot, _ = load_item(items, place // (T0 + T1 + T2))
-    # which module, its width and first column in y, and this program's first column in the module
     tile = place % (T0 + T1 + T2)
-    module, width, left, first = tile * 0, tile * 0 + W0, tile * 0, tile
-    if W1 > 0:
-        second = tile >= T0
-        module = second.to(tl.int32)
-        width = tl.where(second, W1, W0)
-        left = tl.where(second, W0, 0)
-        first = tl.where(second, tile - T0, tile)
-    if W2 > 0:
-        third = tile >= T0 + T1
-        module += third.to(tl.int32)
-        width = tl.where(third, W2, width)
-        left = tl.where(third, W0 + W1, left)
-        first = tl.where(third, tile - T0 - T1, first)
+    module, width, left, first = module_of(tile, W0, W1, W2, T0, T1)
     width, left = tl.multiple_of(width, ALIGN), tl.multiple_of(left, ALIGN)
     c0 = first * (COLUMNS * RUNS)
     slot_row = table + slot.to(tl.int64) * SLOT_WORDS

@@ -43,6 +43,33 @@ def load_item(items, item):
 
 
 @triton.jit
+def module_of(
+    tile,
+    W0: tl.constexpr,  # widths of up to three modules
+    W1: tl.constexpr,
+    W2: tl.constexpr,
+    T0: tl.constexpr,  # tiles that the first two take
+    T1: tl.constexpr,
+):
+    """Of a tile among those of all modules side by side: its module, that one's width and first
+    column, and which of the module's tiles it is."""
+    module, width, left, first = tile * 0, tile * 0 + W0, tile * 0, tile
+    if W1 > 0:
+        second = tile >= T0
+        module = second.to(tl.int32)
+        width = tl.where(second, W1, W0)
+        left = tl.where(second, W0, 0)
+        first = tl.where(second, tile - T0, tile)
+    if W2 > 0:
+        third = tile >= T0 + T1
+        module += third.to(tl.int32)
+        width = tl.where(third, W2, width)
+        left = tl.where(third, W0 + W1, left)
+        first = tl.where(third, tile - T0 - T1, first)
+    return module, width, left, first
+
+
+@triton.jit
 def rows_in_first_block(start, stride, BLOCK: tl.constexpr, UNIT: tl.constexpr):
     """Rows of a run that lie in the block in which it starts."""
     UNITS: tl.constexpr = BLOCK // UNIT

@@ -4,24 +4,18 @@ A request's tokens and log-probabilities are the same bits in a batch, alone, be
 prefix, and with its prompt cut into other chunks.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from engine.adapters.digest import revision_digest
-from engine.adapters.pack import pack_folder
-from engine.adapters.peft import inspect
 from engine.config import EngineConfig
 from engine.engine import Engine, Generation
 from engine.kernels import gemm_tiles
-from engine.layout import MODULE_ID, MODULES
-from engine.messages import PackedManifest, SamplingParams
-from engine.models.spec import read_spec
+from engine.messages import SamplingParams
+from tests.fakes.random_lora import write_lora
 
 pytestmark = pytest.mark.gpu
 
@@ -54,23 +48,6 @@ DEVICE = {"device": "cuda", "dtype": "bfloat16"}
 ROWS, FEW_ROWS = 768, 40
 
 
-def write_adapter(folder: Path, base: Path, rank: int) -> Path:
-    """A random adapter on all modules, in PEFT's layout."""
-    dims, tensors = read_spec(base).shapes.dims, {}
-    for layer in range(2):
-        for module in MODULES:
-            d_in, d_out = dims[MODULE_ID[module]]
-            part = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-            name = f"base_model.model.model.layers.{layer}.{part}.{module}"
-            tensors[f"{name}.lora_A.weight"] = torch.randn(rank, d_in) * d_in**-0.5
-            tensors[f"{name}.lora_B.weight"] = torch.randn(d_out, rank) * rank**-0.5
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(MODULES)}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
-
-
 @pytest.fixture(params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     import transformers
@@ -83,21 +60,13 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def packed(model: Path, tmp_path: Path) -> list[PackedManifest]:
-    """Adapters of unlike ranks."""
-    spec = read_spec(model)
-    layout = spec.block_layout(block_size=16, dtype="bfloat16")
-    made = []
-    for rank in (16, 5):
-        folder = write_adapter(tmp_path / f"rank-{rank}", model, rank)
-        manifest = inspect(folder, spec)
-        rev = revision_digest(folder, manifest)
-        (tmp_path / rev).mkdir()
-        made.append(pack_folder(folder, manifest, layout, tmp_path / rev, rev))
-    return made
+def adapters(model: Path, tmp_path: Path) -> list[Path]:
+    """Of unlike ranks."""
+    return [write_lora(tmp_path / f"rank-{rank}", model, rank) for rank in (16, 5)]
 
 
-def start(model: Path, packed: Sequence[PackedManifest], rows: int = ROWS) -> Engine:
+def start(model: Path, adapters: Sequence[Path], rows: int = ROWS) -> tuple[Engine, Sequence[str]]:
+    """An engine and the revisions of the adapters that it has loaded."""
     engine = Engine(
         EngineConfig(
             **DEVICE,
@@ -110,10 +79,12 @@ def start(model: Path, packed: Sequence[PackedManifest], rows: int = ROWS) -> En
             slots=2,
         )
     )
-    for manifest in packed:
-        engine.add_adapter(manifest)
-        engine.load(manifest.rev)
-    return engine
+    store = model.parent / "packed"
+    store.mkdir(exist_ok=True)
+    revs = [engine.add_folder(folder, store) for folder in adapters]
+    for rev in revs:
+        engine.load(rev)
+    return engine, revs
 
 
 def parting(got: Generation, want: Generation) -> str:
@@ -143,9 +114,7 @@ def partings(
     return lines
 
 
-def test_a_request_gets_the_same_bits_in_any_company(
-    model: Path, packed: list[PackedManifest]
-) -> None:
+def test_a_request_gets_the_same_bits_in_any_company(model: Path, adapters: list[Path]) -> None:
     """The first step together makes the splits of a product in turn, all others side by side."""
     ffn = 2 * SIZES["intermediate_size"], SIZES["hidden_size"]
     tile = gemm_tiles.fixed(*ffn, itemsize=2)
@@ -153,18 +122,19 @@ def test_a_request_gets_the_same_bits_in_any_company(
     assert serial == [True, False] and sum(LENGTHS) <= ROWS
     torch.manual_seed(2)
     prompts = [torch.randint(3, 331, (n,)).tolist() for n in LENGTHS]
-    revs = [None if n is None else packed[n].rev for n in ADAPTERS]
     found: list[str] = []
-    with start(model, packed) as engine:
+    engine, names = start(model, adapters)
+    revs = [None if n is None else names[n] for n in ADAPTERS]
+    with engine:
         together = engine.generate(prompts, SAMPLING, revs)
         for n, (prompt, rev) in enumerate(zip(prompts, revs, strict=True)):
             alone = engine.generate([prompt], SAMPLING, [rev])
             assert (alone[0].cached_tokens > 0) == (len(prompt) > 16)
             found += partings("alone behind its cached prefix", alone, together[n : n + 1], n)
-    with start(model, packed, rows=FEW_ROWS) as engine:
+    with start(model, adapters, rows=FEW_ROWS)[0] as engine:
         in_chunks = engine.generate(prompts, SAMPLING, revs)
         found += partings("in chunks", in_chunks, together)
-    with start(model, packed) as engine:
+    with start(model, adapters)[0] as engine:
         cold = engine.generate(prompts[4:5], SAMPLING, revs[4:5])
         assert cold[0].cached_tokens == 0
         found += partings("alone with nothing cached", cold, together[4:5], 4)

@@ -5,7 +5,6 @@ correction follows the product.  Both round; the stated tolerance is a fifth mor
 costs an engine without guests against fp32.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,20 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # for tests of other files: read when kernels are imported
 
-from engine.adapters.digest import revision_digest
-from engine.adapters.pack import pack_folder
-from engine.adapters.peft import inspect
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels import lora_augment, tiles
-from engine.layout import MODULE_ID, MODULES
 from engine.messages import SamplingParams
-from engine.models.spec import read_spec
+from tests.fakes.random_lora import write_lora
 
 pytestmark = pytest.mark.gpu
 
@@ -47,6 +41,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2": {"sliding_window": 700, "query_pre_attn_scalar": 64},
 }
 RANKS = (16, 5, 40, 33)
+#: What all of them lack.
+WITHOUT = ((1, "k_proj"), (2, "up_proj"), (0, "down_proj"))
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
 #: (adapter or None, prompt tokens) of requests that are together in one step.
 STEPS = {
@@ -54,24 +50,6 @@ STEPS = {
     "some": [(0, 500), (1, 700), (0, 77)],
     "a wide one": [(2, 1100), (1, 40)],
 }
-
-
-def write_adapter(folder: Path, base: Path, rank: int) -> None:
-    """A random adapter on most modules, in PEFT's layout."""
-    dims, tensors = read_spec(base).shapes.dims, {}
-    for layer in range(3):
-        for module in MODULES:
-            if (layer, module) in ((1, "k_proj"), (2, "up_proj"), (0, "down_proj")):
-                continue
-            d_in, d_out = dims[MODULE_ID[module]]
-            part = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-            name = f"base_model.model.model.layers.{layer}.{part}.{module}"
-            tensors[f"{name}.lora_A.weight"] = torch.randn(rank, d_in) * d_in**-0.5
-            tensors[f"{name}.lora_B.weight"] = torch.randn(d_out, rank) * rank**-0.5
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(MODULES)}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture(params=FAMILIES)
@@ -83,7 +61,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     built = getattr(transformers, f"{request.param}ForCausalLM")(config).to(torch.bfloat16)
     built.save_pretrained(tmp_path / "model")
     for number, rank in enumerate(RANKS):
-        write_adapter(tmp_path / f"adapter-{number}", tmp_path / "model", rank)
+        write_lora(tmp_path / f"adapter-{number}", tmp_path / "model", rank, without=WITHOUT)
     return tmp_path / "model"
 
 
@@ -91,8 +69,8 @@ def answers(
     model: Path, steps: Sequence[Sequence[tuple[int | None, int]]], dtype: str = "bfloat16"
 ) -> list[list[list[float]]]:
     """For each step, for each request, the log probability of each token but the first."""
-    spec = read_spec(model)
-    layout = spec.block_layout(block_size=16, dtype=dtype)  # type: ignore[arg-type]
+    store = model.parent / dtype
+    store.mkdir(exist_ok=True)
     config = EngineConfig(
         model=str(model),
         device="cuda",
@@ -105,17 +83,10 @@ def answers(
     )
     found = []
     with Engine(config) as engine:
-        revs = []
-        for number in range(len(RANKS)):
-            folder = model.parent / f"adapter-{number}"
-            manifest = inspect(folder, spec)
-            rev = revision_digest(folder, manifest)
-            where = model.parent / f"{dtype}-{rev}"
-            where.mkdir(exist_ok=True)
-            packed = pack_folder(folder, manifest, layout, where, rev)
-            engine.add_adapter(packed)
-            engine.load(packed.rev)
-            revs.append(packed.rev)
+        folders = [model.parent / f"adapter-{number}" for number in range(len(RANKS))]
+        revs = [engine.add_folder(folder, store) for folder in folders]
+        for rev in revs:
+            engine.load(rev)
         for step in steps:
             made = torch.Generator().manual_seed(len(found))
             prompts = [torch.randint(3, 331, (n,), generator=made).tolist() for _, n in step]

@@ -3,7 +3,6 @@ ahead, adapters mixed.  Its vectors and scores are those of an engine that pools
 in fp32, but for what bf16 rounds; what it generates beside them is what it generates without."""
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from engine.config import EngineConfig, PoolsToo
 from engine.engine import Engine, Generation
-from engine.layout import MODULE_ID, MODULES
 from engine.messages import SamplingParams, Submit, TokenLogprobs
-from engine.models.spec import read_spec
 from engine.pooling.config import PoolingConfig
 from engine.pooling.engine import PoolingEngine
 from engine.pooling.keeping import keeping
 from engine.pooling.requests import AbortPool, PoolRequest, PoolResult, unpacked
+from tests.fakes.random_lora import write_lora
 
 pytestmark = pytest.mark.gpu
 
@@ -81,31 +78,6 @@ class Rig:
         return engine
 
 
-def write_adapter(folder: Path, base: Path, rank: int, labels: int = 0) -> Path:
-    """A random adapter on all modules, in PEFT's layout."""
-    dims, tensors = read_spec(base).shapes.dims, {}
-    for layer in range(SIZES["num_hidden_layers"]):
-        for module in MODULES:
-            d_in, d_out = dims[MODULE_ID[module]]
-            part = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-            name = f"base_model.model.model.layers.{layer}.{part}.{module}"
-            tensors[f"{name}.lora_A.weight"] = torch.randn(rank, d_in) * d_in**-0.5
-            tensors[f"{name}.lora_B.weight"] = torch.randn(d_out, rank) * rank**-0.5
-    config: dict[str, Any] = {
-        "peft_type": "LORA",
-        "r": rank,
-        "lora_alpha": rank / 8,
-        "target_modules": list(MODULES),
-    }
-    if labels:
-        config |= {"task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
-        tensors["base_model.model.score.weight"] = torch.randn(labels, SIZES["hidden_size"])
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     import transformers
@@ -117,7 +89,10 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     built.save_pretrained(root / "model")
     model = root / "model"
     ranks = ((16, 0), (5, 0), (8, 3))
-    adapters = [write_adapter(root / f"r{rank}", model, rank, labels) for rank, labels in ranks]
+    adapters = [
+        write_lora(root / f"r{rank}", model, rank, alpha=rank / 8, labels=labels)
+        for rank, labels in ranks
+    ]
     made = Rig(root, model, adapters)
     yield made
     for both in made.started.values():
