@@ -112,7 +112,7 @@ def pairwise_cases(count: int) -> tuple[list[tuple[Any, ...]], list[tuple[Any, .
     return cases[:enough], cases[enough:]
 
 
-CASES, MORE_CASES = pairwise_cases(150)
+CASES, MORE_CASES = pairwise_cases(300)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def filled(make_pool: Make) -> Callable[[str, torch.dtype, str], Any]:
 
 @pytest.mark.parametrize(
     ("ranks", "population", "forced", "shape", "dtype", "group"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_CASES)],
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.late) for case in MORE_CASES)],
     ids=[
         f"{i}-{'-'.join(map(str, case))}".replace("torch.", "")
         for i, case in enumerate([*CASES, *MORE_CASES])
