@@ -307,11 +307,12 @@ def test_too_many_requests_are_waited_out_as_the_hub_asks(
 def test_a_hub_that_asks_for_more_patience_than_there_is_is_called_busy(
     hub: Any, fetcher: Callable[..., HubFetcher], servers: ModuleType
 ) -> None:
-    hub.faults = [servers.status(429, {"Retry-After": "120"})]
+    # Often enough: a connection that breaks is tried again.
+    hub.faults = [servers.status(429, {"Retry-After": "120"})] * 9
     error = refusal(lambda: fetcher().resolve(ref()))
     assert (error.code, error.retry_after) == ("source_busy", 120.0)
     assert error.retryable
-    hub.faults = [servers.status(429, {"RateLimit": '"api";r=0;t=55'})]
+    hub.faults = [servers.status(429, {"RateLimit": '"api";r=0;t=55'})] * 9
     assert refusal(lambda: fetcher().resolve(ref())).retry_after == 55.0
 
 
