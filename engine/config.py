@@ -61,6 +61,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_blocks: int = 0  # overrides both of the above (tests, exact plans)
     slots: int = 1024
     max_rank: int = 512
+    extra_vocab: int = 0  # token ids behind the base's that adapters may bring rows for
     ram_cache: int = 1 * GIB  # bytes of packed adapters in host memory
     kv_floor: int = 0  # bytes that adapters never take; 0 = a full-length sequence, at most 10%
     adapter_floor: int = 0  # bytes of the arena that KV never takes from adapters; 0 = none
@@ -102,6 +103,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         need(self.num_blocks >= 0, "num_blocks", "0 (auto) or more")
         need(1 <= self.slots <= 65536, "slots", "1 to 65536")
         need(1 <= self.max_rank <= 4096, "max_rank", "1 to 4096")
+        need(0 <= self.extra_vocab <= 65536, "extra_vocab", "0 to 65536 token ids")
         need(self.ram_cache >= 0, "ram_cache", "0 or more bytes")
         need(self.kv_floor >= 0, "kv_floor", "0 (auto) or more bytes")
         need(self.adapter_floor >= 0, "adapter_floor", "0 or more bytes")

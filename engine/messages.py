@@ -95,6 +95,8 @@ class PackedManifest(Struct, frozen=True, kw_only=True):
     modules: tuple[PackedModule, ...]
     #: aLoRA: it acts from the last place in a prompt on where these ids begin; () = everywhere.
     alora_tokens: tuple[int, ...] = ()
+    num_tokens: int = 0  # ids that its requests may hold and draw; 0 = as the base's
+    tokenizer: str = ""  # its own tokenizer.json; "" = the base's
 
 
 class TokenLogprobs(Struct, frozen=True, gc=False):
@@ -275,6 +277,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     max_batch_tokens: int
     mixed_tokens: int = 0
     vocab_size: int
+    extra_vocab: int = 0  # token ids behind these that adapters may bring rows for
     eos_token_ids: tuple[int, ...]
     weight_bytes: int
     draft_weight_bytes: int = 0

@@ -93,4 +93,6 @@ class AdapterManifest(Struct, frozen=True, kw_only=True):
     semantic: dict[str, Any]  # what of the config decides the arithmetic: part of the digest
     text_files: tuple[str, ...]  # those of TEXT_FILES that are there
     weights_file: str = WEIGHTS_FILE  # which of WEIGHTS_FILES
+    num_tokens: int = 0  # ids that its requests may hold and draw; 0 = as the base's
+    own_tokenizer: bool = False  # its tokenizer files say something else than the base's
     alora_tokens: tuple[int, ...] = ()  # an activated LoRA: those that it is invoked by

@@ -16,12 +16,14 @@ from engine.models.spec import ModelSpec, read_spec
 BaseSpec = ModelSpec | EncoderSpec
 
 
-def read_base(folder: Path, purpose: Purpose = "generate") -> BaseSpec:
-    """What is in `folder`, and is to be used for `purpose`; encoders always pool.
+def read_base(folder: Path, purpose: Purpose = "generate", *, extra_vocab: int = 0) -> BaseSpec:
+    """What is in `folder`, and is to be used for `purpose`; encoders always pool.  `extra_vocab`:
+    token ids behind the base's that adapters may bring, of a base that generates.
     Raises as `read_spec` and `read_encoder_spec` do."""
     if is_encoder(read_json(folder / "config.json", required=True)):
         return read_encoder_spec(folder)
-    return read_spec(folder, pools=purpose != "generate", generates=purpose != "pool")
+    pools, generates = purpose != "generate", purpose != "pool"
+    return read_spec(folder, pools=pools, generates=generates, extra_vocab=extra_vocab)
 
 
 def namer(spec: BaseSpec) -> Callable[[str], str]:

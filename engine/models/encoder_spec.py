@@ -127,6 +127,11 @@ class EncoderSpec:
         return self.max_length
 
     @property
+    def num_ids(self) -> int:
+        """Token ids that there may be: adapters bring none of their own."""
+        return self.vocab_size
+
+    @property
     def shapes(self) -> Shapes:
         """(d_in, d_out) of every LoRA target, in the order of `layout.MODULES`.  An MLP without a
         gate has no gate_proj: its first half is the up_proj."""

@@ -72,7 +72,13 @@ class ModelSpec:
     labels: tuple[str, ...] = ()  # of the classes, in order
     #: A classifier's last row is that of the last token which is not this one.
     pad_token_id: int | None = None
+    extra_vocab: int = 0  # token ids behind the base's that adapters may bring rows for
     ranks: int = 1  # above 1: what each of so many ranks has (`models/shard.py`)
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids of the base and of adapters, which logits have a column for each."""
+        return self.vocab_size + self.extra_vocab
 
     @property
     def num_types(self) -> int:
@@ -105,7 +111,7 @@ class ModelSpec:
             (hidden, ffn),
             (ffn, hidden),
         )
-        return Shapes(self.num_layers, dims, self.vocab_size)
+        return Shapes(self.num_layers, dims, self.num_ids)
 
     def block_layout(self, *, block_size: int, dtype: str, draft_bytes: int = 0) -> BlockLayout:
         """The layout of packed adapters: an arena of `dtype`, blocks of `block_size` tokens, or of
@@ -126,10 +132,12 @@ class ModelSpec:
         )
 
 
-def read_spec(folder: Path, *, pools: bool = False, generates: bool | None = None) -> ModelSpec:
+def read_spec(
+    folder: Path, *, pools: bool = False, generates: bool | None = None, extra_vocab: int = 0
+) -> ModelSpec:
     """Read config.json (and generation_config.json) of a Hugging Face folder; `pools`: of a model
     that is to make vectors or scores.  Unless it `generates` too, which None leaves to that, it may
-    have no head to generate with.
+    have no head to generate with, and no use for `extra_vocab`.
 
     Raises ConfigError for a folder that cannot be read, ModelUnsupported for a model that the
     engine would not compute exactly: another architecture, a quantized base, a field that it does
@@ -193,6 +201,7 @@ def read_spec(folder: Path, *, pools: bool = False, generates: bool | None = Non
         num_labels=len(labels),
         labels=labels,
         pad_token_id=_first(_token_ids(config.values.get("pad_token_id"))),
+        extra_vocab=extra_vocab if generates else 0,
     )
     config.refuse_rest()
     return spec
