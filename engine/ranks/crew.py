@@ -53,6 +53,9 @@ FAREWELL_SECONDS = 10.0
 #: What one rank finds wrong at the start, all of them do, but for what is wrong with its card: the
 #: first one has so long to say it by itself.
 GRACE_SECONDS = 3.0
+#: Classes of plans that have a number at a time: steps that are not padded bring new ones without
+#: end.  Then all are told anew, which is some hundred bytes for each that comes again.
+KINDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,8 @@ class Crew:
     def _number(self, kind: LoraClass) -> int:
         number = self._kinds.get(kind)
         if number is None:
+            if len(self._kinds) >= KINDS:
+                self._kinds.clear()  # the others write over what a number meant before
             number = self._kinds[kind] = len(self._kinds)
             self._tell(frame(Kind(number, kind)))
         return number

@@ -24,7 +24,7 @@ READ_BYTES = 1 << 18
 
 
 class Kind(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Plans of this class are told by their number from now on."""
+    """Plans of this class are told by their number from now on, whatever it meant before."""
 
     number: int
     kind: LoraClass

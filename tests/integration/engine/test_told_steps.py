@@ -17,6 +17,7 @@ from engine.ladder import Ladder
 from engine.messages import SamplingParams
 from engine.ranks import crew as crews
 from engine.ranks.crew import Crew, _Other
+from engine.ranks.follower import Follower
 from engine.ranks.told import Copied, Failed, Kind, Reader, Step, Stop, frame, words_of
 from engine.sequence import Chunk, Sequence, StepWork
 
@@ -146,6 +147,28 @@ def test_a_class_of_plans_is_the_same_on_the_other_side() -> None:
         told, _ = Reader(there).next()
     assert told == Kind(3, kind) and {told.kind: 1}[kind] == 1
     assert told.kind.tiles in tiles.GRAPHED_SHORT
+
+
+def test_numbers_of_classes_are_few_on_every_rank_however_many_steps_bring_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crews, "KINDS", 8)
+    crew, follower = object.__new__(Crew), object.__new__(Follower)
+    crew._kinds, follower._kinds = {}, {}
+
+    def hear(data: bytes) -> None:
+        here, there = socket.socketpair()
+        with here, there:
+            here.sendall(data)
+            told, payload = Reader(there).next()
+            follower.do(told, payload)
+
+    monkeypatch.setattr(crew, "_tell", hear)
+    draw = np.random.default_rng(2)
+    for items in (1, 2, *draw.integers(1, 40, 200).tolist(), 1):
+        kind = LoraClass(tiles.ALONE, items, items)
+        assert follower._kinds[crew._number(kind)] == kind
+        assert len(follower._kinds) <= 8 and len(crew._kinds) <= 8
 
 
 class Ended:
