@@ -1,18 +1,20 @@
 """Compile LoRA's kernels before the first steps need them one by one.
 
-Goes in: the model and the step planner.  Comes out: Triton's cache, filled for every choice of
-tiles, with and without what an adapter has besides its factors.  One after the other, as they were
-met, these took minutes of a start with an empty cache; most of that is the compiler's, which many
-threads can be in at a time.
+Goes in: the model, or its layers, and the step planner.  Comes out: Triton's cache, filled for
+every choice of tiles, with and without what an adapter has besides its factors.  One after the
+other, as they were met, these took minutes of a start with an empty cache; most of that is the
+compiler's, which many threads can be in at a time.
 """
 
 import logging
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from engine.adapters.plan import StepPlanner
 from engine.kernels.elementwise import gelu_mul
 from engine.kernels.gemm import leads
+from engine.kernels.gemm_tiles import RULES
 from engine.kernels.launch import compiling
 from engine.kernels.lora import (
     lora_augment,
@@ -25,17 +27,19 @@ from engine.kernels.lora import (
 from engine.kernels.lora_meta import LoraMeta
 from engine.kernels.tiles import for_prompts
 from engine.ladder import Ladder
-from engine.models.decoder import Decoder, Layer
+from engine.models.decoder import Layer
 from engine.models.layers import LoraLinear
 
 log = logging.getLogger(__name__)
 
 
-def compile_ahead(model: Decoder, planner: StepPlanner, ladder: Ladder | None) -> None:
-    """Wait until all is compiled that steps of `model` may launch for adapters.  Runs nothing."""
+def compile_ahead(model: nn.Module, planner: StepPlanner, ladder: Ladder | None) -> None:
+    """Wait until all is compiled that steps of `model` may launch for adapters.  Runs nothing.
+
+    `planner` is bound; `ladder` None: steps have any number of rows."""
     groups = {m.group: m for m in model.modules() if isinstance(m, LoraLinear)}
     gate = next((m.gate for m in model.modules() if isinstance(m, Layer)), None)
-    rows = sorted({rung.rows for rung in ladder.all} if ladder else {1})
+    rows = sorted({rung.rows for rung in ladder.all} if ladder else {rule.rows for rule in RULES})
     try:
         with compiling():
             for meta in planner.every_choice():
@@ -45,6 +49,13 @@ def compile_ahead(model: Decoder, planner: StepPlanner, ladder: Ladder | None) -
                     _compile_gate(groups["gate_up"], meta, gelu=gate is gelu_mul)
     except Exception as error:  # kernels are compiled when they are met, then: later, and as well
         log.warning("kernels are compiled one by one: %s: %s", type(error).__name__, error)
+
+
+def compile_before_plans(model: nn.Module, planner: StepPlanner, device: torch.device) -> None:
+    """The same where each step's plan has an upload of its own, the first of which binds `planner`:
+    until then it is bound to nothing that is kept."""
+    planner.bind(torch.zeros(planner.plan_words, dtype=torch.int64, device=device))
+    compile_ahead(model, planner, None)
 
 
 def _compile(linear: LoraLinear, meta: LoraMeta, rows: list[int]) -> None:

@@ -28,7 +28,8 @@ from msgspec.structs import replace
 from engine.adapters.orders import AdapterCommand
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
-from engine.assembly import make_planner
+from engine.assembly import is_card, make_planner
+from engine.compile_ahead import compile_before_plans
 from engine.errors import EngineError
 from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
@@ -111,6 +112,9 @@ class PoolingCore:
             slots.rows,
             lambda rev: self.residency.manifest(rev),
         )
+        if is_card(machine.device):
+            progress("kernels", 0.95)
+            compile_before_plans(machine.backbone.layers, planner, machine.device)
         answers = Answers(machine.spec, machine.pooler, machine.head, machine.words, planner)
         self._runner = StepRunner(machine.backbone, answers, max_seqs=self.config.max_num_seqs)
         self._flight: Flight | None = None

@@ -13,10 +13,16 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
 from engine import assembly
+from engine import compile_ahead as compiling
 from engine.adapters.pack import pack_into
+from engine.adapters.plan import StepPlanner
 from engine.kernels import backend
 from engine.messages import AddRevision, PackedManifest
 from engine.models import encoder
+from engine.models.layers import LoraLinear
+from engine.pooling import core
+from engine.pooling.config import PoolingConfig
+from engine.pooling.core import PoolingCore
 from tests.fakes.tiny_qwen3 import NO, YES, write_qwen3, write_qwen3_adapter
 
 LENGTHS = (5, 1, 9, 4, 13)
@@ -68,6 +74,30 @@ def test_sums_norms_and_pooling_by_kernels_give_what_torch_gives(
     got = answers(drive(**told), manifests)
     for name, values in expected.items():
         assert np.abs(got[name] - values).max() < 1e-5, name
+
+
+def test_kernels_for_adapters_are_compiled_before_a_card_is_ready(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def compile_ahead(layers: torch.nn.Module, planner: StepPlanner, ladder: None) -> None:
+        groups = {m.group for m in layers.modules() if isinstance(m, LoraLinear)}
+        plans = list(planner.every_choice())
+        told.append(f"{len(groups)} groups, {len(plans) > 2}")
+
+    monkeypatch.setattr(compiling, "compile_ahead", compile_ahead)
+    config = PoolingConfig(model=str(model), device="cpu", adapter_pool=4 << 20, threads=1)
+
+    def start() -> None:
+        PoolingCore(config, progress=lambda what, _: told.append(what)).close()
+
+    start()
+    assert told[-1] == "ready" and "kernels" not in told, "nothing to compile for on a CPU"
+    monkeypatch.setattr(assembly, "is_card", lambda device: True)
+    monkeypatch.setattr(core, "is_card", lambda device: True)
+    start()
+    assert told[-3:] == ["kernels", "4 groups, True", "ready"]
 
 
 @pytest.fixture(scope="module")
