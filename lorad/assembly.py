@@ -257,7 +257,8 @@ class Services:
             return link.info if link is not None else None
 
         asks = {one.name: one.asks for one in self.models}
-        listing = Listing(self.names, self.pictures, self.events, info=info, asks=asks)
+        crowd = self.requests.crowd
+        listing = Listing(self.names, self.pictures, self.events, info=info, asks=asks, crowd=crowd)
         nearest = {one.name: one.nearest for one in self.models}
         self.explaining = Explaining(self.names, nearest, gate=self.gate)
         self.snapshot = Snapshot(
@@ -289,6 +290,7 @@ class Services:
             draining=lambda: self.adapters.draining,
             watcher=lambda: self.watcher,
             tenants=lambda: self.callers.names,
+            crowd=self.requests.crowd,
         )
         metrics = Metrics(sources, started=self.started)
         board = Boards(sources, self.snapshot, self.requests, self.gate, self.tenancy, self.events)

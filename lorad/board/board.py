@@ -8,7 +8,7 @@ asked of the system is asked in a thread, and only for readers.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 
 from engine.adapters.states import State
@@ -20,6 +20,7 @@ from lorad.board.drains import Drains
 from lorad.board.health import HealthChecks
 from lorad.board.machine import Sampler
 from lorad.board.requests import RequestRows
+from lorad.board.sharing import NameRates
 from lorad.board.stream import Message, Stream
 from lorad.board.tenants import TenantRows
 from lorad.board.traffic import Traffic
@@ -30,7 +31,8 @@ from lorad.service.gate import Gate
 from lorad.service.requests import RequestService
 from lorad.service.snapshot import Snapshot
 from lorad.service.tenancy import Tenancy
-from lorad.wire_stream import Board, Health, Machine
+from lorad.service.whose import Whose
+from lorad.wire_stream import Board, Health, Machine, Slot
 
 #: Snapshots come as often as something changes; windows take one a second of them.
 TICK_SECONDS = 0.9
@@ -59,7 +61,7 @@ class Boards:
         self._requests, self._tenancy, self._clock = requests, tenancy, clock
         self._ticked = clock()
         self._traffic = Traffic(requests.meter, lambda: requests.crowd.begun)
-        self._slots = slots.SlotWindows()
+        self._slots, self._rates = slots.SlotWindows(), NameRates()
         self._churn = RecentChurn(self._named, clock())
         self.drain_timeout = sources.settings.shutdown.drain_timeout
         self._drains = Drains(gate, requests, sources.catalog, lambda: self.drain_timeout)
@@ -119,6 +121,7 @@ class Boards:
                 self._slots.tick(now, its, slots.held_of(its), f"{one.name} {one.replica}")
         else:
             self._slots.tick(now, snapshot, self._held(snapshot))
+        self._rates.tick(now, self._sharing(snapshot), self._requests.meter.names)
         self._tenants.tick(now)
 
     # ------------------------------------------------------------- who looks
@@ -157,14 +160,7 @@ class Boards:
             machine=self._machine,
             churn=self._churn.look(now),
             health=self._health,
-            slots=slots.rows(
-                held,
-                self._block_bytes,
-                self._sources.catalog,
-                self._slots,
-                several=self._several,
-                places=self._sources.picture.places,
-            ),
+            slots=self._slots_of(held),
             drains=self._drains.look(now, held),
             requests=self._rows.look(now),
             num_requests=self._requests.active,
@@ -178,6 +174,24 @@ class Boards:
         if self._seen is None or self._seen[0] is not snapshot:
             self._seen = snapshot, slots.held_of(snapshot)
         return self._seen[1]
+
+    def _slots_of(self, held: Sequence[RevisionStatus]) -> dict[str, Slot]:
+        return slots.rows(
+            held,
+            self._block_bytes,
+            self._sources.catalog,
+            self._slots,
+            Whose(self._requests.crowd),
+            self._rates,
+            several=self._several,
+            places=self._sources.picture.places,
+        )
+
+    def _sharing(self, snapshot: EngineSnapshot | None) -> Iterator[str]:
+        """Names of those that are held, and have several."""
+        for status in self._held(snapshot):
+            names = self._sources.catalog.names_of(status.rev)
+            yield from names if len(names) > 1 else ()
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[None]:

@@ -12,8 +12,10 @@ from msgspec import structs
 
 from engine.adapters.states import State
 from engine.status_messages import EngineSnapshot, RevisionStatus
+from lorad.board.sharing import NameRates
 from lorad.service.catalog import Catalog
 from lorad.service.names import tenant_of
+from lorad.service.whose import Whose
 from lorad.wire_stream import WINDOW_SECONDS, Slot
 
 HELD = frozenset({State.LOADING, State.ACTIVE, State.IDLE, State.DRAINING})
@@ -161,12 +163,15 @@ def rows(
     block_bytes: Callable[[str], int],
     catalog: Catalog,
     windows: SlotWindows,
+    whose: Whose,
+    rates: NameRates,
     *,
     several: bool = False,
     places: Callable[[str], tuple[str, ...]] = lambda rev: (),
 ) -> dict[str, Slot]:
     """By name; one that loads into host memory comes last.  `block_bytes`: of a revision's
-    engine.  `several`: each row says of which model it is; `places`: on which replicas."""
+    engine; `whose` and `rates` tell names of one revision apart.  `several`: each row says of which
+    model it is; `places`: on which replicas."""
     found: dict[str, Slot] = {}
     for status in held:
         if status.state not in HELD:
@@ -177,7 +182,10 @@ def rows(
             entry = catalog.get(name)
             assert entry is not None, f"{name} is a name of {status.rev}, and no name"
             wanted = entry.pinned, entry.priority
-            row = _row(name, status, windows, block, model, *wanted)
+            mine = whose.of(name, status, names)
+            row = _row(name, mine, windows, block, model, *wanted)
+            if len(names) > 1:
+                row = structs.replace(row, tokens_per_second=rates.tokens_per_second(name))
             found[name] = structs.replace(row, replicas=places(status.rev))
         if not names:
             label = catalog.label(status.rev)

@@ -21,6 +21,7 @@ from lorad.metrics.sheet import Sheet
 from lorad.metrics.sources import Sources
 from lorad.metrics.table import GATEWAY
 from lorad.service.meter import NameCounts
+from lorad.service.whose import Whose
 
 #: Counters with an adapter label.
 SERIES = (
@@ -140,11 +141,15 @@ class AdapterMetrics:
     ) -> None:
         """A revision that has lost its name still runs: it counts with its model's others."""
         several = len(sources.models) > 1
-        working = {name: s for name, s in now.status.items() if s.running or s.waiting}
+        whose, names_of = Whose(sources.crowd), sources.catalog.names_of
+        working = {
+            name: whose.of(name, s, names)
+            for name, s in now.status.items()
+            if (s.running or s.waiting) and name in (names := names_of(s.rev))
+        }
         models = {e.name: e.model for e in sources.catalog if e.name in working} if several else {}
         for gauge in ("running", "waiting"):
-            busy = {name: n for name, s in working.items() if (n := getattr(s, gauge))}
-            values = _shared_out(busy, now)
+            values = {name: n for name, s in working.items() if (n := getattr(s, gauge))}
             shown = dict.fromkeys(labelled & now.status.keys(), 0.0)
             for seen, base in zip(sources.models, sources.meter.bases, strict=True):
                 if (one := seen.picture.snapshot) is None:
@@ -191,14 +196,6 @@ def _added(counts: Sequence[Counter[Key]]) -> Mapping[Key, float]:
     for one in counts:
         summed.update(one)  # adding Counters would lose those that are 0
     return summed
-
-
-def _shared_out(values: Mapping[str, float], now: Named) -> dict[str, float]:
-    """Names of one revision: its sequences count once, for the first of them."""
-    firsts: dict[str, str] = {}
-    for name in sorted(values):
-        firsts.setdefault(now.revs[name], name)
-    return {name: values[name] for name in firsts.values()}
 
 
 def counted_states(counts: Mapping[str, int]) -> Counter[str]:

@@ -5,7 +5,7 @@ once or only ever add to them, and what is a dictionary is copied before it is w
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from lorad.metrics.http import HttpCounts
 from lorad.metrics.nvml import Nvml
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog
+from lorad.service.live import Live, Running
 from lorad.service.meter import Meter
 from lorad.service.pictures import Pictures
 from lorad.service.snapshot import Seen
@@ -55,6 +56,7 @@ class Sources:
     connections: dict[str, Callable[[], int]] = field(default_factory=dict)
     watcher: Callable[[], Watching | None] = lambda: None
     tenants: Callable[[], set[str]] = set  # that were set up; none: names say whose they are
+    crowd: Iterable[tuple[Running, Live]] = ()  # the requests that have not ended
     nvml: Nvml = field(default_factory=Nvml)
 
     def folders(self) -> dict[str, Path]:

@@ -4,7 +4,7 @@ Goes in: filters, sorting and cursors of a client.  Comes out: `wire` values, pa
 that ten thousand names cost what a page costs.  Reads only; the engine's part is `Picture`'s.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -20,7 +20,9 @@ from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog
 from lorad.service.events import EventRing, rfc3339
 from lorad.service.kinds import from_mlx, kinds_of, scalings_of
+from lorad.service.live import Live, Running
 from lorad.service.names import Names, model_of
+from lorad.service.whose import Whose
 from lorad.spelling import split_digest
 
 #: Events and earlier revisions in one detail.
@@ -41,7 +43,7 @@ class Looked(Protocol):
 class Listing:
     """`info` is that of a model's running engine, None before it is known, and of a model that is
     not served; `asks` says by model whose form a pair of texts is put into, "" or none for the
-    tokenizer's own."""
+    tokenizer's own.  `crowd`: the requests that have not ended, and who asked."""
 
     def __init__(
         self,
@@ -51,11 +53,12 @@ class Listing:
         *,
         info: Callable[[str], EngineInfo | None],
         asks: Mapping[str, str] = MappingProxyType({}),
+        crowd: Iterable[tuple[Running, Live]] = (),
     ) -> None:
         self._names, self._picture, self._events = names, picture, events
         self._registry: Registry = names.registry
         self._catalog: Catalog = names.catalog
-        self._info, self._asks = info, asks
+        self._info, self._asks, self._crowd = info, asks, crowd
 
     def page(
         self,
@@ -98,7 +101,7 @@ class Listing:
         serving = revisions.get(record.serving_rev or "")
         candidate = revisions.get(record.candidate_rev or "")
         return wire.AdapterDetail(
-            adapter=self._row(record, serving),
+            adapter=self._row(record, serving, self._whose()),
             serving=self._revision(serving, info),
             candidate=self._revision(candidate, info),
             history=self._registry.revisions_of(record.name)[:DETAIL_HISTORY],
@@ -122,12 +125,12 @@ class Listing:
         names = [name for s in held for name in self._catalog.names_of(s.rev)]
         records = {name: record for name in names if (record := self._registry.get(name))}
         revisions = self._registry.revisions(s.rev for s in held)
-        items = []
+        items, whose = [], self._whose()
         for status in held:
             revision = revisions.get(status.rev)
             for name in self._catalog.names_of(status.rev):
                 if name in records:
-                    items.append(self._row(records[name], revision, status))
+                    items.append(self._row(records[name], revision, whose, status))
             if not self._catalog.names_of(status.rev):
                 items.append(self._nameless(status, revision))
         snapshot = self._picture.snapshot
@@ -156,16 +159,23 @@ class Listing:
     def _rows(self, records: tuple[AdapterRecord, ...]) -> tuple[wire.Adapter, ...]:
         revs = [record.serving_rev for record in records if record.serving_rev is not None]
         revisions = self._registry.revisions(revs)
-        return tuple(self._row(r, revisions.get(r.serving_rev or "")) for r in records)
+        whose = self._whose()
+        return tuple(self._row(r, revisions.get(r.serving_rev or ""), whose) for r in records)
+
+    def _whose(self) -> Whose:
+        return Whose(self._crowd)
 
     def _row(
         self,
         record: AdapterRecord,
         revision: RevisionRecord | None,
+        whose: Whose,
         status: RevisionStatus | None = None,
     ) -> wire.Adapter:
         if status is None and not self._names.elsewhere(record):
             status = self._picture.by_rev.get(record.serving_rev or "")
+        if status is not None and record.name in (names := self._catalog.names_of(status.rev)):
+            status = whose.of(record.name, status, names)
         return wire.Adapter(
             name=record.name,
             tenant=record.tenant,

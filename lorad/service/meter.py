@@ -32,12 +32,15 @@ def base_key(model: str) -> str:
 class NameCounts:
     """One adapter's, by the name that was asked for."""
 
-    __slots__ = ("ended", "finished", "generated_tokens", "prompt_tokens", "sequences")
+    __slots__ = (
+        *("ended", "finished", "generated_tokens", "pooled_tokens", "prompt_tokens", "sequences"),
+    )
 
     def __init__(self) -> None:
         self.sequences = 0  # that were given to the engine
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.pooled_tokens = 0  # of those of prompts, inputs' of requests that were answered
         self.ended = 0  # sequences, for whatever reason
         self.finished: Counter[str] = Counter()  # finish reason -> sequences
 
@@ -128,6 +131,7 @@ class Meter:
         for counts in whose:
             counts.sequences += num_inputs
             counts.prompt_tokens += num_tokens
+            counts.pooled_tokens += num_tokens
             counts.end("stop", num_inputs)
 
     def kinds(self, model: str) -> dict[Kind, KindCounts]:

@@ -8,11 +8,12 @@ import pytest
 
 from lorad.board import board as module
 from lorad.board.board import Boards
+from lorad.service.ask import Count
 from lorad.service.catalog import Catalog, Entry
 from lorad.service.events import EventRing
 from lorad.service.gate import Gate
-from lorad.service.live import Crowd
-from lorad.service.meter import Meter
+from lorad.service.live import Crowd, Live
+from lorad.service.meter import Meter, NameCounts
 from lorad.service.snapshot import Seen
 from lorad.wire_stream import Machine
 
@@ -160,6 +161,34 @@ def test_a_registry_that_cannot_be_read_leaves_the_board_as_it_was(run):
         world.boards._snapshot.counts = world.boards._tenancy.list = lambda: 1 / 0
         world.now += 10.0
         assert (await world.boards.once()).status.adapters == {"idle": 1}
+
+    run(work)
+
+
+class Stream:
+    """A request that has got its first token."""
+
+    rev, begun = "r1", True
+
+    def usage(self):
+        return Count(prompt=1, completion=1, cached=0)
+
+
+def test_names_of_one_content_have_their_own_requests_and_tokens_on_the_board(run):
+    async def work(world):
+        world.sources.catalog.put(Entry("twin", "r1"))
+        counts = world.meter.names["twin"] = NameCounts()
+        live = Live("twin", SimpleNamespace(tenant=SimpleNamespace(name="")), world.now)
+        world.crowd.enter(Stream(), live)
+        for second in range(10):
+            world.now += 1.0
+            counts.generated_tokens = 50 * second
+            status = world.told.status("r1", "active", running=1, generated_tokens=50 * second)
+            world.take(status, generated_tokens=50 * second)
+        held = world.boards._held(world.picture.snapshot)
+        found = world.boards._slots_of(held)
+        told = {name: (row.running, row.tokens_per_second) for name, row in found.items()}
+        assert told == {"sql": (0, 0.0), "twin": (1, 50.0)}
 
     run(work)
 

@@ -1,12 +1,17 @@
 """Rows of slots, and what each revision did within the minute."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.status_messages import EngineSnapshot, RevisionStatus
+from lorad.board.sharing import NameRates
 from lorad.board.slots import SlotWindows, held_of, rows
 from lorad.service.catalog import Catalog, Entry
+from lorad.service.meter import NameCounts
+from lorad.service.whose import Whose
 
 
 def tick(windows, now, taken):
@@ -108,10 +113,14 @@ def test_a_history_of_hits_has_holes_where_nothing_was_asked(told_of):
 
 
 # ----------------------------------------------------------------- rows
-def shown(told, *statuses, names=()):
+def shown(told, *statuses, names=(), crowd=(), rates=None):
     catalog = Catalog(Entry(name, rev, **fields) for name, rev, fields in names)
-    taken = told.snapshot(*statuses)
-    return rows(held_of(taken), lambda rev: 1024, catalog, SlotWindows())
+    return shown_of(told.snapshot(*statuses), catalog, SlotWindows(), crowd, rates)
+
+
+def shown_of(taken, catalog, windows, crowd=(), rates=None):
+    whose, rates = Whose(crowd), rates or NameRates()
+    return rows(held_of(taken), lambda rev: 1024, catalog, windows, whose, rates)
 
 
 def test_each_name_of_a_revision_has_a_row_with_its_own_pin_and_priority(told):
@@ -123,7 +132,30 @@ def test_each_name_of_a_revision_has_a_row_with_its_own_pin_and_priority(told):
     assert list(found) == ["acme/sql", "copy"]
     row = found["acme/sql"]
     assert (row.pinned, row.priority, row.tenant, row.rank) == (True, 90, "acme", 16)
-    assert (found["copy"].pinned, found["copy"].tenant, found["copy"].running) == (False, None, 2)
+    assert (found["copy"].pinned, found["copy"].tenant) == (False, None)
+
+
+def test_names_of_one_revision_show_each_what_was_asked_of_it_and_not_what_was_of_both(told):
+    rates, counts = NameRates(), {"copy": NameCounts()}
+    for second in range(0, 90, 10):
+        counts["copy"].generated_tokens = 30 * second
+        counts["copy"].pooled_tokens = 10 * second
+        rates.tick(second, ("copy", "sql"), counts)
+    found = shown(
+        told,
+        told.status("r1", slot=3, state="active", running=2, waiting=1, generated_tokens=1000),
+        names=[("copy", "r1", {}), ("sql", "r1", {})],
+        crowd=[asked("copy", "r1"), asked("copy", "r1"), asked("copy", "r1", begun=False)],
+        rates=rates,
+    )
+    told_of = {n: (row.running, row.waiting, row.tokens_per_second) for n, row in found.items()}
+    assert told_of == {"copy": (2, 1, 40.0), "sql": (0, 0, 0.0)}
+    rates.tick(90, ("sql",), counts)
+    assert rates.tokens_per_second("copy") == 0.0, "its content is its own: nothing is kept"
+
+
+def asked(name, rev, begun=True):
+    return SimpleNamespace(rev=rev, begun=begun), SimpleNamespace(name=name)
 
 
 def test_rows_are_in_the_order_of_slots_and_those_without_one_come_last(told):
@@ -143,7 +175,7 @@ def test_a_replaced_revision_is_called_by_the_name_that_it_had(told):
     catalog = Catalog([Entry("sql", "old-digest")])
     catalog.put(Entry("sql", "new-digest"))
     taken = told.snapshot(told.status("old-digest", slot=1, state="active"))
-    (row,) = rows(held_of(taken), lambda rev: 1024, catalog, SlotWindows()).values()
+    (row,) = shown_of(taken, catalog, SlotWindows()).values()
     assert row.name == "sql@old-dige"
 
 
@@ -178,7 +210,7 @@ def test_a_row_says_how_tokens_were_guessed_within_the_minute_and_before(told):
             )
         )
         tick(windows, 100 * (second > 0) + second, taken)
-    (row,) = rows(held_of(taken), lambda rev: 1024, catalog, windows).values()
+    (row,) = shown_of(taken, catalog, windows).values()
     assert (row.draft_tokens, row.accepted_tokens) == (52, 36), "of the last two"
     assert row.tokens_per_draw == round(80 / 44, 2)
     assert (row.life_draft_tokens, row.life_accepted_tokens) == (60, 40)

@@ -64,7 +64,7 @@ class World:
 
     def __init__(self, folder, *, limit=200, tenant_label=False):
         self.catalog = Catalog()
-        self.meter = Meter()
+        self.meter, self.crowd = Meter(), []
         self.picture = SimpleNamespace(snapshot=None, by_rev={})
         self.watcher = None
         settings = Settings(
@@ -94,6 +94,7 @@ class World:
             counts=lambda: {"registered": len(list(self.catalog))},
             draining=lambda: False,
             watcher=lambda: self.watcher,
+            crowd=self.crowd,
         )
         self.metrics = Metrics(self.sources, started=1_700_000_000.0)
 

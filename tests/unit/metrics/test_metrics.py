@@ -125,6 +125,17 @@ def test_two_names_of_one_revision_count_its_requests_once(world, told):
     assert world.adapters("requests_running") == {"__base__": 0, "a": 3, "b": 0, OTHER: 0}
 
 
+def test_requests_of_one_revision_count_under_the_names_that_were_asked_for(world, told):
+    world.add("a")
+    world.catalog.put(type(world.catalog.get("a"))("b", told.rev_of("a")))
+    for name, begun in (("b", True), ("b", True), ("a", False), ("b", False)):
+        running = SimpleNamespace(rev=told.rev_of("a"), begun=begun)
+        world.crowd.append((running, SimpleNamespace(name=name)))
+    world.take(told.snapshot(told.status("a", "active", running=2, waiting=2)))
+    assert world.adapters("requests_running") == {"__base__": 0, "a": 0, "b": 2, OTHER: 0}
+    assert world.adapters("requests_waiting") == {"__base__": 0, "a": 1, "b": 1, OTHER: 0}
+
+
 def test_a_replaced_revision_that_still_runs_counts_with_the_others(world, told):
     world.add("a")
     gone = told.status("gone", "draining", running=2)

@@ -347,7 +347,14 @@ class World:
             self.tasks,
             refresh=self.picture.refresh,
         )
-        self.listing = Listing(self.names, self.picture, self.events, info=lambda model: self.info)
+        self.crowd = []
+        self.listing = Listing(
+            self.names,
+            self.picture,
+            self.events,
+            info=lambda model: self.info,
+            crowd=self.crowd,
+        )
         self.inbox = Inbox(
             self.adapters,
             self.names,

@@ -2,8 +2,10 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from engine.messages import PackedModule
 from engine.status_messages import RevisionStatus
@@ -29,6 +31,24 @@ def test_rows_show_the_stored_and_the_live_side(world):
         assert (page.total, page.cursor) == (2, None)
         assert (a.prefix_query_tokens, a.prefix_hit_tokens, a.prefix_lost_tokens) == (80, 32, 16)
         assert a.prefix_saved_seconds == 0.5
+
+    world(scenario)
+
+
+def test_names_of_equal_content_show_each_what_was_asked_of_it(world):
+    async def scenario(w):
+        await w.add("a", 1, load=True)
+        await w.add("b", 1)
+        await w.picture.refresh()
+        rev = w.rev(1)
+        status = structs.replace(w.picture.by_rev[rev], state="active", running=2, waiting=1)
+        w.picture.by_rev = {rev: status}
+        for begun in (True, True, False):
+            w.crowd.append((SimpleNamespace(rev=rev, begun=begun), SimpleNamespace(name="b")))
+        for items in (w.listing.page().items, w.listing.slots().items):
+            told = {item.name: (item.running, item.waiting) for item in items}
+            assert told == {"a": (0, 0), "b": (2, 1)}
+        assert w.listing.detail("a").adapter.running == 0
 
     world(scenario)
 
