@@ -3,7 +3,7 @@
 Plain data of the kernels; `adapters/plan.py` and `adapters/device_plan.py` build it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,8 +85,12 @@ class LoraStore:
 
     def h_elements(self, tiles: Tiles) -> int:
         """Elements of h that `tiles` may need."""
-        splits = max(len(g.widths) * tiles.shrink.splits(g.d_in) for g in self.groups.values())
-        return splits * self.h_rows(tiles) * self.max_rank
+        return h_elements(self.groups.values(), tiles, self.h_rows(tiles), self.max_rank)
+
+
+def h_elements(groups: Iterable[GroupShape], tiles: Tiles, rows: int, max_rank: int) -> int:
+    """Numbers of h that a step of `rows` rows may need, whose ranks are at most `max_rank`."""
+    return max(len(g.widths) * tiles.shrink.splits(g.d_in) for g in groups) * rows * max_rank
 
 
 def group_shapes(layout: BlockLayout) -> dict[str, GroupShape]:

@@ -5,10 +5,14 @@ somebody asked for more; and which steps are padded.  An estimate from shapes: n
 it.
 """
 
+from bisect import bisect_right
+
 import torch
 
 from engine.errors import ConfigError
+from engine.kernels.lora_meta import group_shapes, h_elements
 from engine.kernels.ragged_attention import takes_ragged
+from engine.kernels.tiles import ALL, DETERMINISTIC
 from engine.ladder import LATE_GRAPHS, InputLadder
 from engine.layout import ITEMSIZE
 from engine.memory.arena import DTYPES
@@ -30,7 +34,12 @@ def most_rows(config: PoolingConfig, spec: BaseSpec, dtype: str, free: int) -> i
     beyond that, and for a card that holds next to none."""
     weights, graphs = weight_bytes(spec, dtype), graph_bytes(config, spec, dtype)
     left = int(max(SHARE * free - weights - config.adapter_pool - graphs, 0))
-    most = left // row_bytes(spec, dtype)
+    row = row_bytes(spec, dtype)
+
+    def step_bytes(rows: int) -> int:
+        return rows * row + lora_bytes(config, spec, dtype, rows)
+
+    most = bisect_right(range(left // row + 1), left, key=step_bytes) - 1
     beside, others = f"weights of {weights} bytes", "adapter_pool"
     if graphs:
         beside, others = f"{beside} and graphs of {graphs}", "adapter_pool or graph_tokens"
@@ -71,6 +80,17 @@ def graph_bytes(config: PoolingConfig, spec: BaseSpec, dtype: str) -> int:
         return 0
     graphs = len(ladder.all) + LATE_GRAPHS
     return CAPTURE_BYTES + graphs * GRAPH_BYTES + ladder.all[-1].rows * row_bytes(spec, dtype)
+
+
+def lora_bytes(config: PoolingConfig, spec: BaseSpec, dtype: str, rows: int) -> int:
+    """What is kept for LoRA's own hidden states, in fp32, in steps of up to `rows` rows: for the
+    highest rank that there may be, whatever the adapters."""
+    groups = group_shapes(spec.block_layout(block_size=0, dtype=dtype)).values()
+    rank = -(-config.max_rank // 16) * 16
+    return 4 * max(
+        h_elements(groups, tiles, min(rows, tiles.most_rows), rank)
+        for tiles in ((DETERMINISTIC,) if config.deterministic else ALL)
+    )
 
 
 def weight_bytes(spec: BaseSpec, dtype: str) -> int:

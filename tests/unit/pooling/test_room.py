@@ -4,12 +4,23 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
+from engine.adapters.device_plan import DevicePlanner
+from engine.adapters.device_slots import DeviceSlots
 from engine.errors import ConfigError
+from engine.memory.arena import Arena
 from engine.models.bases import BaseSpec, read_base
 from engine.pooling.config import PoolingConfig
-from engine.pooling.room import graph_bytes, ladder_of, most_rows, row_bytes, weight_bytes
+from engine.pooling.room import (
+    graph_bytes,
+    ladder_of,
+    lora_bytes,
+    most_rows,
+    row_bytes,
+    weight_bytes,
+)
 from tests.fakes.tiny_bert import write_bert
 from tests.fakes.tiny_qwen3 import write_qwen3
 
@@ -59,6 +70,27 @@ def test_who_asks_for_more_is_refused_with_what_there_is_room_for(spec: BaseSpec
             most_rows(config(**{name: most + 1}), spec, "bfloat16", 24 * GIB)
     with pytest.raises(ConfigError, match="leaves no room for a step"):
         most_rows(config(), spec, "bfloat16", 15 * GIB)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_what_lora_keeps_for_the_largest_step_is_counted_as_it_is_taken(
+    tmp_path: Path, spec: BaseSpec, fixed: bool
+) -> None:
+    bert = read_base(write_bert(tmp_path / "bert"), "pool")
+    for base, rows in ((bert, 700), (bert, 3000), (read_base(tmp_path / "qwen3", "pool"), 1500)):
+        told = PoolingConfig(model="m", max_rank=40, deterministic=fixed)
+        layout = base.block_layout(block_size=0, dtype="float32")
+        device = torch.device("cpu")
+        arena = Arena(base, layout, block_size=0, num_blocks=2, device=device)
+        slots = DeviceSlots(layout, num_slots=2, max_rank=40, device=device)
+        limits = {"max_rows": rows, "max_seqs": 8, "max_rank": 40, "deterministic": fixed}
+        taken = DevicePlanner(arena, slots, **limits).store.h
+        assert lora_bytes(told, base, "float32", rows) == 4 * taken.numel()
+    free, told = 24 * GIB, PoolingConfig(model="m", deterministic=fixed)
+    most = most_rows(told, spec, "bfloat16", free)
+    taken = most * row_bytes(spec, "bfloat16") + lora_bytes(told, spec, "bfloat16", most)
+    left = 0.9 * free - weight_bytes(spec, "bfloat16") - told.adapter_pool
+    assert 0.99 * left < taken <= left
 
 
 def test_an_encoder_keeps_no_keys_beside_a_layer(tmp_path: Path) -> None:
