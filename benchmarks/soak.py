@@ -62,8 +62,10 @@ PASSES: dict[str, tuple[float, float]] = {
 }
 #: What is left when all is quiet again may differ from before the traffic by this.
 QUIET = {"daemon_fds": 6, "engine_fds": 2, "engine_threads": 2, "daemon_tasks": 4}
+#: Entries of the prefix cache whose blocks have left, and that a ranking names until it is read.
+STALE = 64
 #: What both processes tell.
-SHARED = ("objects", "tasks", "types")
+SHARED = ("objects", "cache_entries", "tasks", "types")
 REPORT_PATIENCE = 20.0
 QUIET_PATIENCE = 60.0
 #: After the last request: connections that were kept alive end, and their tasks with them.
@@ -163,6 +165,9 @@ def verdict(samples: Sequence[Line], before: Line, after: Line, wrong: Sequence[
             failed.append(f"{name}: {left} more than before the traffic")
     if any(sample["lost_blocks"] for sample in (*samples, after)):
         failed.append("blocks belong to nobody")
+    if int(str(after["engine_cache_entries"])) > int(str(after["kv_blocks"])) + STALE:
+        entries, blocks = after["engine_cache_entries"], after["kv_blocks"]
+        failed.append(f"the prefix cache has {entries} entries for {blocks} blocks")
     if after["restarts"]:
         failed.append(f"the engine ended {after['restarts']} times")
     return {"flat": not failed, "failed": failed, "samples": len(kept), "measures": told}

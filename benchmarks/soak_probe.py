@@ -2,8 +2,9 @@
 
 Goes in: nothing but the signal.  Comes out: a JSON file in the folder that SOAK_REPORTS names,
 called by the process's role: objects of the garbage collector (with SOAK_TYPES also of so many
-types), asyncio's tasks, and, of an engine, bytes of the torch allocator and of pinned memory.  The
-file appears whole.
+types), asyncio's tasks, and, of an engine, bytes of the torch allocator and of pinned memory.  What
+the prefix cache has for each block is told apart: the pool bounds it, and a card's fills for longer
+than a run takes.  The file appears whole.
 """
 
 import asyncio
@@ -43,7 +44,9 @@ def _types(most: int) -> dict[str, dict[str, int]]:
 
 def _counts() -> dict[str, int]:
     gc.collect()  # what waits to be collected is not held
-    counts = {"objects": len(gc.get_objects())}
+    objects = gc.get_objects()
+    entries = _entries(objects)
+    counts = {"objects": len(objects) - _with_theirs(entries), "cache_entries": len(entries)}
     with suppress(RuntimeError):  # no loop runs in this process
         counts["tasks"] = len(asyncio.all_tasks())
     torch: Any = sys.modules.get("torch")
@@ -55,3 +58,14 @@ def _counts() -> dict[str, int]:
                 "allocated_bytes.current", 0
             )
     return counts
+
+
+def _entries(objects: list[Any]) -> list[Any]:
+    """Of the prefix cache: one a block."""
+    prefix: Any = sys.modules.get("engine.memory.prefix")
+    return [o for o in objects if type(o) is prefix.Entry] if prefix is not None else []
+
+
+def _with_theirs(entries: list[Any]) -> int:
+    """Entries, and what each has to itself."""
+    return len(entries) + sum(gc.is_tracked(own) for e in entries for own in (e.usage, e.children))

@@ -16,6 +16,8 @@ MEASURES = {
     "daemon_tasks": 30,
     "daemon_objects": 10_000,
     "engine_objects": 200_000,
+    "engine_cache_entries": 50,
+    "kv_blocks": 60,
     "lost_blocks": 0,
     "restarts": 0,
 }
@@ -75,6 +77,8 @@ def test_what_is_not_given_back_or_should_not_have_been_said_fails():
         "daemon_tasks: 30 more than before the traffic",
         "the engine ended 1 times",
     ]
+    told = judged(samples_with(), after={"engine_cache_entries": 125})
+    assert told["failed"] == ["the prefix cache has 125 entries for 60 blocks"]
     samples = samples_with()
     samples[0]["lost_blocks"] = 1
     assert judged(samples)["failed"] == ["blocks belong to nobody"]
@@ -99,6 +103,7 @@ def test_a_daemon_is_soaked_and_judged(tiny, capsys, monkeypatch):
         assert sample["daemon_objects"] > 0 and sample["engine_objects"] > 0
         assert sample["daemon_tasks"] > 0 and sample["daemon_rss"] > 1 << 20
     assert after["kv_active"] == after["running"] == after["waiting"] == 0
+    assert 0 < after["engine_cache_entries"] <= after["kv_blocks"] + 64
     assert verdict["done"]["served"] > 0
     assert not [said for said in verdict["failed"] if said.split()[0] not in MEASURES]
     place.rmdir()  # its folders are gone
