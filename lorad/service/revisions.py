@@ -1,8 +1,9 @@
 """Revisions: what the engine must know and hold, so that names can be asked for.
 
 Goes in: revisions that the catalog refers to, wishes (load, evict, pin), the engine's transitions.
-Comes out: AddRevision, Load, Evict and RemoveRevision commands, each sent once and in an order that
-holds: packed before added, added before used, removed after the last lease.  Knows no names.
+Comes out: AddRevision, Evict and RemoveRevision commands, each sent once and in an order that
+holds: packed before added, added before used, removed after the last lease; what is loaded is so by
+`loading.py`.  Knows no names.
 """
 
 import asyncio
@@ -16,7 +17,6 @@ from engine.messages import (
     AddRevision,
     EngineInfo,
     Evict,
-    Load,
     RemoveRevision,
     VerifyReport,
     VerifyRevision,
@@ -27,6 +27,7 @@ from lorad.service.catalog import Catalog
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 from lorad.service.intake import Intake
+from lorad.service.loading import Loading
 from lorad.service.mending import Mending
 from lorad.service.packed_files import PackedFiles
 from lorad.service.retiring import Retiring
@@ -77,6 +78,15 @@ class Revisions:
         self.mending = Mending(self.repack, news, tasks)
         self.standing = Standing(link, catalog, news, lambda: self.on_change(), self.wanted)
         self.revival = Revival(model, catalog, news, tasks, self.load, self.wanted)
+        self._loading = Loading(
+            link,
+            intake,
+            catalog,
+            self.files,
+            self.mending,
+            self.prepare,
+            lambda: self.on_change(),
+        )
         self.on_change: Callable[[], None] = lambda: None
         self.on_gone: Callable[[], None] = lambda: None  # the engine died
         self._registry, self._link, self._intake = registry, link, intake
@@ -200,66 +210,13 @@ class Revisions:
         return at_rest and not used and not self.shelf.is_busy(rev)
 
     async def load(self, rev: str, tier: Literal["gpu", "ram"] = "gpu") -> None:
-        """Bring it to `tier`; raises no_room, load_failed, or what preparing raised.
-
-        One whose packed file is damaged, cut or gone is packed anew and tried again, once.
-        """
-        heard, names = self.mending.heard(rev), self._catalog.names_of(rev)
-        try:
-            with self._intake.wanted(rev):
-                await self._load_mended(rev, tier, heard)
-        except LoradError as error:
-            its_file = error.code in ("adapter_damaged", "load_failed")
-            if not its_file or self.mending.heard(rev) == heard:
-                raise
-            raise self._beyond_mending(rev, names, error) from error
-
-    def _beyond_mending(self, rev: str, names: Sequence[str], error: LoradError) -> LoradError:
-        """Damage as it is told; `names`: before they were quarantined for it."""
-        who = ", ".join(names) or self._catalog.label(rev)
-        why = self.mending.failed(rev)
-        again = f"it cannot be packed anew: {why}" if why else "it was packed anew before"
-        name = names[0] if names else who
-        hint = f"loractl rm {name}, and add it again; look at the disk"
-        if self.mending.may_be_tried(rev):
-            hint = f"loractl load {name}, once that is mended"
-        return LoradError(
-            error.code,
-            f"{who}: its packed file is damaged ({error.message}), and {again}",
-            hint=hint,
-        )
-
-    async def _load_mended(self, rev: str, tier: Literal["gpu", "ram"], heard: int) -> None:
-        try:
-            await self._load(rev, tier)
-        except LoradError as error:
-            lost = error.code == "load_failed" and (
-                self.mending.heard(rev) > heard or self.files.has_lost(rev)
-            )
-            if not (lost or error.code == "adapter_damaged"):
-                raise
-            if not await self.mending.mended(rev, heard):
-                raise
-            await self._load(rev, tier)
+        """See Loading."""
+        await self._loading.load(rev, tier)
 
     async def stand_beside(self, rev: str, old: str) -> None:
         """Bring it to where `old` is on the GPU; raises what `load` does."""
         if self.resident(old):
             await self.load(rev)
-
-    async def _load(self, rev: str, tier: Literal["gpu", "ram"]) -> None:
-        restarts = self._link.restarts
-        await self.prepare(rev)
-        if self._link.restarts != restarts:  # the next process may not know it
-            raise LoradError("engine_restarting", "the engine was replaced meanwhile")
-        try:
-            await self._link.call(Load(command_id=self._link.next_id(), rev=rev, tier=tier))
-        except LoradError as error:
-            if error.code == "load_failed" and not self._intake.store.has(rev):
-                await self.files.on_missing(rev)
-            raise
-        finally:
-            self.on_change()
 
     async def evict(
         self, rev: str, *, to: Literal["ram", "disk"], drain: float, now: bool, force: bool
