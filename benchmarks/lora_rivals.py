@@ -31,10 +31,8 @@ from typing import Any
 
 import checkout  # noqa: F401
 import torch
-from lora_chain import Chain, captured, compile_product
-from lora_kernels import (
+from lora_cases import (
     BANDWIDTH,
-    CHECKED_LAYER,
     LAYERS,
     LAYOUT,
     MIX,
@@ -42,13 +40,12 @@ from lora_kernels import (
     ROOM,
     SLOTS,
     Case,
-    Compiler,
-    Fleet,
-    Operands,
     picked_by_engine,
-    placed,
     shared,
 )
+from lora_chain import Chain, captured, compile_product
+from lora_compile import Compiler, empty_store
+from lora_kernels import CHECKED_LAYER, Fleet, Operands, placed
 from torch import Tensor
 
 from engine.kernels import elementwise, fused, gemm_tiles
@@ -169,13 +166,11 @@ def say(**line: object) -> None:
 
 
 def compile_gate(gate: GateTile, tiles: Tiles) -> None:
-    from lora_kernels import _empty_store
-
     from engine.kernels.lora_meta import LoraClass
 
     choices.GATE = gate
     items = torch.zeros(1, 4, dtype=torch.int32, device="cuda")
-    plan = LoraDevicePlan(_empty_store(), LoraClass(tiles, 1, 1, rest_items=0), items, items)
+    plan = LoraDevicePlan(empty_store(), LoraClass(tiles, 1, 1, rest_items=0), items, items)
     gated(
         torch.zeros(1, sum(SHAPES["gate_up"].widths), device="cuda").bfloat16(), 0, plan, gelu=False
     )
@@ -183,14 +178,12 @@ def compile_gate(gate: GateTile, tiles: Tiles) -> None:
 
 
 def compile_guests(tiles: Tiles, columns: int, group: str) -> None:
-    from lora_kernels import _empty_store
-
     from engine.kernels.lora_augment import augment
     from engine.kernels.lora_meta import LoraClass
 
     items = torch.zeros(2, 4, dtype=torch.int32, device="cuda")
     plan = LoraDevicePlan(
-        _empty_store(), LoraClass(tiles, 1, 1, guests=1, columns=columns), items, items
+        empty_store(), LoraClass(tiles, 1, 1, guests=1, columns=columns), items, items
     )
     shape = SHAPES[group]
     more = ROOM * len(shape.widths)
