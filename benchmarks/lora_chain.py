@@ -29,7 +29,7 @@ import torch
 from lora_cases import DIMS, LAYERS, LAYOUT, MIX, R16, ROOM, Case, shared
 from lora_cases import picked_by_engine as picked
 from lora_compile import Compiler
-from lora_kernels import Fleet, placed
+from lora_fleet import Fleet, placed
 from torch import Tensor
 
 from engine.kernels import fused, gemm_tiles

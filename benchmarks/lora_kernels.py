@@ -1,14 +1,18 @@
 """Time of the LoRA correction of one step, on one card: 32 layers of 4 groups, 8 launches a layer.
 
     python benchmarks/lora_kernels.py [--only SUBSTRING] [--seconds 95] [--workers 12]
+                                      [--peer vllm [--peer-rank 64]]
 
 Llama-3-8B's shape in bf16, 64 slots whose blocks lie scattered in one arena, a CUDA graph of all
 layers (each with adapters of its own, so that nothing is found in the L2 cache), the median of the
-replays.  Prints JSON lines, three kinds a case:
+replays.  Prints JSON lines, by kind:
 
 - `engine`: what `tiles.pick` takes, and the same with programmatic dependent launch off;
 - `shrink`: rival shrink tiles, shrink alone;
-- `expand`: rival expand tiles behind the best of those, both kernels; `best` is the quickest pair.
+- `expand`: rival expand tiles behind the best of those, both kernels; `best` is the quickest pair;
+- `peer`, with `--peer` and in place of the rivals: the kernels of vLLM, as installed, on the same
+  weights, rows and buffers, as `lora_peers.py` says: its grid for all slots, and the one for the
+  step's own adapters.  `times_engine` is its ms over those of `engine`.
 
 `floor_ms` is the time that the card's copy bandwidth needs for the bytes that have to move: the
 distinct adapters' own rows, and for prompts x once and y twice; `ratio` is ms over it.  `error` is
@@ -18,142 +22,37 @@ A variant that fails prints its error and the others go on; the exit code is 1 i
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from lora_cases import (
     CASES,
-    CHOICES,
     LAYERS,
     LAYOUT,
-    MAX_RANK,
     MAX_ROWS,
-    ROOM,
     SLOTS,
     Case,
     picked_by_engine,
     rival,
 )
 from lora_compile import Compiler
-from torch import Tensor
+from lora_fleet import Fleet, Operands, placed
+from lora_peers import RANKS, Stacks, Unusable, Vllm, compile_peer, load, padded
 
-from engine.adapters.device_plan import DevicePlanner
-from engine.adapters.device_slots import DeviceSlots
-from engine.kernels import tiles as choices
 from engine.kernels.lora import lora_apply_cuda
 from engine.kernels.lora_meta import LoraDevicePlan, group_shapes
 from engine.kernels.tiles import ShrinkTile, Tiles
-from engine.layout import GROUPS, MODULES, Placement, place
+from engine.layout import GROUPS
 from engine.memory.arena import Arena
-from engine.messages import PackedManifest, PackedModule
 
-REPLAYS, CHECKED_LAYER = 15, 5
-
-
-# ---------------------------------------------------------------- the fleet
-@lru_cache
-def placed(rank: int) -> Placement:
-    """An adapter of one rank in every module of every layer."""
-    modules = (PackedModule(i, m, rank, 0.5) for i in range(LAYERS) for m in MODULES)
-    return place(tuple(modules), LAYOUT)
-
-
-class Fleet:
-    """64 adapters of the given ranks in `arena`, one planner, and x and y of every group."""
-
-    def __init__(
-        self, arena: Arena, ranks: tuple[int, ...], tiles: tuple[Tiles, ...] = CHOICES
-    ) -> None:
-        self.arena = arena
-        self.ranks = ranks
-        device = arena.device
-        self.slots = DeviceSlots(LAYOUT, num_slots=SLOTS, max_rank=MAX_RANK, device=device)
-        free = torch.randperm(arena.num_blocks).tolist()
-        self.placed = []
-        for slot, rank in enumerate(ranks):
-            placement = placed(rank)
-            modules = tuple(
-                PackedModule(m.layer, m.module, m.rank, m.scaling) for m in placement.modules
-            )
-            blocks = [free.pop() for _ in range(placement.num_blocks)]
-            manifest = PackedManifest(
-                rev=str(slot),
-                path="",
-                layout=LAYOUT.id,
-                num_blocks=len(blocks),
-                true_bytes=placement.true_bytes,
-                max_rank=rank,
-                changes_kv=True,
-                modules=modules,
-            )
-            self.slots.put(slot, manifest, blocks)
-            pairs = {(m.layer, m.module): m for m in placement.modules}
-            self.placed.append((pairs, blocks))
-        self.tiles: Tiles = choices.ALONE
-        self.planner = DevicePlanner(
-            arena,
-            self.slots,
-            max_rows=MAX_ROWS,
-            max_seqs=SLOTS,
-            max_rank=MAX_RANK,
-            choose=lambda shape: self.tiles,
-            choices=tiles,
-            room=ROOM,
-        )
-
-    def plan(
-        self, case: Case, tiles: Tiles, *, pdl: bool = True, guests: bool = False
-    ) -> LoraDevicePlan:
-        """`guests`: of a prompt, for the products of a chain that has ROOM."""
-        self.tiles, choices.AUGMENTED = tiles, guests
-        meta = self.planner.send(case.runs, len(case.slots))
-        assert meta.device is not None
-        if pdl or not meta.device.store.pdl:
-            return meta.device
-        return replace(meta.device, store=replace(meta.device.store, pdl=False))
-
-    def exact(self, case: Case, x: Tensor, group: str) -> Tensor:
-        """The correction of one layer in fp32."""
-        shape = group_shapes(LAYOUT)[group]
-        out = torch.zeros(len(case.slots), sum(shape.widths), device=x.device)
-        for start, rows, slot in case.runs.T.tolist():
-            pairs, blocks = self.placed[slot]
-            column = 0
-            for module, width in zip(GROUPS[group], shape.widths, strict=True):
-                m = pairs[CHECKED_LAYER, module]
-                a, b = (torch.cat(self.arena.pieces(run, blocks)).float() for run in (m.a, m.b))
-                h = x[start : start + rows].float() @ a.T * m.scaling
-                out[start : start + rows, column : column + width] = h @ b
-                column += width
-        return out
-
-
-class Operands:
-    """x and y of a case, and what y should become in the checked layer."""
-
-    def __init__(self, fleet: Fleet, case: Case) -> None:
-        rows, shapes = len(case.slots), group_shapes(LAYOUT)
-        device = fleet.arena.device
-        self.x = {g: torch.randn(rows, s.d_in, device=device).bfloat16() for g, s in shapes.items()}
-        self.y = {
-            g: torch.randn(rows, sum(s.widths), device=device).bfloat16() for g, s in shapes.items()
-        }
-        self.exact = {g: fleet.exact(case, self.x[g], g) for g in shapes}
-
-    def error(self, plan: LoraDevicePlan) -> float:
-        """Relative to the correction, the rounding of y included."""
-        worst = 0.0
-        for group, exact in self.exact.items():
-            plan.store.h.fill_(torch.nan)
-            y = torch.zeros_like(self.y[group])
-            lora_apply_cuda(y, self.x[group], CHECKED_LAYER, group, plan)
-            worst = max(worst, float((y.float() - exact).norm() / exact.norm()))
-        return worst if worst == worst else float("inf")
+REPLAYS, WARM = 15, 2
+#: Times that `timed` runs a sweep.
+SWEEPS = 1 + WARM + REPLAYS
 
 
 # ---------------------------------------------------------------- timing
@@ -165,14 +64,14 @@ def timed(sweep: Callable[[], None]) -> float:
     with torch.cuda.graph(graph):
         sweep()
     times = []
-    for _ in range(REPLAYS + 2):
+    for _ in range(WARM + REPLAYS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return statistics.median(times[2:])
+    return statistics.median(times[WARM:])
 
 
 def sweep_of(kernels: str, operands: Operands, plan: LoraDevicePlan) -> Callable[[], None]:
@@ -191,11 +90,73 @@ def sweep_of(kernels: str, operands: Operands, plan: LoraDevicePlan) -> Callable
     return both if kernels == "both" else alone
 
 
+class Beside:
+    """A peer's kernels on the fleets' weights, of which it keeps copies in its own form."""
+
+    def __init__(self, vllm: Vllm, rank: int) -> None:
+        """`rank`: the least `max_lora_rank`, as where a server also has adapters of that rank."""
+        self.vllm = vllm
+        self.rank = rank
+        self._stacks: dict[tuple[int, ...], Stacks] = {}
+
+    def max_rank(self, case: Case) -> int:
+        return padded(max(*case.ranks, self.rank))
+
+    def of(self, fleet: Fleet, case: Case) -> Stacks:
+        """Kept to the end: vLLM keeps the addresses that it has seen."""
+        if fleet.ranks not in self._stacks:
+            shapes = group_shapes(LAYOUT)
+            stacks = Stacks(
+                self.vllm,
+                shapes,
+                **{"layers": LAYERS, "slots": SLOTS, "max_rank": self.max_rank(case)},
+                **{"max_rows": MAX_ROWS, "dtype": torch.bfloat16, "device": fleet.arena.device},
+            )
+            for slot in range(SLOTS):
+                for layer in range(LAYERS):
+                    for group in shapes:
+                        stacks.put(slot, layer, group, fleet.pairs(slot, layer, group))
+            self._stacks[fleet.ranks] = stacks
+        return self._stacks[fleet.ranks]
+
+    def measure(
+        self, case: Case, fleet: Fleet, operands: Operands, engine_ms: float, *, specialized: bool
+    ) -> dict[str, object]:
+        """The figures of a line; raises ValueError where what is computed is not the correction."""
+        stacks = self.of(fleet, case)
+        slots = torch.tensor(case.slots, dtype=torch.int32, device=fleet.arena.device)
+        stacks.begin(slots, specialized=specialized)
+        error = operands.error_of(stacks.apply)
+        if not error < 0.01:
+            raise ValueError(f"wrong by {error:.3g} of the correction")
+
+        def sweep() -> None:
+            for layer in range(LAYERS):
+                for group in GROUPS:
+                    stacks.apply(operands.y[group], operands.x[group], layer, group)
+
+        # Fresh: what many sweeps have added up grows until bf16 no longer sees one more.
+        start = {group: y.normal_().clone() for group, y in operands.y.items()}
+        sweep()
+        once = operands.moved(start)
+        ms = timed(sweep)
+        # Work that a graph left out would not be in the time.
+        share = operands.moved(start) / once / (1 + SWEEPS)
+        if not 0.9 < share < 1.1:
+            raise ValueError(f"the replays did {share:.3g} of the work")
+        line: dict[str, object] = {"ms": round(ms, 4), "floor_ms": round(case.floor_ms, 4)}
+        line |= {"ratio": round(ms / case.floor_ms, 3), "error": float(f"{error:.3g}")}
+        if engine_ms < float("inf"):  # it was timed
+            line |= {"engine_ms": round(engine_ms, 4), "times_engine": round(ms / engine_ms, 2)}
+        return line
+
+
 class Bench:
-    def __init__(self, seconds: float, workers: int) -> None:
+    def __init__(self, seconds: float, workers: int, beside: Beside | None = None) -> None:
         self.end = time.monotonic() + seconds
         self.failed = False
         self.compiler = Compiler(workers)
+        self.beside = beside
 
     def measure(
         self,
@@ -236,6 +197,26 @@ class Bench:
         print(json.dumps(line), flush=True)
         return ms
 
+    def measure_peer(
+        self, case: Case, fleet: Fleet, operands: Operands, engine_ms: float, beside: Beside
+    ) -> None:
+        """Print two lines."""
+        for specialized in (False, True):
+            line: dict[str, object] = {"case": case.name, "kind": "peer", "peer": "vllm"}
+            line |= {"version": beside.vllm.version, "max_lora_rank": beside.max_rank(case)}
+            line["specialize_active_lora"] = specialized
+            if time.monotonic() > self.end:
+                line["left_out"] = True
+            else:
+                try:
+                    line |= beside.measure(
+                        case, fleet, operands, engine_ms, specialized=specialized
+                    )
+                except Exception as error:
+                    self.failed = True
+                    line["failed"] = f"{type(error).__name__}: {error}"[:400]
+            print(json.dumps(line), flush=True)
+
     def run(self, cases: list[Case]) -> None:
         picked = {case: picked_by_engine(case) for case in cases}
         for tiles in picked.values():
@@ -244,6 +225,12 @@ class Bench:
         for case in cases:
             firsts = [rival(case, shrink, case.expands[0]) for shrink in case.shrinks]
             self.compiler.ask((kernel, t) for t in firsts for kernel in ("shrink", "expand"))
+        if self.beside is not None:
+            self.compiler.call(
+                (compile_peer, self.beside.max_rank(case), len(case.slots), group)
+                for case in cases
+                for group in GROUPS
+            )
         blocks = max(sum(placed(rank).num_blocks for rank in case.ranks) for case in cases)
         arena = Arena(
             None,  # type: ignore[arg-type]  # asked for cached keys and values alone
@@ -259,8 +246,12 @@ class Bench:
         for case in cases:
             fleet = fleets[case.ranks]
             operands = Operands(fleet, case)
-            for pdl in (True, False):
+            engine_ms, _ = (
                 self.measure(case, "engine", fleet, operands, picked[case], pdl=pdl)
+                for pdl in (True, False)
+            )
+            if self.beside is not None:
+                self.measure_peer(case, fleet, operands, engine_ms, self.beside)
             found = {
                 shrink: self.measure(
                     case,
@@ -309,19 +300,53 @@ class Bench:
         self.compiler.close()
 
 
-def main() -> None:
+def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[Case]]:
+    """The options and the cases; whatever cannot be done ends it here, in a line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=95)
-    parser.add_argument("--workers", type=int, default=12)
-    options = parser.parse_args()
+    parser.add_argument("--only", default="", help="cases with this in their names, as in T=64")
+    parser.add_argument("--seconds", type=float, default=95, help="nothing is begun later")
+    parser.add_argument("--workers", type=int, default=12, help="processes that compile ahead")
+    parser.add_argument(
+        "--peer",
+        choices=("vllm",),
+        help="time its kernels too, in place of rival tiles; the package must be installed",
+    )
+    parser.add_argument(
+        "--peer-rank",
+        type=int,
+        choices=RANKS,
+        default=1,
+        metavar="RANK",
+        help="the peer's max_lora_rank, where a case's adapters need no more: one of "
+        + ", ".join(map(str, RANKS)),
+    )
+    options = parser.parse_args(arguments)
+    cases = [case for case in CASES if options.only in case.name]
+    if not cases:
+        parser.error(f"no case has {options.only!r} in its name; try: --only T=64")
+    if options.peer:
+        cases = [replace(case, shrinks=(), expands=()) for case in cases]
+        try:
+            options.peer = load()
+        except Unusable as error:
+            parser.exit(2, f"{error}\n")
+    return options, cases
+
+
+def main() -> None:
+    options, cases = parse()
     torch.manual_seed(0)
     import triton
 
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    print(json.dumps(about | {"triton": triton.__version__}), flush=True)
-    bench = Bench(options.seconds, options.workers)
-    bench.run([case for case in CASES if options.only in case.name])
+    about["triton"] = triton.__version__
+    beside = None
+    if options.peer:
+        beside = Beside(options.peer, options.peer_rank)
+        about |= {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    print(json.dumps(about), flush=True)
+    bench = Bench(options.seconds, options.workers, beside)
+    bench.run(cases)
     sys.exit(bench.failed)
 
 

@@ -45,7 +45,7 @@ from lora_cases import (
 )
 from lora_chain import Chain, captured, compile_product
 from lora_compile import Compiler, empty_store
-from lora_kernels import CHECKED_LAYER, Fleet, Operands, placed
+from lora_fleet import CHECKED_LAYER, Fleet, Operands, placed
 from torch import Tensor
 
 from engine.kernels import elementwise, fused, gemm_tiles
