@@ -146,10 +146,16 @@ class Served:
             return each[0]
         for one, revisions in zip(self.engines.each, each, strict=True):
             team.join(revisions)
-            one.link.on_ready = team.settle_pins
+            one.link.on_ready = partial(self._join, team, one.replica)
             if replicas is not None:
                 one.link.on_stalled = partial(replicas.leave, one.replica)
         return team
+
+    def _join(self, team: ReplicaRevisions, replica: str) -> None:
+        """One of several engines takes requests now."""
+        team.settle_pins()
+        if self.engines.replicas is not None:
+            self.engines.replicas.join(replica)
 
     def _keeps(self, rev: str) -> str:
         """Which replica a pin is for; all the same where there is one."""

@@ -86,6 +86,12 @@ class Replica:
             free_bytes=_room(self.picture.snapshot),
         )
 
+    @property
+    def num_queued(self) -> int:
+        """Sequences that its engine has no place for, when that was looked at last."""
+        snapshot = self.picture.snapshot
+        return snapshot.waiting if snapshot is not None else 0
+
     def enter(self, rev: str | None) -> None:
         """One more waits."""
         self.num_waiting += 1

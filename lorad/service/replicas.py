@@ -6,6 +6,7 @@ ends with an error.  How full each engine is is counted here, request by request
 be late.  Starts no engine, and knows no names.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -179,6 +180,20 @@ class Replicas:
             for id in [id for id, at in self._inputs.items() if at is replica]:
                 replica.link.take_back(id)
 
+    def join(self, name: str) -> None:
+        """That engine takes requests now: who waits at others goes there, the newest first, if it
+        would be sent there were it to come now.  Inputs that are pooled stay: they are short."""
+        replica = self._by_name[name]
+        queued = {other.name: other.num_queued for other in self._replicas}
+        for id, flight in reversed(list(self._flights.items())):
+            before = flight.at
+            if before in (None, replica) or flight.began or flight.aborted:
+                continue
+            assert before is not None
+            if queued[before.name] and self._moves(flight, before, replica):
+                queued[before.name] -= 1
+                before.link.abort(id)
+
     async def pool(self, request: PoolRequest) -> PoolResult:
         """As EngineLink's; nobody sees half a result, so that one loss is made good."""
         left: list[str] = []
@@ -224,11 +239,14 @@ class Replicas:
 
     def _send(self, flight: _Flight) -> bool:
         """To the engine that it belongs to; False: none is ready."""
+        chosen = self._route(flight.submit.rev, flight.left)
+        if chosen is not None:
+            self._give(flight, chosen)
+        return chosen is not None
+
+    def _give(self, flight: _Flight, chosen: Replica) -> None:
         submit = flight.submit
-        chosen = self._route(submit.rev, flight.left)
-        if chosen is None:
-            return False
-        if flight.left and submit.deadline_seconds is not None:
+        if flight.at is not None and submit.deadline_seconds is not None:  # not for the first time
             seconds = max(flight.due - self._clock(), 0.001)
             submit = structs.replace(submit, deadline_seconds=seconds)
         flight.at, flight.began = chosen, False
@@ -238,7 +256,20 @@ class Replicas:
         except BaseException:
             chosen.leave(submit.rev, began=False)
             raise
-        return True
+
+    def _moves(self, flight: _Flight, before: Replica, to: Replica) -> bool:
+        """Send it there, if that is where it belongs by now."""
+        rev = flight.submit.rev
+        before.leave(rev, began=False)
+        found = self._router.look(rev, self._seen(flight.left))
+        if found is not None and found.name == to.name:
+            with contextlib.suppress(LoradError):  # it is gone again
+                self._give(flight, to)
+                to.routed[found.reason] += 1
+                return True
+        flight.at = before
+        before.enter(rev)
+        return False
 
     def _take(self, flight: _Flight, replica: Replica, delta: SequenceDelta) -> None:
         """A delta of one sequence; from where it is no more, nobody wants any."""

@@ -6,6 +6,7 @@ import random
 from functools import partial
 
 import pytest
+from msgspec import structs
 
 from engine.adapters.states import RESIDENT
 from engine.errors import EngineDied
@@ -41,6 +42,7 @@ class Fleet:
 
     def __init__(self, world, fake):
         w = self.world = world
+        self.born_silent = False
         self.clients = {name: [] for name in NAMES}
         self.links, replicas, pictures = {}, [], {}
         for name in NAMES:
@@ -60,7 +62,7 @@ class Fleet:
         for name, link in self.links.items():
             one = Revisions(w.registry, link, *shared, model="base", team=team, replica=name)
             team.join(one)
-            link.on_ready = team.settle_pins
+            link.on_ready = partial(self.take_ready, name)
         self.pins = PinRoom(
             w.registry, w.catalog, self.replicas, Limits(), model="base", keeps=team.keeps
         )
@@ -78,8 +80,19 @@ class Fleet:
         w.adapters.models = w.adapters.outcomes._models = Lineup(w.catalog, [model])
 
     def new_client(self, fake, name):
-        self.clients[name].append(fake.Client())
-        return self.clients[name][-1]
+        self.clients[name].append(client := fake.Client())
+        client.silent = self.born_silent
+        return client
+
+    def take_ready(self, name):
+        self.revisions.settle_pins()
+        self.replicas.join(name)
+
+    def say_queued(self, name, number):
+        """In its picture, and all that follow."""
+        picture = structs.replace(self.engine(name).snapshot(), waiting=number)
+        self.engine(name).snapshot = lambda: picture
+        self.replicas[name].picture.snapshot = picture
 
     async def start(self):
         for link in self.links.values():
@@ -221,6 +234,87 @@ def test_an_answer_of_which_nobody_has_seen_anything_begins_anew(fleet, eventual
         assert f.loads() == [(0, 0, {})] * 3
 
     fleet(scenario)
+
+
+def test_who_waits_goes_to_an_engine_that_joins_if_it_belongs_there_now(fleet, eventually):
+    async def scenario(f):
+        await f.world.add("a", 1)
+        f.silence()
+        rev, home, gate = f.world.rev(1), f.keeper(1), asyncio.Event()
+        f.links[home].turn = partial(held_back, f.links[home].config, gate)
+        f.born_silent = True
+        f.engine(home).die()
+        await eventually(lambda: f.links[home].state != "ready")
+        away = f.replicas.choose(rev).name
+        deltas = {f"r{n}": f.submit(f"r{n}", rev, deadline_seconds=60.0) for n in range(7)}
+        await eventually(lambda: f.at("r6") == [away])
+        f.engine(away).frame(deltas=(SequenceDelta(request_id="r5", tokens=(5,)),))
+        await eventually(lambda: deltas["r5"])
+        f.say_queued(away, 2)
+        gate.set()
+        # The newest two that have got nothing.
+        await eventually(lambda: f.engine(home).submitted.keys() == {"r6", "r4"})
+        assert f.engine(home).submitted["r6"].deadline_seconds <= 60.0
+        assert f.engine(away).submitted.keys() == {"r0", "r1", "r2", "r3", "r5"}
+        assert not deltas["r6"], "its end at the other engine is nobody's"
+        f.engine(home).finish("r6")
+        await eventually(lambda: deltas["r6"])
+        assert [delta.finish_reason for delta in deltas["r6"]] == ["stop"]
+        f.replicas.abort("r3")
+        f.replicas.join(home)
+        await eventually(lambda: f.engine(home).submitted.keys() == {"r4", "r2", "r1"})
+        f.say_queued(away, 0)
+        f.replicas.join(home)
+        assert f.replicas.where("r0") == away, "it has a place there"
+        for id in ("r4", "r2", "r1"):
+            f.engine(home).finish(id)
+        for id in ("r0", "r5"):
+            f.engine(away).finish(id)
+        await eventually(lambda: f.loads() == [(0, 0, {})] * 3)
+
+    fleet(scenario)
+
+
+def test_a_request_that_belongs_where_it_waits_stays_there(fleet, eventually):
+    async def scenario(f):
+        await f.world.add("a", 1)
+        f.silence()
+        rev, home = f.world.rev(1), f.keeper(1)
+        for n in range(4):
+            f.submit(f"r{n}", rev)
+        await eventually(lambda: f.at("r3") == [home])
+        f.say_queued(home, 4)
+        for other in NAMES:
+            f.replicas.join(other)
+        assert {f.replicas.where(f"r{n}") for n in range(4)} == {home}
+        assert sorted(f.loads()) == [(0, 0, {}), (0, 0, {}), (4, 0, {rev: 4})]
+
+    fleet(scenario)
+
+
+def test_a_request_stays_where_it_is_if_the_engine_that_joins_is_gone_again(fleet, eventually):
+    async def scenario(f):
+        f.silence()
+        for n in range(9):
+            f.submit(f"r{n}")
+        (at,) = f.at("r8")
+        other = next(name for name in NAMES if name != at)
+        f.engine(other).submitted.clear()
+        for id in [id for id in map("r{}".format, range(9)) if f.replicas.where(id) == other]:
+            f.engine(other).submitted[id] = None
+            f.engine(other).finish(id)
+        await eventually(lambda: f.replicas[other].num_waiting == 0)
+        f.say_queued(at, 3)
+        f.engine(other).submit = refuse
+        before = f.loads()
+        f.replicas.join(other)
+        assert f.loads() == before and f.replicas.where("r8") == at
+
+    fleet(scenario)
+
+
+def refuse(submit):
+    raise EngineDied("gone")
 
 
 def test_what_its_client_gave_up_is_not_begun_anew(fleet, eventually):
