@@ -335,6 +335,8 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, list[
 
 def main() -> None:
     options, cases = parse()
+    if not torch.cuda.is_available():
+        sys.exit("kernels are timed on a CUDA device, and torch sees none; try: nvidia-smi")
     torch.manual_seed(0)
     import triton
 

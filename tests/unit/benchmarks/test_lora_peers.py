@@ -346,3 +346,10 @@ def test_beside_a_peer_no_rival_tiles_are_timed(kernels):
     options, cases = lora_kernels.parse(["--only", "T=64 k=8", "--peer", "vllm"])
     assert options.peer.version == "0.33.7"
     assert alone[0].shrinks and not cases[0].shrinks and cases[0].slots == alone[0].slots
+
+
+def test_without_a_card_a_line_says_so(kernels, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lora_kernels.py", "--peer", "vllm"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="torch sees none; try: nvidia-smi"):
+        lora_kernels.main()
