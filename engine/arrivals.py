@@ -44,6 +44,7 @@ class Arrivals:
     def _made(self, submit: Submit, activation: int, pooled: PooledInput | None) -> Sequence:
         self._count += 1
         seconds, now = submit.deadline_seconds, self._clock()
+        rev = submit.rev
         return Sequence(
             request_id=submit.request_id,
             tokens=list(submit.prompt),
@@ -55,6 +56,7 @@ class Arrivals:
             priority=submit.priority,
             order=self._count,
             activation=activation,
+            num_tokens=0 if rev is None else self._residency.manifest(rev).num_tokens,
             tenant=submit.tenant,
             weight=submit.weight,
             longest=self._limits.longest(submit),

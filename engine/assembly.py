@@ -108,7 +108,7 @@ def make_runner(
         lookahead=lookahead,
         plan_words=planner.plan_words,
     )
-    limits = SamplerLimits(vocab_size, model.spec.eos_token_ids)
+    limits = SamplerLimits(vocab_size, model.spec.eos_token_ids, model.spec.num_ids)
     sampler = Sampler(limits, device=arena.device, max_rows=draws)
     return Runner(model, arena, batcher, planner, sampler)
 
@@ -138,7 +138,7 @@ def make_draft_model(
         runner.sampler,
         longest=config.draft_tokens,
         max_seqs=seqs,
-        vocab_size=runner.vocab_size,
+        num_ids=runner.num_ids,
     )
 
 

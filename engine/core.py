@@ -24,7 +24,7 @@ from engine.config import EngineConfig
 from engine.desk import Desk, Owners
 from engine.errors import EngineError
 from engine.explain import Explainer
-from engine.grammar import Grammars
+from engine.grammar_shelf import GrammarShelf
 from engine.guides import Guides
 from engine.memory.prefix import PrefixIndex
 from engine.memory.reclaim import Reclaimer
@@ -101,6 +101,7 @@ class EngineCore:
             layout=machine.layout.id,
             base=machine.info.base,
             max_rank=config.max_rank,
+            vocabulary=machine.vocabulary,
         )
         if lookahead is None:
             lookahead = machine.device.type == "cuda" and not config.deterministic
@@ -157,7 +158,9 @@ class EngineCore:
             clock=time.monotonic,
             block_bytes=machine.layout.block_bytes,
         )
-        self.guides = Guides(self._grammars, self.bell.set)
+        tokenizer, ends = Path(config.model) / "tokenizer.json", machine.spec.eos_token_ids
+        shelf = GrammarShelf(tokenizer, machine.vocab_size, ends)
+        self.guides = Guides(shelf.of, self.bell.set)
         self._desk = Desk(
             Owners(
                 scheduler=self.scheduler,
@@ -168,8 +171,7 @@ class EngineCore:
                 pooling=self.pooling,
                 snapshot=self.snapshot,
             ),
-            num_ids=machine.spec.vocab_size,
-            vocab_size=machine.vocab_size,
+            vocabulary=machine.vocabulary,
             generates=self.info.generates,
             alone=self.crew is None,
         )
@@ -331,11 +333,6 @@ class EngineCore:
             ),
             pooled=(*said.unpooled, *pooled),
         )
-
-    def _grammars(self) -> Grammars:
-        """On a helper thread."""
-        folder, ends = Path(self.config.model), self.machine.spec.eos_token_ids
-        return Grammars(folder / "tokenizer.json", self.machine.vocab_size, ends)
 
     def _manifest(self, rev: str) -> PackedManifest:
         return self.residency.manifest(rev)

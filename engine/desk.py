@@ -18,6 +18,7 @@ from engine.messages import (
     Command,
     Explain,
     GetSnapshot,
+    PackedManifest,
     SequenceDelta,
     Shutdown,
     Submit,
@@ -30,6 +31,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import POOLED
 from engine.status_messages import EngineSnapshot
 from engine.verifier import Verifier
+from engine.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,12 @@ class Owners:
 
 
 class Desk:
-    """`num_ids`: token ids that the embedding has a row for; `vocab_size` those that are drawn;
-    `alone`: no other rank has a part of the model."""
+    """`alone`: no other rank has a part of the model."""
 
     def __init__(
-        self, owners: Owners, *, num_ids: int, vocab_size: int, generates: bool, alone: bool
+        self, owners: Owners, *, vocabulary: Vocabulary, generates: bool, alone: bool
     ) -> None:
-        self._to = owners
-        self._num_ids, self._vocab_size = num_ids, vocab_size
+        self._to, self._vocabulary = owners, vocabulary
         self._generates, self._alone = generates, alone
         self._commands: list[Command] = []
         self._said = Said([], [], [])
@@ -112,28 +112,39 @@ class Desk:
 
     # ------------------------------------------------------------- one kind each
     def _submit(self, submit: Submit) -> None:
-        """A foreign id would end the whole process inside the embedding: it is refused here."""
-        wrong = problem(submit.sampling, self._vocab_size)
-        if not self._generates:
-            wrong = NO_GENERATION
-        if submit.prompt and not 0 <= min(submit.prompt) <= max(submit.prompt) < self._num_ids:
-            wrong = f"the prompt holds a token id outside 0..{self._num_ids - 1}"
+        wrong = self._wrong(submit) if self._generates else NO_GENERATION
         if wrong is not None:
             self._said.refused.append(refused(submit.request_id, "invalid_value", wrong))
             return
         seq = self._to.scheduler.add(submit)
         if seq is not None and submit.sampling.grammar:
-            self._to.guides.enter(seq)
+            manifest = self._manifest(seq.rev)
+            self._to.guides.enter(seq, manifest.tokenizer if manifest is not None else "")
+
+    def _wrong(self, submit: Submit) -> str | None:
+        """What of its token ids the base has none of, or the revision.  One in a prompt would end
+        the whole process inside the embedding: it is refused here."""
+        manifest = self._manifest(submit.rev)
+        if manifest is None and submit.rev is not None:
+            return None  # the scheduler says so
+        held = self._vocabulary.held(manifest)
+        if submit.prompt and not 0 <= min(submit.prompt) <= max(submit.prompt) < held:
+            foreign = next(token for token in submit.prompt if not 0 <= token < held)
+            return f"the prompt holds a token id outside 0..{held - 1}: {foreign}"
+        return problem(submit.sampling, self._vocabulary.limit(manifest))
+
+    def _manifest(self, rev: str | None) -> PackedManifest | None:
+        """None of the base, or of a revision that is not known."""
+        known = rev is not None and self._to.residency.knows(rev)
+        return self._to.residency.manifest(rev) if known and rev is not None else None
 
     def _pool(self, request: PoolRequest) -> None:
-        pooling, residency = self._to.pooling, self._to.residency
+        pooling = self._to.pooling
         if pooling is None:
             self._said.unpooled.append(_no_pooling(request.request_id))
             return
-        known = request.rev is not None and residency.knows(request.rev)
-        manifest = residency.manifest(request.rev) if known and request.rev else None
         try:
-            self._to.scheduler.add(*pooling.admit(request, manifest))
+            self._to.scheduler.add(*pooling.admit(request, self._manifest(request.rev)))
         except EngineError as error:
             told = Pooled(request_id=request.request_id, code=error.code, message=error.message)
             self._said.unpooled.append(told)

@@ -42,13 +42,13 @@ class DraftModel:
         *,
         longest: int,
         max_seqs: int,
-        vocab_size: int,
+        num_ids: int,
     ) -> None:
         self._model, self._kv = model, kv
         self._batcher, self._sampler = batcher, sampler
         self._device = model.embedding.device
-        #: Ids that only the served model's embedding has; they are in no tokenizer.
-        self._narrow = model.spec.vocab_size < vocab_size
+        #: Ids that only the served model's embedding has, or adapters: they are in none of its own.
+        self._narrow = model.spec.vocab_size < num_ids
         self._told = torch.zeros(longest, max_seqs, dtype=torch.int64, device=self._device)
         self._host = self._told
         if self._device.type == "cuda":

@@ -37,7 +37,7 @@ class Forward:
         owed: Sequence[Rows] = (),
         tell: Callable[[Tensor, Tensor], None] = lambda logits, hidden: None,
     ) -> tuple[Tensor | None, Tensor]:
-        """Logits (N, vocab) of the sampled rows, None if there are none, and all rows' hidden
+        """Logits (N, num_ids) of the sampled rows, None if there are none, and all rows' hidden
         states (T, hidden).  `tell` gets logits and hidden states of each of the `owed`, in order.
         """
         if self.graphs is not None and batch.rung is not None and not owed:

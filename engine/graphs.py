@@ -42,9 +42,7 @@ class StepGraphs:
         seqs = ladder.decode[-1].seqs
         rows = max((rung.rows for rung in ladder.mixed), default=0)
         rows = max(rows, seqs)
-        self._logits = torch.zeros(
-            ladder.draws[-1], model.spec.vocab_size, dtype=torch.float32, device=device
-        )
+        self._logits = model.new_logits(ladder.draws[-1]).zero_()
         self._hidden = torch.zeros(rows, table.shape[1], dtype=table.dtype, device=device)
         self._embedded = torch.zeros_like(self._hidden)
         self._graphs: dict[Key, Replayable] = {}
@@ -81,7 +79,7 @@ class StepGraphs:
     def run(
         self, batch: Batch, lora: LoraMeta | None, embedded: Tensor | None = None
     ) -> Tensor | None:
-        """Logits (N, vocab) of the sampled rows in fp32, None if there are none.
+        """Logits (N, num_ids) of the sampled rows in fp32, None if there are none.
 
         The next step overwrites them.  `embedded` as in `Decoder.forward`.
         """

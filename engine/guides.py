@@ -36,6 +36,7 @@ class _Track:
     """How far a sequence's matcher is.  `matcher` is the helper threads', the rest is guarded."""
 
     seq: Sequence
+    tokenizer: str = ""  # its adapter's own
     matcher: Matcher | None = None
     asked: int = 0  # generated tokens that the mask which was asked for last follows
     mask: Mask | None = None  # for the token after `asked`, once it is made
@@ -53,18 +54,18 @@ class Masks:
 
 
 class Guides:
-    """Used from the step loop's thread.  `make` builds the grammars of the vocabulary, on a helper
-    thread when the first sequence with a grammar comes; `wake` is called when a mask is ready."""
+    """Used from the step loop's thread.  `find` has the grammars of a tokenizer
+    (`GrammarShelf.of`), and is asked on one helper thread; `wake` is called when a mask is ready.
+    """
 
     def __init__(
         self,
-        make: Callable[[], Grammars],
+        find: Callable[[str, int, tuple[int, ...]], Grammars],
         wake: Callable[[], None],
         *,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        self._make, self._wake, self._wait_seconds = make, wake, wait_seconds
-        self._grammars: Grammars | None = None
+        self._find, self._wake, self._wait_seconds = find, wake, wait_seconds
         self._tracks: dict[Sequence, _Track] = {}
         self._changed = threading.Condition()
         self._compilers: ThreadPoolExecutor | None = None
@@ -75,14 +76,15 @@ class Guides:
         return bool(self._tracks)
 
     # ------------------------------------------------------------- the step loop's side
-    def enter(self, seq: Sequence) -> None:
-        """A sequence with a grammar arrives: compile it, and make its first mask."""
+    def enter(self, seq: Sequence, tokenizer: str = "") -> None:
+        """A sequence with a grammar arrives: compile it, and make its first mask.  `tokenizer`: its
+        adapter's own tokenizer.json; "" = the base's."""
         if self._compilers is None:
             self._compilers = ThreadPoolExecutor(1, thread_name_prefix="lorad-grammar")
             half = (os.cpu_count() or 1) // 2
             threads = min(max(half, LEAST_THREADS), MOST_THREADS)
             self._maskers = ThreadPoolExecutor(threads, thread_name_prefix="lorad-mask")
-        track = self._tracks[seq] = _Track(seq, since=time.monotonic())
+        track = self._tracks[seq] = _Track(seq, tokenizer, since=time.monotonic())
         self._compilers.submit(self._tell, track, partial(self._begin, track))
 
     def follow(self, seqs: Iterable[Sequence]) -> None:
@@ -157,9 +159,11 @@ class Guides:
 
     # ------------------------------------------------------------- the helper threads' side
     def _begin(self, track: _Track) -> Mask:
-        if self._grammars is None:
-            self._grammars = self._make()
-        track.matcher = self._grammars.matcher(track.seq.sampling.grammar)
+        seq, ends = track.seq, tuple[int, ...]()
+        if track.tokenizer and seq.sampling.ignore_eos:  # the base's ends may be words in it
+            ends = seq.sampling.stop_token_ids
+        grammars = self._find(track.tokenizer, seq.num_tokens, ends)
+        track.matcher = grammars.matcher(track.seq.sampling.grammar)
         return self._go_on(track, [])
 
     def _go_on(self, track: _Track, tokens: list[int]) -> Mask:

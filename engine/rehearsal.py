@@ -54,6 +54,10 @@ def rehearse(
             steps += cast.drafting(config, draws - config.max_num_seqs)
     for params in OTHER_WAYS:
         steps.append([Chunk(seq, 1, 1, True) for seq in cast.sequences(1, 2, params)])
+    for params in (EVERYTHING, *OTHER_WAYS):  # and of ids behind the base's, if there are any
+        [seq] = cast.sequences(1, 2, params)
+        seq.num_tokens = layout.shapes.vocab
+        steps.append([Chunk(seq, 1, 1, True)])
     for length in CHUNKS:
         size, first = min(length, config.max_batch_tokens // 2), config.block_size
         if size < 2 or first + size > max_len:
@@ -148,7 +152,12 @@ def ranks_of(config: EngineConfig) -> list[int]:
 
 
 def _ends(layout: BlockLayout, rank: int) -> tuple[PackedModule, ...]:
-    return tuple(PackedModule(layout.shapes.num_layers, end, rank, 1.0) for end in PAIRED_ENDS)
+    """Pairs, and about as many rows of its own as are in one piece."""
+    last, row = layout.shapes.num_layers, layout.shapes.dims[0][0] * layout.itemsize
+    own = tuple(range(min(-(-layout.block_bytes // row), layout.shapes.vocab)))
+    pairs = (PackedModule(last, end, rank, 1.0) for end in PAIRED_ENDS)
+    rows = (PackedModule(last, f"{end}.rows", len(own), 1.0, tokens=own) for end in PAIRED_ENDS)
+    return (*pairs, *rows)
 
 
 def _manifest(layout: BlockLayout, rank: int, modules: tuple[PackedModule, ...]) -> PackedManifest:

@@ -94,9 +94,9 @@ class Runner:
         self.fence: torch.cuda.Event | None = None
 
     @property
-    def vocab_size(self) -> int:
-        """Of the embedding: any of these ids may be in a sequence."""
-        return self._model.spec.vocab_size
+    def num_ids(self) -> int:
+        """Of the embedding and of adapters: any of these ids may be in a sequence."""
+        return self._model.spec.num_ids
 
     @property
     def room(self) -> int:
@@ -316,7 +316,8 @@ class Runner:
             self._model.adapt_logits(logits, hidden, ends)
         targets = seq.tokens[one.start + 1 : one.stop + 1]
         num_top = seq.sampling.prompt_logprobs or 0
-        rows = self._sampler.prompt_logprobs(logits, targets, num_top)
+        limit = seq.num_tokens
+        rows = self._sampler.prompt_logprobs(logits, targets, num_top, limit)
         known = self._prompts.setdefault(seq.request_id, {})
         known.update(zip(range(one.start + 1, one.stop + 1), rows, strict=True))
 

@@ -1,6 +1,6 @@
 """From logits to tokens, for a whole batch at once, on the device that holds the logits.
 
-Goes in: raw logits (rows, vocab) in fp32 and the sequence of each row.  Comes out: one `Sampled` a
+Goes in: raw logits (rows, width) in fp32 and the sequence of each row.  Comes out: one `Sampled` a
 row.  A row's token depends on that row alone: its noise is a pure function of (seed, position,
 token), and nothing here mixes rows, so batch mates and preemption change nothing.
 
@@ -9,6 +9,9 @@ one pinned copy (none if all are plainly greedy), what was drawn comes down in a
 waits for that one.  `sample` is both.  Between the copies there are on a card at most a launch each
 for penalties with bias and bans, for allowed tokens, for rows without a filter, for rows with one
 and for log-probabilities, and one copy of the raw logits if a row that tells them is changed.
+
+Where some row's adapter has a vocabulary of its own, a row's logits are closed first from its own
+limit on, in one more launch; where none has, nobody looks at columns behind the base's.
 
 Order: penalties, bias and the ban on early ends; then allowed tokens; then temperature, top-k,
 top-p of what top-k left, min-p.  Log-probabilities are those of the raw model distribution over the
@@ -61,6 +64,8 @@ DOOMS = {
 class Ops(Protocol):
     """What a device does for a draw; see `ReferenceOps`."""
 
+    def close(self, logits: Tensor, meta: SampleMeta) -> None: ...
+
     def draw(self, logits: Tensor, meta: SampleMeta, tokens: Tensor, told: Tensor) -> None: ...
 
     def tell(
@@ -94,19 +99,19 @@ class Sampler:
         kernels: Ops | None = None,
     ) -> None:
         device = device or torch.device("cpu")
-        self._vocab = limits.vocab_size
+        self._vocab, self._width = limits.vocab_size, limits.width
         self._max_rows = max_rows
         self._planner = Planner(limits, secrets.token_bytes(16), max_rows)
-        mask_words = -(-limits.vocab_size // 64)  # of 64 bits, as a parcel's are
+        mask_words = -(-limits.width // 64)  # of 64 bits, as a parcel's are
         self._up = Parcel(max_rows * (WISH_WORDS + mask_words), device)
         self._down = DownloadRing(max_rows * (2 + 2 * MAX_TOP), device)
-        self._reference: Ops = ReferenceOps(limits.vocab_size)
+        self._reference: Ops = ReferenceOps(limits.vocab_size, limits.width)
         if kernels is None and device.type == "cuda":
             kernels = self._make_kernels(device)
         self._kernels = kernels
 
     def sample(self, logits: Tensor, seqs: Seq[Sequence]) -> list[Sampled]:
-        """One token for each row of `logits` (rows, vocab), fp32, which is overwritten."""
+        """One token for each row of `logits` (rows, width), fp32, which is overwritten."""
         return self.finish(self.launch(logits, seqs))
 
     def launch(
@@ -128,8 +133,9 @@ class Sampler:
         plan = self._planner.plan(seqs, masks or {}, ahead or {})
         meta = plan.send(self._up)
         tokens = _empty(rows, logits, torch.int64) if tokens is None else tokens[:rows]
-        width = min(max(plan.num_top.values(), default=0), self._vocab)
+        width = min(max(plan.num_top.values(), default=0), meta.least or self._vocab)
         told = _empty(rows + bool(plan.num_top) * rows * (1 + 2 * width), logits, torch.float64)
+        ops.close(logits, meta)
         raw = logits.clone() if plan.changes_asked else logits
         ops.draw(logits, meta, tokens, told[:rows])
         if plan.num_top:
@@ -149,12 +155,14 @@ class Sampler:
 
         Every row stands on `ahead` tokens that are not known here yet: penalties do not count them.
         The noise is that of the draw to come, so that two models that agree draw alike; without
-        `coupled` there is none.  Logits are overwritten; nothing is told, and nothing is waited
-        for.
+        `coupled` there is none.  They are of the base's ids alone, whatever others a sequence may
+        draw.  Logits are overwritten; nothing is told, and nothing is waited for.
         """
         rows = len(seqs)
         unknown = dict.fromkeys(range(rows), (NOBODYS,) * ahead) if ahead else {}
-        plan = self._planner.plan(seqs, {}, unknown) if coupled else self._planner.greedy(rows)
+        plan = self._planner.greedy(rows)
+        if coupled:
+            plan = self._planner.plan(seqs, {}, unknown, guesses=True)
         told = _empty(rows, logits, torch.float64)
         self._ops(logits).draw(logits, plan.send(self._up), tokens[:rows], told)
 
@@ -170,14 +178,17 @@ class Sampler:
         return [Sampled(t, told.get(row), doom=DOOMS.get(t)) for row, t in enumerate(tokens)]
 
     def prompt_logprobs(
-        self, logits: Tensor, targets: Seq[int], num_top: int
+        self, logits: Tensor, targets: Seq[int], num_top: int, limit: int = 0
     ) -> tuple[TokenLogprobs, ...]:
-        """Log-probability of `targets[i]` under row i of `logits` (rows, vocab).  Waits."""
-        rows, width = len(targets), min(num_top, self._vocab)
-        meta = self._planner.prompt(rows).send(self._up)
+        """Log-probability of `targets[i]` under row i of `logits` (rows, width), whose ids are
+        below `limit`; 0 = the base's.  Waits."""
+        rows, width = len(targets), min(num_top, limit or self._vocab)
+        meta = self._planner.prompt(rows, limit).send(self._up)
         tokens = torch.tensor(targets).to(logits.device)
         told = _empty(rows * (1 + 2 * width), logits, torch.float64)
-        self._ops(logits).tell(logits, tokens, meta, width, told)
+        ops = self._ops(logits)
+        ops.close(logits, meta)
+        ops.tell(logits, tokens, meta, width, told)
         drawn = Drawn(tokens, Arrival(told, None), dict.fromkeys(range(rows), width), width)
         return tuple(_told(drawn, drawn.arrival.wait(), targets))
 
@@ -191,7 +202,7 @@ class Sampler:
     def _make_kernels(self, device: torch.device) -> Ops:
         from engine.kernels.sample_device import DeviceOps
 
-        return DeviceOps(device, rows=self._max_rows, vocab=self._vocab)
+        return DeviceOps(device, rows=self._max_rows, vocab=self._vocab, width=self._width)
 
 
 def _told(drawn: Drawn, values: np.ndarray, tokens: Seq[int]) -> list[TokenLogprobs]:

@@ -19,7 +19,7 @@ import torch
 from engine.kernels.sample_meta import RECORD, Field, Kind, SampleMeta
 from engine.messages import SamplingParams
 from engine.sequence import Sequence
-from engine.token_changes import TokenChanges
+from engine.token_changes import Entries, TokenChanges
 from engine.upload import Parcel
 
 #: Below this a temperature is greedy: dividing by it would only overflow.
@@ -39,10 +39,17 @@ _NONE_AHEAD: Mapping[int, Seq[int]] = {}
 
 @dataclass(frozen=True, slots=True)
 class SamplerLimits:
-    """`vocab_size` is the tokenizer's: ids past it (padding of the embedding) are never drawn."""
+    """`vocab_size` is the tokenizer's: ids past it (padding of the embedding) are drawn for those
+    alone whose adapter's tokenizer has them, below `num_ids`; 0 = there are none."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    num_ids: int = 0
+
+    @property
+    def width(self) -> int:
+        """Columns of logits that some row may draw from."""
+        return max(self.vocab_size, self.num_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,8 @@ class _Wish:
     changes: TokenChanges | None
     mask: Mask | None
     num_top: int | None
-    quiet: bool  # greedy and nothing else
+    limit: int  # its ids are below
+    quiet: bool  # greedy and nothing else, of the base's ids
 
 
 class Planner:
@@ -90,26 +98,34 @@ class Planner:
         seqs: Seq[Sequence],
         masks: Mapping[int, Mask] = _NO_MASKS,
         ahead: Mapping[int, Seq[int]] = _NONE_AHEAD,
+        *,
+        guesses: bool = False,
     ) -> Plan:
         """`masks`: row -> tokens that it may draw in this step, besides what its request allows.
-        `ahead`: row -> tokens that stand between its sequence's and the one to draw.
+        `ahead`: row -> tokens that stand between its sequence's and the one to draw.  `guesses`: of
+        a model that drafts, whose logits are of the base's ids alone.
         """
         wishes = [self._wish(seq) for seq in seqs]
         if len(self._known) > self._room:
             self._known = {id(wish.seq): wish for wish in wishes}
         if not masks and all(wish.quiet for wish in wishes):
             return self.greedy(len(seqs))
-        return _Packing(wishes, masks, ahead, -(-self._limits.vocab_size // 32)).plan()
+        limits = self._limits
+        own = not guesses and any(wish.limit != limits.vocab_size for wish in wishes)
+        columns = limits.width if own else limits.vocab_size
+        return _Packing(wishes, masks, ahead, columns, own=own).plan()
 
     def greedy(self, rows: int) -> Plan:
         """The plan for rows that ask for nothing."""
         return Plan(np.empty(0, np.int32), _meta(rows), {})
 
-    def prompt(self, rows: int) -> Plan:
-        """The plan for rows that are not drawn: all that they want is log-probabilities."""
+    def prompt(self, rows: int, limit: int = 0) -> Plan:
+        """The plan for rows that are not drawn: all that they want is log-probabilities, of ids
+        below `limit`; 0 = of the base's."""
         words = np.zeros((rows, RECORD), dtype=np.int32)
-        words[:, Field.ASKED] = 1
-        return Plan(words.reshape(-1), _meta(rows, num_asked=rows), {})
+        words[:, Field.ASKED], words[:, Field.LIMIT] = 1, limit
+        least = 0 if limit == self._limits.vocab_size else limit
+        return Plan(words.reshape(-1), _meta(rows, num_asked=rows, least=least), {})
 
     def _wish(self, seq: Sequence) -> _Wish:
         known = self._known.get(id(seq))
@@ -119,20 +135,22 @@ class Planner:
 
     def _read(self, seq: Sequence) -> _Wish:
         params, limits = seq.sampling, self._limits
-        kind = _kind(params)
-        changes = TokenChanges.of(seq, limits.vocab_size, limits.eos_token_ids)
+        kind, limit = _kind(params), seq.num_tokens or limits.vocab_size
+        changes = TokenChanges.of(seq, limit, limits.eos_token_ids)
         mask = None
         if params.allowed_token_ids is not None:
-            mask = mask_of(params.allowed_token_ids, limits.vocab_size)
+            mask = mask_of(params.allowed_token_ids, limit)
         silent = changes is None and mask is None and params.logprobs is None
+        silent = silent and limit == limits.vocab_size
         return _Wish(
             seq=seq,
             kind=kind,
             key=_key(seq, self._nonce),
-            record=_record(params, kind),
+            record=_record(params, kind, limit),
             changes=changes,
             mask=mask,
             num_top=params.logprobs,
+            limit=limit,
             quiet=silent and kind is Kind.GREEDY,
         )
 
@@ -145,20 +163,25 @@ class _Packing:
         wishes: list[_Wish],
         masks: Mapping[int, Mask],
         ahead: Mapping[int, Seq[int]],
-        mask_words: int,
+        columns: int,
+        *,
+        own: bool,
     ) -> None:
+        """Of rows of so many `columns`; `own`: their limits differ."""
         self._wishes, self._ahead = wishes, ahead
         self._masks = {row: wish.mask for row, wish in enumerate(wishes) if wish.mask is not None}
         for row, mask in masks.items():
-            assert mask.shape == (mask_words,), "a mask has a bit for each token"
+            words = _mask_words(wishes[row].limit)
+            assert mask.shape == (words,), "a mask has a bit for each token"
             fixed = self._masks.get(row)
             self._masks[row] = mask if fixed is None else mask & fixed
         self._changes = {
-            row: w.changes.entries(w.seq.tokens, ahead.get(row, ()))
+            row: _below(columns, w, w.changes.entries(w.seq.tokens, ahead.get(row, ())))
             for row, w in enumerate(wishes)
             if w.changes is not None
         }
-        self._mask_words = mask_words
+        self._mask_words = _mask_words(columns)
+        self._least = min(wish.limit for wish in wishes) if own else 0
 
     def plan(self) -> Plan:
         wishes, rows = self._wishes, len(self._wishes)
@@ -180,6 +203,7 @@ class _Packing:
             num_entries=entries,
             most_entries=max(sizes, default=0),
             num_asked=len(num_top),
+            least=self._least,
         )
         return Plan(words, meta, num_top, not changed.isdisjoint(num_top))
 
@@ -203,9 +227,22 @@ class _Packing:
 
     def _put_masks(self, records: Words, words: Words, start: int) -> None:
         for row, mask in self._masks.items():
-            words[start : start + self._mask_words] = mask.view(np.int32)
+            part, mask = words[start : start + self._mask_words], mask[: self._mask_words]
+            part[: len(mask)], part[len(mask) :] = mask.view(np.int32), 0
             records[row, Field.MASK] = start
             start += self._mask_words
+
+
+def _mask_words(columns: int) -> int:
+    return -(-columns // 32)
+
+
+def _below(columns: int, wish: _Wish, entries: Entries) -> Entries:
+    """Those of so many columns: a model that drafts has none for ids of an adapter's own."""
+    if wish.limit <= columns:
+        return entries
+    there = entries.ids < columns
+    return Entries(entries.ids[there], entries.counts[there], entries.biases[there])
 
 
 def problem(params: SamplingParams, vocab_size: int) -> str | None:
@@ -251,16 +288,16 @@ def _kind(params: SamplingParams) -> Kind:
     return Kind.FILTERED if is_filtered else Kind.PLAIN
 
 
-def _record(params: SamplingParams, kind: Kind) -> Words:
+def _record(params: SamplingParams, kind: Kind, limit: int) -> Words:
     record = np.zeros(RECORD, dtype=np.int32)
     floats = record.view(np.float32)
     record[Field.KIND] = kind
     if kind is not Kind.GREEDY:
         floats[Field.HEAT] = 1.0 / min(params.temperature, FAIR_ABOVE)
-        record[Field.TOP_K] = params.top_k if 0 < params.top_k < _ALL else _ALL
+        record[Field.TOP_K] = params.top_k if 0 < params.top_k < limit else _ALL
         floats[Field.TOP_P] = max(params.top_p, 1e-9)  # 0 keeps the best token alone
         floats[Field.FLOOR] = _floor(params)
-    record[Field.ASKED] = params.logprobs is not None
+    record[Field.ASKED], record[Field.LIMIT] = params.logprobs is not None, limit
     floats[Field.REPETITION] = params.repetition_penalty
     floats[Field.FREQUENCY] = params.frequency_penalty
     floats[Field.PRESENCE] = params.presence_penalty

@@ -60,6 +60,7 @@ class Sequence:
     priority: int
     order: int  # of arrival
     activation: int = 0  # rows before it are the base model's, though it has a slot (aLoRA)
+    num_tokens: int = 0  # the ids that it may draw are below; 0 = those of the base's tokenizer
     tenant: str = ""
     weight: float = 1.0  # its tokens are charged divided by it
     longest: int = 1 << 62  # tokens with which it ends, whatever they are

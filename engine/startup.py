@@ -35,6 +35,7 @@ from engine.models.decoder import Decoder, load_model
 from engine.models.ranks import Ranks
 from engine.models.shard import split
 from engine.models.spec import ModelSpec, read_spec, tokenizer_size
+from engine.vocabulary import Vocabulary
 
 CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS = 512, 2048
 #: Rows of a step while somebody decodes.  A card reads its weights whatever the rows, so that up to
@@ -72,6 +73,11 @@ class Machine:
     vocab_size: int
     info: EngineInfo
     memory: MemoryPlan
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Which token ids there are."""
+        return Vocabulary(self.spec.vocab_size, self.vocab_size, self.spec.num_ids)
 
 
 def build(
@@ -150,7 +156,8 @@ def prepare(config: EngineConfig, *, progress: Progress, ranks: Ranks | None = N
     """
     folder = Path(config.model)
     pools, generates = config.purpose != "generate", config.purpose != "pool"
-    spec = read_spec(folder, pools=pools, generates=generates)
+    extra = config.extra_vocab
+    spec = read_spec(folder, pools=pools, generates=generates, extra_vocab=extra)
     draft_spec = read_draft(config, spec)
     spec = split(spec, config.tensor_parallel)
     config = resolve(config, spec)
@@ -311,6 +318,7 @@ def _describe(
         max_batch_tokens=config.max_batch_tokens,
         mixed_tokens=config.mixed_tokens,
         vocab_size=spec.vocab_size,
+        extra_vocab=spec.extra_vocab,
         eos_token_ids=spec.eos_token_ids,
         weight_bytes=weight_bytes(model),
         draft_weight_bytes=weight_bytes(draft),

@@ -49,6 +49,8 @@ class TokenChanges:
             self._append(np.unique(np.asarray(seq.tokens[: seq.num_prompt], dtype=np.int64)))
         for token, bias in params.logit_bias.items():
             self._set_bias(token, bias)
+        if params.ignore_eos:  # nothing ends with them, and to an adapter they may be words
+            ends = ()
         self._banned = [*ends, *params.stop_token_ids] if params.min_tokens else []
         self._banned_until = seq.num_prompt + params.min_tokens
         for token in self._banned:

@@ -14,6 +14,7 @@ from engine.adapters.states import State
 from engine.layout import stream_id
 from engine.messages import AddRevision, Evict, Load, PackedModule, RemoveRevision, SetRevision
 from engine.recency import Usage
+from engine.vocabulary import Vocabulary
 
 #: Sorts of adapters whose modules are kept to be shared.
 MOST_SHARED = 256
@@ -25,7 +26,7 @@ class Orders:
     """Carries commands out on `movements`.
 
     `layout`, if not "", is what packed files must have, with `base` for those that depend on the
-    base's weights; `max_rank`, if not 0, what is served.
+    base's weights; `max_rank`, if not 0, what is served; `vocabulary`, which token ids there are.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Orders:
         base: str,
         max_rank: int,
         clock: Callable[[], float],
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self._moves = movements
         self._journal = movements.journal
@@ -42,6 +44,7 @@ class Orders:
         self._base = base
         self._max_rank = max_rank
         self._clock = clock
+        self._vocabulary = vocabulary
         self._shared: dict[tuple[PackedModule, ...], tuple[PackedModule, ...]] = {}
 
     def carry_out(self, command: AdapterCommand) -> None:
@@ -74,6 +77,9 @@ class Orders:
                 "load_failed",
                 f"rank {manifest.max_rank} exceeds max_rank = {self._max_rank} of this engine",
             )
+            return
+        if self._vocabulary and (wrong := self._vocabulary.problem(manifest)):
+            self._journal.answer(command.command_id, "load_failed", wrong)
             return
         revision = known.get(manifest.rev)
         if revision is None:

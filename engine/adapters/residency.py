@@ -20,6 +20,7 @@ from engine.adapters.slots import SlotRow, SlotTable
 from engine.adapters.states import State
 from engine.adapters.tiers import CopyEngine, HostDone, HostTier, Room
 from engine.messages import AdapterEvent, Answer, PackedManifest
+from engine.vocabulary import Vocabulary
 
 __all__ = ["CopyEngine", "HostDone", "HostTier", "Residency", "Room"]
 
@@ -42,7 +43,7 @@ class Starving:
 
 class Residency:
     """See the module.  `block_bytes` is the pool's; a host copy has `shards` blocks for each of
-    those; `layout`, `base` and `max_rank` bound files if they are given."""
+    those; `layout`, `base`, `max_rank` and `vocabulary` bound files if they are given."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Residency:
         layout: str = "",
         base: str = "",
         max_rank: int = 0,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.slots = slots
         self.host = host
@@ -79,7 +81,7 @@ class Residency:
         )
         self._moves = Movements(self._loader, self._journal, clock)
         self._revisions = self._moves.revisions
-        self._orders = Orders(self._moves, layout, base, max_rank, clock)
+        self._orders = Orders(self._moves, layout, base, max_rank, clock, vocabulary)
         room.bind(self)
 
     def command(self, command: AdapterCommand) -> None:

@@ -38,9 +38,10 @@ class LoraRows:
     bias: bool = False
     gain: bool = False
     #: Rows that replace the base's: their token ids (None = all), and where each row begins in the
-    #: memory that the pieces lie in, in elements.
+    #: memory that the pieces lie in, in elements.  `order` sorts ids that do not ascend.
     ids: Tensor | None = None
     places: Tensor | None = None
+    order: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Changes to logits before a draw on a card: entries in one launch, masks in another.
+"""Changes to logits before a draw on a card: limits, entries and masks, in a launch each.
 
 Goes in: logits (rows, width), a SampleMeta.  Comes out: the logits, changed in place as
-`sample_reference.change` does.  Only what changes is touched.
+`sample_reference.close` and `change` do.  Only what changes is touched.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -16,10 +16,12 @@ from engine.kernels.launch import launch
 from engine.kernels.sample_meta import RECORD, Field, SampleMeta
 from engine.kernels.sample_parts import load_float
 
-#: Entries of a program; words of a mask of one.
-ENTRIES, WORDS = 1024, 128
+#: Entries of a program; words of a mask of one; columns behind the least limit of one.
+ENTRIES, WORDS, COLUMNS = 1024, 128, 1024
 
-_FIRST, _COUNT, _MASK = (tl.constexpr(int(f)) for f in (Field.FIRST, Field.COUNT, Field.MASK))
+_FIRST, _COUNT, _MASK, _LIMIT = (
+    tl.constexpr(int(f)) for f in (Field.FIRST, Field.COUNT, Field.MASK, Field.LIMIT)
+)
 _REPETITION, _FREQUENCY, _PRESENCE = (
     tl.constexpr(int(f)) for f in (Field.REPETITION, Field.FREQUENCY, Field.PRESENCE)
 )
@@ -78,6 +80,47 @@ def _mask(
     allowed = ((bits[:, None] >> bit[None, :]) & 1) != 0
     nothing = tl.full([TAKE, 32], float("-inf"), tl.float32).to(logits.dtype.element_ty)
     tl.store(logits + row * stride + column, nothing, mask=(column < VOCAB) & (allowed == 0))
+
+
+@triton.jit(do_not_specialize=["least"])
+def _close(
+    logits,
+    words,
+    stride,
+    least,
+    WIDTH: tl.constexpr,
+    RECORD: tl.constexpr,
+    TAKE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """TAKE columns (axis 1) of one row (axis 0), from the least limit on."""
+    follow(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    limit = tl.load(words + row * RECORD + _LIMIT)
+    column = least + tl.program_id(1) * TAKE + tl.arange(0, TAKE)
+    nothing = tl.full([TAKE], float("-inf"), tl.float32).to(logits.dtype.element_ty)
+    tl.store(logits + row * stride + column, nothing, mask=(column >= limit) & (column < WIDTH))
+
+
+def close(logits: Tensor, meta: SampleMeta, width: int) -> None:
+    """-inf in every column of logits (rows, width or more) from a row's limit up to `width`."""
+    if meta.least >= width:
+        return
+    pdl = backend.dependent_launch(logits.device)
+    launch(
+        _close,
+        (meta.num_rows, triton.cdiv(width - meta.least, COLUMNS)),
+        logits,
+        meta.words,
+        logits.stride(0),
+        meta.least,
+        WIDTH=width,
+        RECORD=RECORD,
+        TAKE=COLUMNS,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
 
 
 def change(logits: Tensor, meta: SampleMeta, vocab: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import sample_reference
-from engine.kernels.sample_change import change
+from engine.kernels.sample_change import change, close
 from engine.kernels.sample_filter import FilterScratch, FilterTile, filtered
 from engine.kernels.sample_meta import SampleMeta
 from engine.kernels.sample_race import RaceScratch, RaceTile, race
@@ -30,20 +30,32 @@ class DeviceOps:
     """Draws by Triton kernels.  One draw at a time, all on one stream."""
 
     def __init__(
-        self, device: torch.device, *, rows: int, vocab: int, tiles: Tiles | None = None
+        self,
+        device: torch.device,
+        *,
+        rows: int,
+        vocab: int,
+        width: int = 0,
+        tiles: Tiles | None = None,
     ) -> None:
+        """`vocab` and `width` as in `ReferenceOps`."""
         self._device = device
-        self._vocab = vocab
+        self._vocab, self._width = vocab, max(vocab, width)
         self._tiles = tiles or Tiles()
         self._reserve(rows)
 
     def _reserve(self, rows: int) -> None:
         tiles = self._tiles
-        race_splits, tell_splits = (-(-self._vocab // t.take) for t in (tiles.race, tiles.tell))
+        race_splits, tell_splits = (-(-self._width // t.take) for t in (tiles.race, tiles.tell))
         self._rows = rows
         self._race = RaceScratch(rows, race_splits, self._device)
         self._filter = FilterScratch(rows, tiles.filter, self._device)
         self._tell = TellScratch(rows, tell_splits, self._device)
+
+    def close(self, logits: Tensor, meta: SampleMeta) -> None:
+        """As `ReferenceOps.close`: a launch in those draws alone that it concerns."""
+        if meta.least:
+            close(logits, meta, self._width)
 
     def draw(self, logits: Tensor, meta: SampleMeta, tokens: Tensor, told: Tensor) -> None:
         """Change logits (rows, width) in place as `meta` says, and draw a token a row.
@@ -53,17 +65,22 @@ class DeviceOps:
         """
         if meta.num_rows > self._rows:
             self._reserve(meta.num_rows)
-        change(logits, meta, self._vocab)
+        vocab = self._columns(meta)
+        change(logits, meta, vocab)
         if meta.num_filtered < meta.num_rows:
-            race(logits, meta, self._vocab, tokens, told, self._race, self._tiles.race)
+            race(logits, meta, vocab, tokens, told, self._race, self._tiles.race)
         if meta.num_filtered:
-            filtered(logits, meta, self._vocab, tokens, told, self._filter, self._tiles.filter)
+            filtered(logits, meta, vocab, tokens, told, self._filter, self._tiles.filter)
 
     def tell(self, raw: Tensor, tokens: Tensor, meta: SampleMeta, width: int, told: Tensor) -> None:
         """As `sample_reference.tell`; more alternatives than a request may ask for go to torch."""
         if meta.num_rows > self._rows:
             self._reserve(meta.num_rows)
+        vocab = self._columns(meta)
         if width > MOST:
-            sample_reference.tell(raw, tokens, meta, self._vocab, width, told)
+            sample_reference.tell(raw, tokens, meta, vocab, width, told)
         else:
-            tell(raw, tokens, meta, self._vocab, width, told, self._tell, self._tiles.tell)
+            tell(raw, tokens, meta, vocab, width, told, self._tell, self._tiles.tell)
+
+    def _columns(self, meta: SampleMeta) -> int:
+        return self._width if meta.least else self._vocab

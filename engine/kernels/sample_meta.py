@@ -8,6 +8,9 @@ An entry is a token whose logit is changed in one row: its id, how often the row
 (0 = its prompt alone, NEVER = neither, or nobody counts) and what is added in the end.  The entries
 of all rows lie in three runs of `num_entries` words: ids, counts, biases (fp32).  No row has a
 token twice.  A mask is ceil(vocab / 32) words, bit `i % 32` of word `i // 32` for token `i`.
+
+Ids are those of the base's tokenizer, below `vocab`, as long as no row has a limit of its own.
+Where some adapter's vocabulary is another, every row has its limit, and a row is `width` columns.
 """
 
 from dataclasses import dataclass
@@ -49,6 +52,7 @@ class Field(IntEnum):
     FREQUENCY = 11  # fp32
     PRESENCE = 12  # fp32
     MASK = 13  # where in the words its mask begins; 0 = everything is allowed
+    LIMIT = 14  # its ids are below; read only where `least` is not 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class SampleMeta:
     num_entries: int = 0
     most_entries: int = 0  # of one row
     num_asked: int = 0
+    least: int = 0  # of the rows' limits, where some row has one of its own; 0 = none has
 
     @property
     def entries_at(self) -> int:

@@ -1,7 +1,8 @@
 """The draw in plain torch: how a card draws too, and what the CPU runs.
 
 Goes in: raw logits (rows, width) in fp32, of which the first `vocab` columns are tokens, and a
-SampleMeta.  Comes out: a token a row.
+SampleMeta.  Comes out: a token a row.  Where rows have limits of their own, each is drawn and told
+from its own columns alone, so that its bits are those that it has without the others.
 
 `change` first: penalties, bias and bans, then the allowed tokens.  A row is then an exponential
 race: token i arrives at E_i / p_i, where E_i is exponential noise, and the first one wins, which
@@ -39,8 +40,15 @@ LARGEST = 22.18070977791825
 class ReferenceOps:
     """Draws by torch, on the device of the logits.  `DeviceOps` has the same methods."""
 
-    def __init__(self, vocab: int) -> None:
-        self._vocab = vocab
+    """`width` columns are the most that any row has; 0 = `vocab`, whatever anybody asks for."""
+
+    def __init__(self, vocab: int, width: int = 0) -> None:
+        self._vocab, self._width = vocab, max(vocab, width)
+
+    def close(self, logits: Tensor, meta: SampleMeta) -> None:
+        """Put -inf where a row's ids end, up to `width`, if some row has a limit of its own."""
+        if meta.least:
+            close(logits[:, : self._width], meta)
 
     def draw(self, logits: Tensor, meta: SampleMeta, tokens: Tensor, told: Tensor) -> None:
         """Change logits (rows, width) in place as `meta` says, and draw a token a row.
@@ -48,17 +56,28 @@ class ReferenceOps:
         tokens (rows,) int64 receives ids that exist, told (rows,) fp64 NOTHING_LEFT and NOT_FINITE
         too.
         """
-        change(logits, meta, self._vocab)
-        drawn = draw(logits, meta, self._vocab)
+        vocab = self._columns(meta)
+        change(logits, meta, vocab)
+        drawn = draw(logits, meta, vocab)
         told.copy_(drawn)
         tokens.copy_(drawn.clamp(min=0))
 
     def tell(self, raw: Tensor, tokens: Tensor, meta: SampleMeta, width: int, told: Tensor) -> None:
         """What `tell` says, for this vocabulary."""
-        tell(raw, tokens, meta, self._vocab, width, told)
+        tell(raw, tokens, meta, self._columns(meta), width, told)
+
+    def _columns(self, meta: SampleMeta) -> int:
+        return self._width if meta.least else self._vocab
 
 
 # ----------------------------------------------------------------- changes to the logits
+def close(logits: Tensor, meta: SampleMeta) -> None:
+    """-inf in every column of logits (rows, width) that is no id of the row's."""
+    columns = torch.arange(meta.least, logits.shape[1], device=logits.device)
+    beyond = columns >= meta.ints(Field.LIMIT)[:, None]
+    logits[:, meta.least :].masked_fill_(beyond, -torch.inf)
+
+
 def change(logits: Tensor, meta: SampleMeta, vocab: int) -> None:
     """Apply entries and masks in place."""
     if meta.num_entries:
@@ -99,9 +118,10 @@ def draw(logits: Tensor, meta: SampleMeta, vocab: int) -> Tensor:
     tokens.masked_fill_(~(peaks < torch.inf), NOT_FINITE)
     if meta.num_hot:
         peak, drawn = peaks.tolist(), tokens.tolist()
+        limits = _limits(meta, vocab)
         for row, wish in enumerate(wishes(meta)):
             if wish.kind != Kind.GREEDY and drawn[row] >= 0:
-                tokens[row] = _race(x[row], peak[row], wish)
+                tokens[row] = _race(x[row, : limits[row]], peak[row], wish)
     return tokens
 
 
@@ -204,9 +224,18 @@ def tell(
     (rows * (1 + 2 * width),) fp64 receives, row by row: the token's, then (from `rows` on) the
     best values, then (behind all of those) the best ids.  Rows that did not ask are left alone.
     """
-    rows = meta.num_rows
-    [asked] = torch.nonzero(meta.ints(Field.ASKED), as_tuple=True)
-    x = raw[:, :vocab].index_select(0, asked)
+    limits = _limits(meta, vocab)
+    each = torch.tensor(limits, device=raw.device)
+    for limit in sorted(set(limits)):
+        own = (meta.ints(Field.ASKED) > 0) & (each == limit)
+        _tell(raw[:, :limit], own, tokens, width, told)
+
+
+def _tell(raw: Tensor, own: Tensor, tokens: Tensor, width: int, told: Tensor) -> None:
+    """The same for those rows that are marked in own (rows,)."""
+    rows = len(own)
+    [asked] = torch.nonzero(own, as_tuple=True)
+    x = raw.index_select(0, asked)
     logprobs = torch.log_softmax(x, -1)
     chosen = logprobs.gather(1, tokens.index_select(0, asked).clamp(min=0)[:, None])
     told[:rows].index_copy_(0, asked, chosen[:, 0].double())
@@ -215,6 +244,12 @@ def tell(
         best = told[rows:].view(2, rows, width)
         best[0].index_copy_(0, asked, logprobs.gather(1, ids).double())
         best[1].index_copy_(0, asked, ids.double())
+
+
+def _limits(meta: SampleMeta, vocab: int) -> list[int]:
+    """Of every row: its ids are below."""
+    limits: list[int] = meta.ints(Field.LIMIT).tolist() if meta.least else [vocab] * meta.num_rows
+    return limits
 
 
 def _best(x: Tensor, width: int) -> Tensor:

@@ -140,6 +140,7 @@ def tell(
 ) -> None:
     """As `sample_reference.tell`; at most MOST alternatives."""
     splits = triton.cdiv(vocab, tile.take)
+    wide = scratch.peaks.shape[1]  # of the widest rows: sums are added in one order whoever draws
     pdl = backend.dependent_launch(raw.device)
     launch(
         _tell,
@@ -158,7 +159,7 @@ def tell(
         width,
         VOCAB=vocab,
         SPLITS=splits,
-        SPLITS_WIDE=triton.next_power_of_2(splits),
+        SPLITS_WIDE=triton.next_power_of_2(wide),
         MOST=MOST,
         BEST_WIDE=triton.next_power_of_2(splits * MOST),
         TAKE=tile.take,

@@ -27,6 +27,9 @@ from engine.models.ranks import Ranks
 from engine.models.shard import Shard, split, words_of
 from engine.models.spec import ModelSpec, read_spec
 
+#: Columns of 256 bytes.
+STRIDE = 64
+
 
 class Layer(nn.Module):
     """Attention and gated MLP, each after a norm and added to the residual stream, in some
@@ -176,7 +179,10 @@ class Decoder(nn.Module):
     def embed(self, tokens: Tensor, lora: LoraMeta | None = None) -> Tensor:
         """tokens (T,) -> what goes into the first layer, (T, hidden): with what adapters have on
         the embedding, for the segments of `lora`; other rows keep their bits."""
-        x = F.embedding(tokens, self.embedding) if self.ranks is None else self._found(tokens)
+        known = tokens
+        if self.spec.extra_vocab and lora is not None:  # of ids behind the base's it has no rows
+            known = tokens.clamp(max=self.spec.vocab_size - 1)
+        x = F.embedding(known, self.embedding) if self.ranks is None else self._found(known)
         if self.embedding_scale != 1.0:
             x = x.mul_(self.embedding_scale)
         for segment in lora.segments if lora is not None else ():
@@ -186,7 +192,7 @@ class Decoder(nn.Module):
             if own := pairs.get((self.spec.num_layers, "embed_tokens.rows")):
                 replace_embedding(x[rows], tokens[rows], own, self.embedding_scale)
             if pair := pairs.get((self.spec.num_layers, "embed_tokens")):
-                size = self.spec.vocab_size, self.embedding_scale
+                size = self.spec.num_ids, self.embedding_scale
                 add_embedding(x[rows], tokens[rows], pair, *size, deterministic=self.deterministic)
         return x
 
@@ -222,30 +228,44 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Normed hidden states (N, hidden) -> (N, vocab) in fp32, in `out` if given."""
-        if self.ranks is not None:
-            return self._gathered(self.ranks, hidden, out)
-        if cap := self.spec.logit_softcap:
-            logits = linear(hidden, self.head, None, deterministic=self.deterministic)
-            return cap_logits(logits, cap, out, deterministic=self.deterministic)
-        if out is None:
-            shape = hidden.shape[0], self.head.shape[0]
-            out = torch.empty(shape, dtype=torch.float32, device=hidden.device)
-        return linear(hidden, self.head, None, deterministic=self.deterministic, out=out)
+        """Normed hidden states (N, hidden) -> (N, num_ids) in fp32, in `out` if given.
 
-    def _gathered(self, ranks: Ranks, hidden: Tensor, out: Tensor | None) -> Tensor:
-        """The same from every rank's part, on all of them."""
+        Columns behind the base's are not written: those that a row may draw are its adapter's, and
+        come by `adapt_logits`; the sampler closes the others.
+        """
+        out = self.new_logits(hidden.shape[0]) if out is None else out
+        own, cap = out[:, : self.spec.vocab_size], self.spec.logit_softcap
+        if self.ranks is not None:
+            self._gathered(self.ranks, hidden, own)
+        elif cap:
+            logits = linear(hidden, self.head, None, deterministic=self.deterministic)
+            cap_logits(logits, cap, own, deterministic=self.deterministic)
+        else:
+            linear(hidden, self.head, None, deterministic=self.deterministic, out=own)
+        return out
+
+    def new_logits(self, rows: int) -> Tensor:
+        """Room for logits (rows, num_ids) in fp32.  Behind the base's columns a row has some more
+        up to a border of 256 bytes, so that rows begin alike."""
+        spec = self.spec
+        width = -(-spec.num_ids // STRIDE) * STRIDE if spec.extra_vocab else spec.num_ids
+        device = self.embedding.device
+        return torch.empty(rows, width, dtype=torch.float32, device=device)[:, : spec.num_ids]
+
+    def _gathered(self, ranks: Ranks, hidden: Tensor, out: Tensor) -> None:
+        """The same from every rank's part, on all of them; out (N, vocab)."""
         cap, fixed, rows = self.spec.logit_softcap, self.deterministic, hidden.shape[0]
         dtype = hidden.dtype if cap else torch.float32
         part = torch.empty(rows, self.head.shape[0], dtype=dtype, device=hidden.device)
         linear(hidden, self.head, None, deterministic=fixed, out=part)
-        whole = out if out is not None and not cap else part.new_empty(rows, self.spec.vocab_size)
+        whole = part.new_empty(rows, self.spec.vocab_size) if cap else out
         ranks.side_by_side(part, whole)
-        return cap_logits(whole, cap, out, deterministic=fixed) if cap else whole
+        if cap:
+            cap_logits(whole, cap, out, deterministic=fixed)
 
     @torch.no_grad()
     def adapt_logits(self, logits: Tensor, hidden: Tensor, lora: LoraMeta) -> None:
-        """Correct `logits` (N, vocab), which are those of `hidden` (N, hidden), in place by what
+        """Correct `logits` (N, num_ids), which are those of `hidden` (N, hidden), in place by what
         adapters have on the head; rows without keep their bits."""
         cap = self.spec.logit_softcap
         for segment in lora.segments:
@@ -253,7 +273,9 @@ class Decoder(nn.Module):
             rows = slice(segment.start, segment.end)
             own, x = logits[rows], hidden[rows]
             if cap and self.ranks is None:  # the correction belongs under the cap
-                own = linear(x, self.head, None, deterministic=self.deterministic).float()
+                own = self.new_logits(len(x))
+                known = own[:, : self.spec.vocab_size]
+                known.copy_(linear(x, self.head, None, deterministic=self.deterministic))
             elif cap:  # another product would be another message of the ranks
                 own = torch.atanh(own / cap).mul_(cap)
             if rows_of := pairs.get((self.spec.num_layers, "lm_head.rows")):

@@ -46,7 +46,7 @@ class Admission:
         seconds.  Raises RequestInvalid, UnknownRevision."""
         if request.rev is not None and manifest is None:
             raise UnknownRevision(f"revision {request.rev[:12]} is unknown")
-        tokens, types = self._checked(request)
+        tokens, types = self._checked(request, manifest)
         self._check_wishes(request, manifest)
         cuts = self._config.truncate if request.truncate is None else request.truncate
         cuts = cuts and not request.unseen  # which tokens those would be is not known then
@@ -65,10 +65,14 @@ class Admission:
             deadline=None if limit is None else now + limit,
         )
 
-    def _checked(self, request: PoolRequest) -> tuple[Ids, Ids | None]:
+    def _checked(
+        self, request: PoolRequest, manifest: PackedManifest | None
+    ) -> tuple[Ids, Ids | None]:
         """Tokens and types.  A foreign id would end the whole process inside the embedding: it is
         refused here."""
         size, types = self._spec.vocab_size, request.types
+        if manifest is not None and manifest.num_tokens:
+            size = manifest.num_tokens
         if not len(request.tokens):
             raise RequestInvalid("the input has no tokens", hint="give some text")
         tokens = _ids_below(size, request.tokens, "token id")

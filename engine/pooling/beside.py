@@ -6,6 +6,7 @@ in chunks, on its adapter's slot, among the rows of those who generate.  Where n
 row is read, it begins with what the prefix cache holds.  Knows nothing of turns and of memory.
 """
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Iterable, Sequence
@@ -72,6 +73,7 @@ class Beside:
         told = pooling_config(config, wish)
         folder, spec, pooling = read_model(told)
         assert isinstance(spec, ModelSpec), "an encoder generates nothing"
+        spec = dataclasses.replace(spec, extra_vocab=machine.spec.extra_vocab)
         self._spec, self._device = spec, machine.device
         self.config = replace(told, max_length=_length(config, spec, pooling))
         pooler = Pooler(

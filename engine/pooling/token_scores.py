@@ -41,7 +41,7 @@ class TokenScores:
         `pairs` are what the adapter has behind the layers.
         """
         x = torch.stack([rows[-1] for rows in sequences])  # (n, hidden)
-        fixed, end, vocab = self._deterministic, self._spec.num_layers, self._spec.vocab_size
+        fixed, end, vocab = self._deterministic, self._spec.num_layers, self._spec.num_ids
         weight = self._rows
         if own := pairs.get((end, "lm_head.rows")):
             theirs, mine = rows_at(own, self._ids, x.shape[1])

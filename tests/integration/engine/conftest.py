@@ -1,5 +1,6 @@
 """A two-layer Llama with random weights, random packed adapters, and a way to drive a core."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ MakeAdapter = Callable[..., Adapter]
 @pytest.fixture(scope="session")
 def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeAdapter:
     """make_adapter("name", rank=4, modules=(...), layers=(...), seed=1) writes a packed file."""
-    spec = read_spec(model_dir)
+    base = read_spec(model_dir)
     folder = tmp_path_factory.mktemp("packed")
 
     def make(
@@ -123,7 +124,11 @@ def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
         seed: int = 0,
         strength: float = 0.4,
         draft_bytes: int = 0,
+        extra_vocab: int = 0,
+        num_tokens: int = 0,
+        tokenizer: str = "",
     ) -> Adapter:
+        spec = dataclasses.replace(base, extra_vocab=extra_vocab)
         layout = spec.block_layout(block_size=BLOCK_SIZE, dtype="float32", draft_bytes=draft_bytes)
         generator = torch.Generator().manual_seed(seed)
         tensors = {}
@@ -135,7 +140,7 @@ def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
             tensors[layer, module] = (a, b)
         pairs = [PackedModule(la, mo, rank, 2.0 / rank) for la, mo in tensors]
         for end, ids in rows.items():  # () = a row for every token
-            count = len(ids) or spec.vocab_size
+            count = len(ids) or max(spec.vocab_size, num_tokens)
             own = torch.randn(count, spec.hidden_size, generator=generator) * strength
             module = PackedModule(spec.num_layers, f"{end}.rows", count, 1.0, tokens=ids)
             tensors[module.layer, module.module] = (own, torch.empty(0, 0))
@@ -159,6 +164,8 @@ def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
             max_rank=rank,
             changes_kv=True,
             modules=packed,
+            num_tokens=num_tokens,
+            tokenizer=tokenizer,
         )
         return Adapter(manifest, tensors)
 
