@@ -166,7 +166,9 @@ def prepare(config: EngineConfig, *, progress: Progress, ranks: Ranks | None = N
     _limit_threads(config)
     progress("weights", 0.1)
 
-    def load(folder: Path, purpose: Purpose, begin: float, end: float, room: int = 0) -> Decoder:
+    def load(
+        folder: Path, purpose: Purpose, begin: float, end: float, room: int = 0, extra: int = 0
+    ) -> Decoder:
         return load_model(
             folder,
             device=device,
@@ -176,6 +178,7 @@ def prepare(config: EngineConfig, *, progress: Progress, ranks: Ranks | None = N
             purpose=purpose,
             ranks=ranks,
             room=room,
+            extra_vocab=extra,
             progress=lambda fraction: progress("weights", begin + (end - begin) * fraction),
         )
 
@@ -184,7 +187,7 @@ def prepare(config: EngineConfig, *, progress: Progress, ranks: Ranks | None = N
     room = room_for(config, spec, _card_bytes(device))
     if ranks is not None:  # the first one's plans are everybody's
         room = ranks.least(room)
-    model = load(folder, config.purpose, begin, 0.8, room)
+    model = load(folder, config.purpose, begin, 0.8, room, spec.extra_vocab)
     progress("memory", 0.8)
     layout = spec.block_layout(
         block_size=config.block_size,

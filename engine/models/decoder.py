@@ -315,18 +315,21 @@ def load_model(
     purpose: Purpose = "generate",
     ranks: Ranks | None = None,
     room: int = 0,
+    extra_vocab: int = 0,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Decoder:
     """The model in a Hugging Face folder, in `dtype` on `device`; `progress` gets 0..1.
 
     `max_len` is of the longest sequence that it will see, 0 = its `default_length`.  `ranks`: those
-    that share it; comes out what this one has.  `room` as in `Build`.
+    that share it; comes out what this one has.  `room` as in `Build`,
+    `extra_vocab` as in `read_spec`.
 
     Raises ConfigError for files that are missing or broken, ModelUnsupported for what the engine
     would not compute exactly.
     """
     build = Build(torch.device(device), dtype, deterministic, max_len, ranks, room)
-    whole = read_spec(folder, pools=purpose != "generate", generates=purpose != "pool")
+    pools, generates = purpose != "generate", purpose != "pool"
+    whole = read_spec(folder, pools=pools, generates=generates, extra_vocab=extra_vocab)
     rank, size = (ranks.rank, ranks.size) if ranks is not None else (0, 1)
     decoder = Decoder(split(whole, size), build)
     weights.load(
