@@ -10,7 +10,7 @@ text holds a lock for long, Python's own included.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import tokenizers
 
 T = TypeVar("T")
+
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 
 #: Ends of a turn in the common chat formats.  A chat request stops on those that the vocabulary
 #: knows as special tokens, besides the model's own end tokens.
@@ -58,7 +60,9 @@ class Tokenizer:
         specials: Mapping[str, str],
         eos_ids: frozenset[int] = frozenset(),
         adds_end: bool = False,
+        model_size: int | None = None,
     ) -> None:
+        """`model_size`: the largest id plus one, added tokens left out, where it is known."""
         # A tokenizer.json may carry the truncation of its training run; a server must not cut.
         inner.no_truncation()
         inner.no_padding()
@@ -66,7 +70,8 @@ class Tokenizer:
         self._inner = inner
         self.specials = dict(specials)  # "bos_token" -> "<s>", as chat templates know them
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self.vocab_size = 1 + max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.model_size = _model_size(inner) if model_size is None else model_size
+        self.vocab_size = max(self.model_size, 1 + max(added, default=-1))
         self.bos_id = self._id_of("bos_token")
         own_end = self._id_of("eos_token")
         self.eos_ids = eos_ids | ({own_end} if own_end is not None else frozenset())
@@ -74,7 +79,7 @@ class Tokenizer:
         self.end_id = own_end if adds_end else None
         ends = (inner.token_to_id(text) for text in TURN_ENDS)
         self.chat_stop_ids = self.eos_ids | {i for i in ends if i in self.special_ids}
-        self.spelling = _spelling(json.loads(inner.to_str())["decoder"])
+        self.spelling = _spelling(inner.decoder)
         self._bytes: dict[int, bytes] = {}
         self._whole: dict[int, str | None] = {}
         self.strips_first_space = self._strips_first_space()
@@ -82,24 +87,26 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
         """Read a folder.  TextError when tokenizer.json is missing or is not one."""
-        path = folder / "tokenizer.json"
+        path = folder / TOKENIZER_FILE
         if not path.is_file():
             raise TextError(
                 f"no tokenizer.json in {folder}: save the model with a fast tokenizer "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...))"
             )
-        try:
-            inner = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise TextError(f"{path} is not a tokenizer: {_line(error)}") from None
-        config = read_json(folder / "tokenizer_config.json")
-        _add_missing(inner, config.get("added_tokens_decoder"), path)
+        inner = made(lambda: tokenizers.Tokenizer.from_file(str(path)), path)
+        config = read_json(folder / CONFIG_FILE)
+        add_missing(inner, config.get("added_tokens_decoder"), path)
         return cls(
             inner,
             specials=read_specials(folder),
             eos_ids=_end_ids(folder),
             adds_end=config.get("add_eos_token") is True,
         )
+
+    def bare(self) -> tokenizers.Tokenizer:
+        """Another tokenizer on the same vocabulary and merges, which are held once, and with
+        nothing else yet: it takes no time and no memory."""
+        return tokenizers.Tokenizer(self._inner.model)
 
     def encode(self, text: str, add_special: bool) -> list[int]:
         """Ids of `text`.  `add_special` lets the vocabulary put its bos in front, as for a plain
@@ -186,8 +193,8 @@ class Tokenizer:
         """Whether decoding drops the space that sentencepiece put before the first word."""
         if self.spelling is not Bytes.SPACE_MARK:
             return False
-        words = (i for text, i in self._inner.get_vocab().items() if text[:1] == _SPACE_MARK)
-        word = next(words, None)
+        spelled = ((i, self._inner.id_to_token(i) or "") for i in range(self.model_size))
+        word = next((i for i, text in spelled if text[:1] == _SPACE_MARK), None)
         return word is not None and not self.decode([word], skip_special=False).startswith(" ")
 
     def _spell(self, token_id: int) -> bytes:
@@ -223,7 +230,7 @@ def _whole(spelled: bytes) -> str | None:
 def read_specials(folder: Path) -> dict[str, str]:
     """`bos_token`, `eos_token`, `pad_token` and the like, as text; absent ones left out."""
     found: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+    for name in ("special_tokens_map.json", CONFIG_FILE):
         for role, value in read_json(folder / name).items():
             text = value.get("content") if isinstance(value, dict) else value
             if role.endswith("_token") and isinstance(text, str):
@@ -253,29 +260,63 @@ def _end_ids(folder: Path) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _add_missing(inner: tokenizers.Tokenizer, listed: object, path: Path) -> None:
+def made(make: Callable[[], T], path: Path) -> T:
+    """What `make` makes of the file at `path`; TextError if the library cannot.  A panic of it is
+    no Exception: it would pass by every border."""
+    try:
+        return make()
+    except BaseException as error:  # the library raises bare Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TextError(f"{path} is not a tokenizer: {_line(error)}") from None
+
+
+def add_missing(inner: tokenizers.Tokenizer, listed: object, path: Path) -> None:
     """Old folders list added tokens in tokenizer_config.json only.  They must land on their ids."""
     if not isinstance(listed, dict):
         return
+    wanted: dict[str, int] = {}
+    missing: list[tuple[str, Mapping[str, Any]]] = []
     for key, entry in sorted(listed.items(), key=lambda item: (len(item[0]), item[0])):
-        if not key.isdecimal() or not isinstance(entry, dict):
-            continue
-        content = entry.get("content")
-        if not isinstance(content, str) or inner.token_to_id(content) is not None:
-            continue
-        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        token = tokenizers.AddedToken(content, **{f: bool(entry.get(f)) for f in flags})
-        (inner.add_special_tokens if token.special else inner.add_tokens)([token])
-        if inner.token_to_id(content) != int(key):
+        content = entry.get("content") if isinstance(entry, dict) and key.isdecimal() else None
+        if isinstance(content, str) and inner.token_to_id(content) is None:
+            missing.append((content, entry))
+            wanted[content] = int(key)
+    add_tokens(inner, missing)
+    for content, place in wanted.items():
+        if inner.token_to_id(content) != place:
             raise TextError(
                 f"{path} lacks the token {content!r} that tokenizer_config.json places at "
-                f"id {key}: save the tokenizer again"
+                f"id {place}: save the tokenizer again"
             )
 
 
+def add_tokens(
+    inner: tokenizers.Tokenizer, listed: Sequence[tuple[str, Mapping[str, Any]]]
+) -> None:
+    """Add tokens with their flags as the files have them, in this order; the library says on which
+    ids.  All in one call: each has it build its search for all of them anew."""
+    names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    inner.add_tokens(
+        [
+            tokenizers.AddedToken(content, **{name: bool(flags.get(name)) for name in names})
+            for content, flags in listed
+        ]
+    )
+
+
+def _model_size(inner: tokenizers.Tokenizer) -> int:
+    """The largest id of the vocabulary itself plus one.  Where it has no holes, as most, that is
+    found without a dict of all of it, which kept Python's lock for 90 ms at 128k tokens."""
+    model, size = inner.model, int(inner.get_vocab_size(with_added_tokens=False))
+    if all(model.id_to_token(i) is not None for i in range(size)):
+        return size
+    return 1 + max(inner.get_vocab(with_added_tokens=False).values(), default=-1)
+
+
 def _spelling(decoder: Any) -> Bytes:
-    """Which of the spellings a decoder of tokenizer.json undoes."""
-    kinds = set(_decoder_kinds(decoder))
+    """Which of the spellings a decoder undoes."""
+    kinds = set(_decoder_kinds(json.loads(decoder.__getstate__()) if decoder is not None else None))
     if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}:
         return Bytes.BYTE_LEVEL
     if kinds & {"ByteFallback", "Metaspace"} and kinds <= {

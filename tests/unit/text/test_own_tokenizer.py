@@ -1,0 +1,247 @@
+"""An adapter's own tokenizer: as if it were read whole, with the base's vocabulary held once."""
+
+import gc
+import json
+
+import pytest
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+)
+
+from lorad.text import own_tokenizer, tokenizer_file
+from lorad.text import tokenizer as ours
+from lorad.text.own_tokenizer import OwnTokenizers
+from lorad.text.tokenizer import TextError
+
+TEXT = "the <|new|> theme, über <tool> 12 <|end|> ünder <|new|>"
+MERGES = [("t", "h"), ("th", "e"), ("e", "r")]
+
+
+def make(folder, *added, vocab=(), split=None, before=None):
+    """A byte-level tokenizer in `folder`; a special added token is written <|...|>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, "th", "the", "er", *vocab]
+    model = models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=MERGES)
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if split is not None:
+        parts = [pre_tokenizers.Split(Regex(split), "isolated"), made.pre_tokenizer]
+        made.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    made.decoder = decoders.ByteLevel()
+    made.add_tokens([AddedToken(t, special=t[1] == "|") for t in ("<|end|>", *added)])
+    if before is not None:
+        ids = [(before, made.token_to_id(before))]
+        made.post_processor = processors.TemplateProcessing(f"{before} $A", None, ids)
+    folder.mkdir(exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    return folder
+
+
+@pytest.fixture
+def base(tmp_path):
+    return make(tmp_path / "base")
+
+
+@pytest.fixture
+def own(base):
+    return OwnTokenizers(ours.Tokenizer.load(base), base)
+
+
+def edit(folder, change, name="tokenizer.json"):
+    """Change a file of JSON in place."""
+    content = json.loads((folder / name).read_text())
+    change(content)
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def joins(monkeypatch):
+    """Grows by one where a vocabulary is the base's."""
+    seen = []
+    monkeypatch.setattr(
+        own_tokenizer, "joined", lambda *given: seen.append(1) or tokenizer_file.joined(*given)
+    )
+    return seen
+
+
+@pytest.mark.parametrize("before", [None, "<|new|>"])
+@pytest.mark.parametrize("vocab", [(), ("re",)])
+def test_it_reads_and_writes_as_the_library_does_with_the_whole_file(
+    tmp_path, own, joins, vocab, before
+):
+    folder = make(tmp_path / "a", "<tool>", "<|new|>", vocab=vocab, before=before)
+    whole = ours.Tokenizer.load(folder)
+    found, _ = own.read(folder)
+    assert bool(joins) == (not vocab), "which way it was read"
+    for special in (True, False):
+        ids = found.encode(TEXT, special)
+        assert ids == whole.encode(TEXT, special)
+        assert (ids[0] == found.token_id("<|new|>")) == (special and before is not None)
+    assert (
+        found.decode(ids) == whole.decode(ids) == TEXT.replace("<|new|>", "").replace("<|end|>", "")
+    )
+    assert found.decode(ids, skip_special=False) == TEXT
+    facts = ("vocab_size", "special_ids", "eos_ids", "chat_stop_ids", "spelling", "specials")
+    assert {name: getattr(found, name) for name in facts} == {
+        name: getattr(whole, name) for name in facts
+    }
+    every = range(whole.vocab_size + 2)
+    assert [found.token_bytes(i) for i in every] == [whole.token_bytes(i) for i in every]
+    assert found.spell(every) == whole.spell(every)
+
+
+def test_the_bases_tokenizer_is_as_it_was(tmp_path, own):
+    before = own._base.encode(TEXT, False)
+    own.read(make(tmp_path / "a", "<tool>", "<|new|>"))
+    assert own._base.encode(TEXT, False) == before
+    assert own._base.token_id("<tool>") is None
+
+
+def test_merges_in_the_old_spelling_are_the_same_vocabulary(tmp_path, own, joins):
+    folder = make(tmp_path / "a", "<tool>")
+
+    def respell(content):
+        model = content["model"]
+        model["merges"] = [" ".join(m) for m in model["merges"]]
+        del model["ignore_merges"], model["dropout"]
+
+    found, _ = own.read(edit(folder, respell))
+    assert joins
+    assert found.encode("the<tool>", False) == [257, found.token_id("<tool>")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model["vocab"].update(th=258, er=256),
+        lambda model: model["merges"].pop(),
+        lambda model: model["merges"].reverse(),
+        lambda model: model.update(byte_fallback=True),
+    ],
+)
+def test_what_another_vocabulary_says_is_never_taken_for_the_bases(tmp_path, own, change):
+    folder = edit(make(tmp_path / "a"), lambda content: change(content["model"]))
+    parts = [
+        tokenizer_file.parts_of((f / "tokenizer.json").read_bytes(), f)
+        for f in (folder, own._folder)
+    ]
+    assert not tokenizer_file.same_model(*(p["model"] for p in parts))
+    assert own.read(folder)[0].encode(TEXT, False) == ours.Tokenizer.load(folder).encode(
+        TEXT, False
+    )
+
+
+def test_equal_files_of_two_adapters_are_one_object_whatever_their_chat_templates(tmp_path, own):
+    folders = [make(tmp_path / name, "<tool>") for name in "ab"]
+    edit(folders[1], lambda c: c.update(chat_template="hi"), "tokenizer_config.json")
+    (one, key), (other, same) = (own.read(folder) for folder in folders)
+    assert one is other and key == same and own.get(key) is one
+    third, another = own.read(make(tmp_path / "c", "<tool>", "<more>"))
+    assert third is not one and another != key
+    changed = edit(folders[1], lambda c: c.update(eos_token="<tool>"), "tokenizer_config.json")
+    assert own.read(changed)[0].eos_ids > one.eos_ids
+
+
+def test_only_so_many_bytes_are_kept_and_what_is_in_use_stays_one_object(tmp_path, base):
+    own = OwnTokenizers(ours.Tokenizer.load(base), base, budget=8 << 20)
+    folders = [make(tmp_path / f"a{n}", f"<t{n}>") for n in range(4)]
+    used, key = own.read(folders[0])
+    keys = [own.read(folder)[1] for folder in folders[1:]]
+    assert own.get(key) is used, "a request has it"
+    del used
+    gc.collect()
+    kept = [k in own._kept for k in (key, *keys)]
+    assert kept == [False, False, True, True], "3 MB each"
+    assert own.get(key) is None
+    assert own.read(folders[0])[0].token_id("<t0>") is not None
+
+
+def test_many_added_tokens_do_not_take_seconds(tmp_path, own):
+    """One call each took the square of their number."""
+    import time
+
+    folder = make(tmp_path / "a", *(f"<t{n}>" for n in range(20_000)))
+    before = time.process_time()
+    found, _ = own.read(folder)
+    assert found.token_id("<t19999>") == found.vocab_size - 1
+    assert time.process_time() - before < 5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c["added_tokens"].append({"id": 9999, "content": "<x>"}), "'<x>' at id 9999"),
+        (
+            lambda c: c["added_tokens"].append({"id": "1", "content": "<x>"}),
+            "without content or id",
+        ),
+        (lambda c: c.update(added_tokens={}), "not a tokenizer"),
+        (lambda c: c.pop("model"), "it has no model"),
+        (lambda c: c.update(decoder={"type": "Unheard"}), "not a tokenizer"),
+        (lambda c: c.update(model={"type": "BPE", "vocab": 3}), "not a tokenizer"),
+        (lambda c: c.update(model=None), "not a tokenizer"),
+        (
+            lambda c: c.update(
+                post_processor={
+                    "type": "TemplateProcessing",
+                    "single": [
+                        {"SpecialToken": {"id": "<|end|>", "type_id": 0}},
+                        {"Sequence": {"id": "A", "type_id": 0}},
+                    ],
+                    "pair": [
+                        {"Sequence": {"id": "A", "type_id": 0}},
+                        {"Sequence": {"id": "B", "type_id": 0}},
+                    ],
+                    "special_tokens": {
+                        "<|end|>": {"id": "<|end|>", "ids": [1 << 30], "tokens": ["<|end|>"]}
+                    },
+                }
+            ),
+            "puts token 1073741824 around texts",
+        ),
+    ],
+)
+def test_a_file_that_the_library_cannot_use_is_refused_in_a_line(tmp_path, own, change, said):
+    folder = edit(make(tmp_path / "a", "<tool>"), change)
+    with pytest.raises(TextError, match=said) as caught:
+        own.read(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\x00", '{"model": "\\ud800"}', "[" * 100_000])
+def test_bytes_that_are_no_tokenizer_are_refused(tmp_path, own, text):
+    folder = make(tmp_path / "a")
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(TextError, match="not a tokenizer"):
+        own.read(folder)
+
+
+def test_an_expression_of_its_own_is_not_run_but_the_bases_is(tmp_path):
+    hostile = make(tmp_path / "a", "<tool>", split=r"(\w+\w+)+$")
+    own = OwnTokenizers(ours.Tokenizer.load(make(tmp_path / "b")), tmp_path / "b")
+    with pytest.raises(TextError, match="expression of its own"):
+        own.read(hostile)
+    base = make(tmp_path / "c", split=r"(\w+\w+)+$")
+    found, _ = OwnTokenizers(ours.Tokenizer.load(base), base).read(hostile)
+    assert found.token_id("<tool>") is not None
+
+
+def test_a_large_vocabulary_of_its_own_is_refused(tmp_path, own):
+    folder = make(tmp_path / "a", vocab=[f"w{n}" for n in range(4000)])
+    with pytest.raises(TextError, match="4 times the base's"):
+        own.read(folder)
+
+
+def test_the_bases_ends_that_are_other_words_here_are_no_ends(tmp_path, own):
+    assert own._base.eos_ids == {259}
+    found, _ = own.read(make(tmp_path / "a", "<tool>", vocab=("hello",)))
+    assert found.spell([259]) == ["hello"]
+    assert found.eos_ids == {260}
