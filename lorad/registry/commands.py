@@ -287,26 +287,6 @@ def remove(connection: Connection, at: Stamp, name: str, digest: str | None) -> 
     return Removed(name=name, serving_rev=before.serving_rev, candidate_rev=before.candidate_rev)
 
 
-def record_packed(
-    connection: Connection, at: Stamp, *, rev: str, layout: str, num_blocks: int, true_bytes: int
-) -> None:
-    """A packed file is in the store.  not_found for a revision that is not registered."""
-    if connection.execute(select(revisions.c.rev).where(revisions.c.rev == rev)).first() is None:
-        raise LoradError("not_found", f"no revision {rev[:12]} in the registry")
-    values = {"num_blocks": num_blocks, "true_bytes": true_bytes, "created_at": at.now}
-    row = upsert(packed).values(rev=rev, layout=layout, **values)
-    connection.execute(row.on_conflict_do_update(index_elements=["rev", "layout"], set_=values))
-    text = f"{num_blocks} blocks, layout {layout}"
-    note(connection, at, "adapter.packed", "", rev, action="record_packed", message=text)
-
-
-def forget_packed(connection: Connection, at: Stamp, rev: str, layouts: Iterable[str]) -> None:
-    """These packed files of `rev` left the store."""
-    gone = (packed.c.rev == rev) & packed.c.layout.in_(tuple(layouts))
-    connection.execute(delete(packed).where(gone))
-    note(connection, at, "adapter.unpacked", "", rev, action="forget_packed")
-
-
 def drop_unused(connection: Connection, at: Stamp, leased: set[str]) -> tuple[str, ...]:
     """Forget the revisions that no name points to and nobody has leased; returns them."""
     unused = queries.unused_revs(connection, leased)

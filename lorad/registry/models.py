@@ -21,7 +21,7 @@ from sqlalchemy import (
 #: `PRAGMA application_id`: "lora".
 APPLICATION_ID = 0x6C6F7261
 #: `PRAGMA user_version`: the number of the newest migration.
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 metadata = MetaData()
 
@@ -57,6 +57,8 @@ revisions = Table(
         nullable=False,
         server_default="[]",
     ),
+    Column("num_tokens", Integer, nullable=False, server_default="0"),
+    Column("own_tokenizer", Boolean, nullable=False, server_default="0"),
 )
 
 packed = Table(

@@ -54,6 +54,8 @@ class RevisionRecord:
     changes_kv: bool
     modules: tuple[PackedModule, ...]  # in stream order
     alora_tokens: tuple[int, ...] = ()  # of an activated LoRA: those that it is invoked by
+    num_tokens: int = 0  # ids of a vocabulary of its own; 0 = the base's
+    own_tokenizer: bool = False
     warnings: tuple[str, ...] = ()
     packed: Mapping[str, PackedRecord] = field(default_factory=dict)  # by layout
     created_at: float = 0.0
@@ -88,6 +90,7 @@ class RevisionRecord:
             changes_kv=self.changes_kv,
             modules=self.modules,
             alora_tokens=self.alora_tokens,
+            num_tokens=self.num_tokens,
         )
 
 

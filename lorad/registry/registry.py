@@ -7,14 +7,15 @@ nothing of the engine, of files' content or HTTP.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 from sqlalchemy import Connection
 
+from engine.messages import PackedModule
 from lorad.errors import LoradError
-from lorad.registry import commands, journal, migrate, queries, recover, sqlite
+from lorad.registry import commands, journal, migrate, packed_rows, queries, recover, sqlite
 from lorad.registry.backups import Backups
 from lorad.registry.cards import Cards
 from lorad.registry.changes import Changes
@@ -219,14 +220,28 @@ class Registry(Reader):
         )
 
     def record_packed(
-        self, rev: str, layout: str, num_blocks: int, true_bytes: int, *, actor: str = "packer"
+        self,
+        rev: str,
+        layout: str,
+        num_blocks: int,
+        true_bytes: int,
+        *,
+        modules: Sequence[PackedModule] | None = None,
+        actor: str = "packer",
     ) -> "Future[None]":
-        """The packed file of `rev` for `layout` is in the store, whole.  Made read-only here."""
+        """The packed file of `rev` for `layout` is in the store, whole.  Made read-only here.
+        `modules`: what it holds, where that is something else than was registered."""
 
         def work(connection: Connection, at: Stamp) -> None:
             self.store.seal_packed(rev, layout)
-            commands.record_packed(
-                connection, at, rev=rev, layout=layout, num_blocks=num_blocks, true_bytes=true_bytes
+            packed_rows.record_packed(
+                connection,
+                at,
+                rev=rev,
+                layout=layout,
+                num_blocks=num_blocks,
+                true_bytes=true_bytes,
+                modules=modules,
             )
 
         return self._change(work, actor)
@@ -235,7 +250,7 @@ class Registry(Reader):
         self, rev: str, layouts: Collection[str], *, actor: str = "daemon"
     ) -> "Future[None]":
         """These packed files of `rev` leave the store; a later start does not look for them."""
-        return self._change(lambda c, at: commands.forget_packed(c, at, rev, layouts), actor)
+        return self._change(lambda c, at: packed_rows.forget_packed(c, at, rev, layouts), actor)
 
     def touch_used(self, used: Mapping[str, float]) -> "Future[None]":
         """Times of last use, by name, batched by the caller; losing a batch is fine."""

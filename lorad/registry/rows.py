@@ -72,6 +72,8 @@ def revision_of(row: Row[Any], files: Mapping[str, PackedRecord]) -> RevisionRec
         changes_kv=row.changes_kv,
         modules=decode_modules(row.modules),
         alora_tokens=msgspec.json.decode(row.alora_tokens, type=tuple[int, ...]),
+        num_tokens=row.num_tokens,
+        own_tokenizer=row.own_tokenizer,
         warnings=msgspec.json.decode(row.warnings, type=tuple[str, ...]),
         packed=files,
         created_at=row.created_at,
@@ -123,6 +125,8 @@ def of_revision(revision: RevisionRecord, now: float) -> dict[str, Any]:
         "warnings": msgspec.json.encode(revision.warnings).decode(),
         "modules": encode_modules(revision.modules),
         "alora_tokens": msgspec.json.encode(revision.alora_tokens).decode(),
+        "num_tokens": revision.num_tokens,
+        "own_tokenizer": revision.own_tokenizer,
         "created_at": revision.created_at or now,
     }
 

@@ -17,9 +17,11 @@ from lorad.errors import LoradError
 from lorad.registry.store import StagingDir
 from lorad.service.seams import Informed
 from lorad.sources.local import LocalSourceError, copy_folder
+from lorad.text.own_tokenizer import OwnTokenizers
 from lorad.text.template import ChatTemplate
-from lorad.text.tokenizer import TextError
+from lorad.text.tokenizer import TextError, read_specials
 
+RESAVE = "save the tokenizer again, or remove the tokenizer files to use the base's"
 OWN_TEMPLATE = "it brings its own chat template, which its chats are rendered with"
 
 
@@ -28,8 +30,17 @@ class AdapterFiles:
     `base`."""
 
     def __init__(
-        self, settings: Settings, base: Path, spec: BaseSpec, link: Informed, index: int = 0
+        self,
+        settings: Settings,
+        base: Path,
+        spec: BaseSpec,
+        link: Informed,
+        index: int = 0,
+        *,
+        tokenizers: OwnTokenizers | None = None,
     ) -> None:
+        """`tokenizers` reads those of adapters' own; None: such are not looked into."""
+        self._tokenizers = tokenizers
         self._settings, self._base, self._spec, self._link = settings, base, spec, link
         self._index = index
         self._limits = Limits(
@@ -66,11 +77,29 @@ class AdapterFiles:
             template = ChatTemplate.load(folder)
         except TextError as error:
             raise AdapterInvalid("E_TOKENIZER_INVALID", f"chat template: {error}") from error
+        try:
+            read_specials(folder)
+        except TextError as error:
+            raise _invalid(error, folder) from error
+        if manifest.own_tokenizer and self._tokenizers is not None:
+            self._read_tokenizer(self._tokenizers, folder, manifest)
         digest = revision_digest(folder, manifest)
         if template is not None:
             warnings = (*manifest.warnings, OWN_TEMPLATE)
             manifest = msgspec.structs.replace(manifest, warnings=warnings)
         return manifest, digest
+
+    def _read_tokenizer(
+        self, tokenizers: OwnTokenizers, folder: Path, manifest: AdapterManifest
+    ) -> None:
+        """Now, and not when the first request waits for it; it is kept until then."""
+        try:
+            own, _ = tokenizers.read(folder)
+        except TextError as error:
+            raise _invalid(error, folder) from error
+        if own.vocab_size > manifest.num_tokens:
+            message = f"ids up to {own.vocab_size - 1}, and {manifest.num_tokens} were found"
+            raise AdapterInvalid("E_TOKENIZER_INVALID", f"tokenizer.json: {message}", hint=RESAVE)
 
     async def pack(self, folder: Path, out: Path) -> PackedManifest:
         """For the layout of the engine that runs now."""
@@ -108,3 +137,9 @@ class AdapterFiles:
             purpose=info.purpose,
             draft_bytes=info.draft_block_bytes,
         )
+
+
+def _invalid(error: TextError, folder: Path) -> AdapterInvalid:
+    """The folder is a copy of no name, which nobody who reads this knows."""
+    message = str(error).replace(f"{folder}/", "")
+    return AdapterInvalid("E_TOKENIZER_INVALID", message, hint=RESAVE)

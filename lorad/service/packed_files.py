@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.adapters.checksums import path_of
 from engine.messages import EngineInfo, PackedManifest
 from lorad.errors import LoradError
@@ -22,6 +24,7 @@ from lorad.service.intake import Intake
 from lorad.service.revision_news import RevisionNews
 from lorad.service.seams import Informed
 from lorad.service.shelf import Shelf
+from lorad.text.tokenizer import TOKENIZER_FILE
 
 
 class PackedFiles:
@@ -53,7 +56,7 @@ class PackedFiles:
             raise LoradError("model_not_found", f"{self._catalog.label(rev)} was removed meanwhile")
         manifest = record.packed_manifest(info)
         if manifest is not None and _is_whole(manifest, info):
-            return manifest
+            return self._with_text(manifest, record)
         if rev in self._intake.store.remote:
             await self._fetch_back(rev)
         if not self._intake.store.has(rev):
@@ -62,20 +65,32 @@ class PackedFiles:
         return await self.pack(record, info)
 
     async def pack(self, record: RevisionRecord, info: EngineInfo) -> PackedManifest:
-        """Write its packed file, and record it."""
+        """Write its packed file, and record it.  Which rows of an end are the adapter's own is told
+        by the base: the packer's word on what the file holds counts, not that of the registration.
+        """
         rev = record.rev
         estimate = record.packed_estimate(info)
         wanted = partial(self._catalog.needed, rev)
         manifest = await self._intake.pack(rev, record.stream(info), estimate, wanted=wanted)
         recorded = self._registry.record_packed(
-            rev, manifest.layout, num_blocks=manifest.num_blocks, true_bytes=manifest.true_bytes
+            rev,
+            manifest.layout,
+            num_blocks=manifest.num_blocks,
+            true_bytes=manifest.true_bytes,
+            modules=manifest.modules if manifest.modules != record.modules else None,
         )
         try:
             await asyncio.wrap_future(recorded)
         except OSError as error:  # a failing disk is this revision's trouble, and nobody else's
             message = f"cannot keep the packed file of {rev[:12]}: {error}"
             raise LoradError("internal_error", message) from error
-        return manifest
+        return self._with_text(manifest, record)
+
+    def _with_text(self, manifest: PackedManifest, record: RevisionRecord) -> PackedManifest:
+        """With its vocabulary, as it was registered: texts of requests are read by that."""
+        path = self._intake.store.path(record.rev) / TOKENIZER_FILE
+        own = str(path) if record.own_tokenizer and path.is_file() else ""
+        return msgspec.structs.replace(manifest, num_tokens=record.num_tokens, tokenizer=own)
 
     async def packed_already(self) -> set[str]:
         """Revisions that need no packing: thousands are looked at, on a thread."""

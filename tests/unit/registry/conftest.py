@@ -39,6 +39,8 @@ def make_revision(rev: str, **changes: Any) -> RevisionRecord:
         "file_bytes": 4096,
         "changes_kv": True,
         "alora_tokens": (128_000, 9),
+        "num_tokens": 49_154,
+        "own_tokenizer": True,
         "warnings": ("target 'o_proj' has no tensor",),
         "modules": (
             PackedModule(0, "q_proj", 8, 5.656854249492381),

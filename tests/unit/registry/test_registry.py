@@ -237,6 +237,36 @@ def test_biases_and_gains_come_back_with_their_modules() -> None:
     assert encode_modules(modules[1:2]) == '[[1,"q_proj",8,2.0]]'
 
 
+def test_what_the_packer_found_otherwise_takes_the_place_of_what_was_registered(
+    registry: Registry, add: Add
+) -> None:
+    """Which rows are an adapter's own depends on the base: older packed files hold others."""
+    rev = add("x", b"1").rev
+    for layout in ("old", "new"):
+        registry.store.packed(rev, layout).write_bytes(b"blocks")
+    registry.record_packed(rev, "old", 3, 500).result()
+    found = (PackedModule(2, "lm_head.rows", 2, 1.0, tokens=(5, 7)),)
+    registry.record_packed(rev, "new", 1, 100, modules=found).result()
+    revision = registry.revision(rev)
+    assert revision is not None and revision.modules == found
+    assert set(revision.packed) == {"new"}
+
+
+def test_a_vocabulary_of_its_own_comes_back_and_goes_to_the_engine(
+    registry: Registry, add: Add
+) -> None:
+    rev = add("x", b"1").rev
+    revision = registry.revision(rev)
+    assert revision is not None
+    assert (revision.num_tokens, revision.own_tokenizer) == (49_154, True)
+    registry.store.packed(rev, "abc123").write_bytes(b"blocks")
+    registry.record_packed(rev, "abc123", 3, 500).result()
+    revision = registry.revision(rev)
+    assert revision is not None
+    manifest = revision.packed_manifest(engine_info("abc123"))
+    assert manifest is not None and manifest.num_tokens == 49_154
+
+
 def test_a_packed_file_that_is_not_there_is_not_recorded(registry: Registry, add: Add) -> None:
     rev = add("x", b"1").rev
     with pytest.raises(FileNotFoundError):

@@ -91,3 +91,8 @@ def test_what_was_registered_before_there_were_activated_loras_is_none(tmp_path:
     connection = sqlite3.connect(path)
     assert connection.execute("SELECT alora_tokens FROM revisions").fetchall() == [("[]",)]
     connection.close()
+    migrate.upgrade(path, 2, target=5)
+    connection = sqlite3.connect(path)
+    own = "SELECT num_tokens, own_tokenizer FROM revisions"
+    assert connection.execute(own).fetchall() == [(0, 0)], "the base's vocabulary"
+    connection.close()
