@@ -65,7 +65,9 @@ class Served:
         self.name = self.entry.name
         self.base, self.spec = folder_of(settings, index), spec_of(settings, index)
         store = shared.registry.store
-        self.text = TextService(self.base, store.path, key=model_key(index, "base"))
+        self.text = TextService(
+            self.base, store.path, shared.registry.revision, key=model_key(index, "base")
+        )
         self._pairs = pair_form(settings, self.text.base, index)
         self.engines = Engines(
             self.entry,
@@ -74,7 +76,9 @@ class Served:
             several=len(settings.models) > 1,
         )
         self.link, self.picture = self.engines.link, self.engines.picture
-        self.files = AdapterFiles(settings, self.base, self.spec, self.link, index)
+        self.files = AdapterFiles(
+            settings, self.base, self.spec, self.link, index, tokenizers=self.text.tokenizers
+        )
         inspect, pack = self.files.inspect, self.files.pack
         if intake is None:
             self.intake = Intake(store, inspect=inspect, pack=pack)

@@ -49,9 +49,13 @@ class Revision(Struct, frozen=True, kw_only=True):
     num_blocks: int
     changes_kv: bool
     keeps_kv: bool = True  # False: the model pools, and there are no prefixes to keep
-    kinds: tuple[str, ...] = ()  # of MLX, aLoRA, DoRA, bias, head, embedding, rows, classifier
+    kinds: tuple[
+        str, ...
+    ] = ()  # of MLX, aLoRA, DoRA, bias, head, embedding, rows, classifier, tokenizer
     scalings: tuple[float, ...] = ()  # what products are multiplied by, each number once
     alora_tokens: tuple[int, ...] = ()  # of an activated LoRA: those that it is invoked by
+    num_tokens: int = 0  # of a vocabulary of its own; 0 = the base's
+    own_tokenizer: bool = False
     warnings: tuple[str, ...] = ()
     created_at: str = ""
 

@@ -18,6 +18,7 @@ def revision_rows(r: wire.Revision) -> list[tuple[str, str]]:
         *([("  kind", _kind(r))] if r.kinds else []),
         ("  rank", f"{r.rank}  ({ranks})"),
         *([("  replaces", told)] if replaced else []),
+        *([("  vocabulary", _vocabulary(r))] if r.num_tokens else []),
         ("  scaling", _scaling(r)),
         ("  layers", str(r.num_layers)),
         ("  dtype", r.dtype),
@@ -40,6 +41,11 @@ def pooling_words(p: wire_status.PoolingPicture) -> str:
 def _kind(r: wire.Revision) -> str:
     invoked = ", invoked by tokens " + " ".join(map(str, r.alora_tokens))
     return ", ".join(kind + (invoked if kind == "aLoRA" else "") for kind in r.kinds)
+
+
+def _vocabulary(r: wire.Revision) -> str:
+    whose = "its own" if r.own_tokenizer else "the base model's"
+    return f"{r.num_tokens:,} tokens, {whose} tokenizer"
 
 
 def _scaling(r: wire.Revision) -> str:

@@ -29,10 +29,12 @@ class TooMuchWork(GrammarInvalid):
 
 
 class GrammarChecker:
-    """For one tokenizer.json, of which ids below `vocab_size` are drawn."""
+    """For one tokenizer.json, of which ids below `vocab_size` are drawn.  Its `path` may change for
+    that of a copy."""
 
     def __init__(self, path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._arguments = (str(path), str(vocab_size), *map(str, eos_token_ids))
+        self.path = path
+        self._sizes = (str(vocab_size), *map(str, eos_token_ids))
         self._lock = threading.Lock()
         self._free: list[subprocess.Popen[bytes]] = []
         self._all: set[subprocess.Popen[bytes]] = set()
@@ -73,7 +75,7 @@ class GrammarChecker:
             if self._closed:
                 raise EngineError("lorad is stopping")
             process = subprocess.Popen(
-                [sys.executable, "-m", "engine.grammar_check", *self._arguments],
+                [sys.executable, "-m", "engine.grammar_check", str(self.path), *self._sizes],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=child_environment() | {"OPENBLAS_NUM_THREADS": "1"},

@@ -34,6 +34,7 @@ def kinds_of(record: RevisionRecord, *, mlx: bool) -> tuple[str, ...]:
         "embedding": "embed_tokens" in modules,
         "rows": any(m.replaces and m.module not in HEAD_ENDS for m in record.modules),
         "classifier": not modules.isdisjoint(HEAD_ENDS),
+        "tokenizer": record.own_tokenizer,
     }
     return tuple(kind for kind, there in found.items() if there)
 

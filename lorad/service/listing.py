@@ -248,6 +248,8 @@ class Listing:
             kinds=kinds_of(record, mlx=mlx),
             scalings=scalings_of(record),
             alora_tokens=record.alora_tokens,
+            num_tokens=record.num_tokens,
+            own_tokenizer=record.own_tokenizer,
             warnings=record.warnings,
             created_at=_time(record.created_at),
         )

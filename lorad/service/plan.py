@@ -22,12 +22,19 @@ def plan(
     info: EngineInfo,
     ends: frozenset[int],
     max_tokens: int,
+    num_tokens: int = 0,
 ) -> list[SamplingParams]:
-    """`ends` stop a sequence; `max_tokens` caps a chat that names none.
+    """`ends` stop a sequence; `max_tokens` caps a chat that names none; `num_tokens` is the size
+    of an adapter's own vocabulary, 0: it has the base's.
 
     Raises invalid_value, context_length_exceeded.
     """
-    _check_vocabulary(ask, prompts, info.vocab_size)
+    _check_vocabulary(ask, prompts, num_tokens or info.vocab_size)
+    # An end token of the base may be a word in an adapter's own vocabulary: then none of them is
+    # one by itself.
+    usual = frozenset(info.eos_token_ids)
+    ignore_eos = ask.sampling.ignore_eos or not usual <= ends
+    stops = tuple(sorted(ends if ignore_eos else ends - usual))
     planned = []
     for prompt in prompts:
         room = _max_tokens(ask, len(prompt), info.max_model_len, max_tokens)
@@ -39,7 +46,8 @@ def plan(
                     max_tokens=room,
                     min_tokens=min(ask.sampling.min_tokens, room),
                     seed=None if seed is None else (seed + draw) % _SEEDS,
-                    stop_token_ids=tuple(sorted(ends - set(info.eos_token_ids))),
+                    stop_token_ids=stops,
+                    ignore_eos=ignore_eos,
                 )
             )
     return planned

@@ -79,13 +79,15 @@ class PoolLimits(Limits, Protocol):
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Of a model that pools.  `tasks` are what it is served for; `labels_of` tells a revision's own
-    classes, () if its head is the base's; `truncate` is what a request gets that does not say."""
+    classes, () if its head is the base's, and `own_text` whether it has a tokenizer of its own;
+    `truncate` is what a request gets that does not say."""
 
     info: PoolingInfo
     text: PoolingText
     tasks: tuple[str, ...]
     truncate: bool = False
     labels_of: Callable[[str], tuple[str, ...]] = lambda rev: ()
+    own_text: Callable[[str], bool] = lambda rev: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,12 @@ class PoolingService:
         facts = backend.facts()
         if facts is None:
             raise _generates(wish.model)
+        if resolved.rev is not None and facts.own_text(resolved.rev):
+            raise LoradError(
+                "invalid_value",
+                f"{wish.model} has a tokenizer of its own, and inputs are read by the base model's",
+                param="model",
+            )
         account = account_of(resolved.name, wish.priority, resolved.priority, caller)
         trace.name, trace.rev, trace.tenant = resolved.name, resolved.rev, account.tenant.name
         trace.model = resolved.model

@@ -44,6 +44,7 @@ class PoolingFacts:
         self._asks = asks
         self._text: PoolingText | None = None
         self._labels_of = lru_cache(CACHED)(lambda rev: labels_of(revision(rev)))
+        self._own_text = lru_cache(CACHED)(lambda rev: has_own_text(revision(rev)))
 
     def __call__(self) -> Facts | None:
         """None while no engine runs, and of a model that only generates."""
@@ -55,7 +56,19 @@ class PoolingFacts:
             self._text = PoolingText(
                 self._tokenizer, spec, num_types=self._num_types, asks=self._asks
             )
-        return Facts(info.pooling, self._text, self._tasks, self._truncate, self._labels_of)
+        return Facts(
+            info.pooling,
+            self._text,
+            self._tasks,
+            self._truncate,
+            self._labels_of,
+            self._own_text,
+        )
+
+
+def has_own_text(record: RevisionRecord | None) -> bool:
+    """Whether its texts are read by a tokenizer of its own."""
+    return record is not None and record.own_tokenizer
 
 
 def labels_of(record: RevisionRecord | None) -> tuple[str, ...]:

@@ -124,8 +124,8 @@ class RequestService:
             preparing = partial(_prepare, ask, partial(backend.text, guest.rev))
             text, prompts = await self.threads.run(ask.num_characters, preparing)
             ends = _ends(ask, text, info)
-            ask = await _guided(ask, backend, info, account.tenant.name)
-            sampling = plan(ask, prompts, info, ends, self._limits.max_tokens)
+            ask = await _guided(ask, backend, info, account.tenant.name, text)
+            sampling = plan(ask, prompts, info, ends, self._limits.max_tokens, text.num_tokens)
             closed = partial(self._closed, guest, trace)
             generation = self._generation(
                 ask, guest, backend, closed, text, prompts, ends, deadline
@@ -342,14 +342,14 @@ def _prepare(ask: Ask, text_of: Callable[[], Text]) -> tuple[Text, list[tuple[in
     ]
 
 
-async def _guided(ask: Ask, backend: Backend, info: EngineInfo, tenant: str) -> Ask:
+async def _guided(ask: Ask, backend: Backend, info: EngineInfo, tenant: str, text: Text) -> Ask:
     """With the grammar of the format that it asks for."""
     if ask.format is None:
         return ask
     if backend.guide is None:
         message = f"{ask.format.param} is not served here"
         raise LoradError("unsupported_parameter", message, param=ask.format.param)
-    grammar = await backend.guide.grammar(ask.format, info, tenant)
+    grammar = await backend.guide.grammar(ask.format, info, tenant, text.vocabulary)
     return replace(ask, sampling=msgspec.structs.replace(ask.sampling, grammar=grammar))
 
 
@@ -374,8 +374,7 @@ def _ends(ask: Ask, text: Text, info: EngineInfo) -> frozenset[int]:
     """Ids that end the answer and are no part of its text; a turn's end is the end of a chat's."""
     ends = frozenset(ask.sampling.stop_token_ids)
     if not ask.sampling.ignore_eos:
-        ends |= frozenset(info.eos_token_ids)
-        ends |= text.chat_stop_ids if ask.chat else frozenset()
+        ends |= text.ends(info.eos_token_ids, chat=ask.chat)
     return ends
 
 

@@ -5,6 +5,7 @@ Knows none of the classes that fill them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from engine.messages import EngineInfo, SequenceDelta, Submit
@@ -106,11 +107,28 @@ class Decoder(Protocol):
     def finish(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class OwnVocabulary:
+    """An adapter's own tokenizer.json; `key` is the same where the content is, `ends` end a text of
+    it."""
+
+    path: Path
+    key: bytes
+    ends: tuple[int, ...]
+
+
 class Text(Protocol):
     """Tokenizer and chat template of one revision.  Thread-safe."""
 
     @property
-    def chat_stop_ids(self) -> frozenset[int]: ...
+    def num_tokens(self) -> int:
+        """Ids that a request may name; 0: as many as the base has."""
+
+    @property
+    def vocabulary(self) -> OwnVocabulary | None: ...
+    def ends(self, base: Sequence[int], *, chat: bool) -> frozenset[int]:
+        """Ids that end an answer, where `base` end the base's."""
+
     def encode(self, text: str, add_special: bool) -> list[int]: ...
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
     def spell(self, ids: Sequence[int]) -> list[str]: ...
@@ -125,9 +143,12 @@ class Text(Protocol):
 
 
 class Guide(Protocol):
-    """Of Guides: the grammar of a format; raises why there is none."""
+    """Of Guides: the grammar of a format, for the base's vocabulary or an adapter's `own`; raises
+    why there is none."""
 
-    async def grammar(self, asked: Format, info: EngineInfo, tenant: str = "") -> str: ...
+    async def grammar(
+        self, asked: Format, info: EngineInfo, tenant: str = "", own: OwnVocabulary | None = None
+    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

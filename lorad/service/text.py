@@ -1,24 +1,36 @@
 """Text: the tokenizer and chat template that go with a revision.
 
-Goes in: the base model's folder, and revision folders of the store.  Comes out: `RevisionText`,
-the base's words with an adapter's own chat template over them where it brings one.  Called from
-worker threads.  Every failure is a LoradError.
+Goes in: the base model's folder, revision folders of the store, what the registry knows of them.
+Comes out: `RevisionText`, the base's words with an adapter's own chat template, special tokens or
+tokenizer over them where it brings any.  Called from worker threads.  Every failure is a
+LoradError.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lorad.errors import BadConfig, LoradError
+from lorad.service.seams import OwnVocabulary
 from lorad.text.detok import Detokenizer
+from lorad.text.own_tokenizer import OwnTokenizers
 from lorad.text.template import ChatTemplate
-from lorad.text.tokenizer import TextError, Tokenizer
+from lorad.text.tokenizer import TOKENIZER_FILE, TextError, Tokenizer, read_specials
 
-#: Compiled templates of adapters that are kept; a compile takes milliseconds.
+#: Revisions whose templates and facts are kept; a compile takes milliseconds.
 CACHED = 256
+
+
+class Known(Protocol):
+    """Of RevisionRecord."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def own_tokenizer(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +39,23 @@ class RevisionText:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    #: Ids that a request may name; 0: those of the base.
+    num_tokens: int = 0
+    #: The adapter's own, where it has a tokenizer.json; None: the base's.
+    vocabulary: OwnVocabulary | None = None
+    #: What ends any answer by the adapter's own word, and end tokens of the base that are others
+    #: in its vocabulary.
+    own_ends: frozenset[int] = frozenset()
+    no_ends: frozenset[int] = frozenset()
 
     @property
     def chat_stop_ids(self) -> frozenset[int]:
-        return self.tokenizer.chat_stop_ids
+        return self.tokenizer.chat_stop_ids | self.own_ends
+
+    def ends(self, base: Sequence[int], *, chat: bool) -> frozenset[int]:
+        """Ids that end an answer, where those of `base` end the base's."""
+        ends = frozenset(base) - self.no_ends | self.own_ends
+        return ends | self.chat_stop_ids if chat else ends
 
     def encode(self, text: str, add_special: bool) -> list[int]:
         try:
@@ -80,7 +105,12 @@ class TextService:
     base.  Thread-safe."""
 
     def __init__(
-        self, base: Path, folder_of: Callable[[str], Path], *, key: str = "models.base"
+        self,
+        base: Path,
+        folder_of: Callable[[str], Path],
+        record_of: Callable[[str], Known | None] = lambda rev: None,
+        *,
+        key: str = "models.base",
     ) -> None:
         try:
             self.base = RevisionText(Tokenizer.load(base), ChatTemplate.load(base))
@@ -90,40 +120,73 @@ class TextService:
             ) from error
         #: Told, on any thread, of a revision whose files are not where they should be.
         self.on_missing: Callable[[str], None] = lambda rev: None
-        self._folder_of = folder_of
-        self._texts: OrderedDict[str, RevisionText] = OrderedDict()
+        self.tokenizers = OwnTokenizers(self.base.tokenizer, base)
+        self._folder_of, self._record_of = folder_of, record_of
+        #: What is known of a revision, and the key of its own tokenizer, which is kept elsewhere.
+        self._known: OrderedDict[str, tuple[RevisionText, bytes]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __call__(self, rev: str | None) -> RevisionText:
         if rev is None:
             return self.base
         with self._lock:
-            if rev in self._texts:
-                self._texts.move_to_end(rev)
-                return self._texts[rev]
-        text = self._load(rev)
+            text, key = self._known.get(rev, (None, b""))
+            if text is not None:
+                self._known.move_to_end(rev)
+        if text is not None and not key:
+            return text
+        if text is not None and (tokenizer := self.tokenizers.get(key)) is not None:
+            return replace(text, tokenizer=tokenizer)
+        text, key = self._load(rev)
+        # The tokenizer is not held here, or there would be no bound to what all of them take.
+        known = replace(text, tokenizer=self.base.tokenizer) if key else text
         with self._lock:
-            self._texts[rev] = text
-            while len(self._texts) > CACHED:
-                self._texts.popitem(last=False)
+            self._known[rev] = known, key
+            while len(self._known) > CACHED:
+                self._known.popitem(last=False)
         return text
 
     def forget(self, rev: str) -> None:
         with self._lock:
-            self._texts.pop(rev, None)
+            self._known.pop(rev, None)
 
-    def _load(self, rev: str) -> RevisionText:
-        """A template that cannot be used is an error, never the base's in silence."""
+    def _load(self, rev: str) -> tuple[RevisionText, bytes]:
+        """A tokenizer or template that cannot be used is an error, never the base's in silence."""
         folder = self._folder_of(rev)
         if not folder.is_dir():
             self.on_missing(rev)
             message = f"the files of {rev[:12]} are gone from the store"
             raise LoradError("model_not_found", message, param="model", hint="add it again")
+        text, key, record = self.base, b"", self._record_of(rev)
+        try:
+            if record is not None and record.own_tokenizer:
+                tokenizer, key = self.tokenizers.read(folder)
+                without = self.base.tokenizer.eos_ids - tokenizer.eos_ids
+                text = replace(text, tokenizer=tokenizer, no_ends=without)
+            if record is not None and record.num_tokens:
+                text = replace(text, num_tokens=record.num_tokens)
+            text = self._with_specials(text, folder)
+        except TextError as error:
+            message = f"the adapter's tokenizer cannot be used: {error}"
+            raise LoradError("invalid_value", message, param="model") from error
+        path = folder / TOKENIZER_FILE
+        if key and path.is_file():
+            ends = tuple(sorted(text.ends(sorted(self.base.tokenizer.eos_ids), chat=False)))
+            text = replace(text, vocabulary=OwnVocabulary(path, key, ends))
         try:
             own = ChatTemplate.load(folder, specials=self.base.tokenizer.specials)
         except TextError as error:
             message = f"the adapter's chat template cannot be used: {error}"
             raise LoradError("invalid_value", message, param="model") from error
-        if own is None:
-            return self.base
-        return RevisionText(self.base.tokenizer, own)
+        return text if own is None else replace(text, template=own), key
+
+    def _with_specials(self, text: RevisionText, folder: Path) -> RevisionText:
+        """The base's template writes the adapter's own special tokens, and its own end ends."""
+        base = self.base.tokenizer
+        specials = {**base.specials, **read_specials(folder)}
+        end = text.tokenizer.token_id(specials.get("eos_token", ""))
+        if end is not None and end != base.token_id(base.specials.get("eos_token", "")):
+            text = replace(text, own_ends=frozenset({end}))
+        if text.template is not None and specials != base.specials:
+            text = replace(text, template=ChatTemplate(text.template.sources, specials))
+        return text

@@ -226,6 +226,7 @@ def _revision(revision: wire.Revision, width: int) -> list[Line]:
         [
             ("digest", revision.rev, ""),
             ("kind", "  ".join(revision.kinds), ""),
+            ("tokens", f"{revision.num_tokens:,}" if revision.num_tokens else "", ""),
             ("targets", ranks or "  ".join(revision.targets), ""),
             ("rank", f"{revision.rank} at most, in {revision.num_layers} layers", ""),
             ("scaled", scalings, ""),

@@ -119,11 +119,13 @@ class Base:
         self.leases[rev] -= 1
 
 
-def service_of(folder: Path, link: CoreLink) -> PoolingService:
+def service_of(
+    folder: Path, link: CoreLink, adapters: Base | None = None, **more: Any
+) -> PoolingService:
     text = PoolingText(Tokenizer.load(folder), read_pooling(folder), num_types=2)
-    facts = Facts(link.core.info, text, ("embed", "rerank", "classify"))
+    facts = Facts(link.core.info, text, ("embed", "rerank", "classify"), **more)
     limits = Limits()
-    reception = Reception(Base(), limits=limits)
+    reception = Reception(adapters or Base(), limits=limits)
     backends = {"m": PoolBackend(link, lambda: facts)}
     return PoolingService(reception, backends, limits=limits, meter=Meter(), crowd=Crowd())
 
@@ -189,6 +191,18 @@ async def test_a_vector_does_not_depend_on_its_neighbours_or_their_order(
         [alone] = (await service.run(embed(text))).results
         assert one.values is not None and one.num_tokens == len(text.encode()) + 2
         assert np.array_equal(one.values, two.values) and np.array_equal(one.values, alone.values)
+
+
+@on_loop
+async def test_inputs_of_an_adapter_with_a_tokenizer_of_its_own_are_not_read_by_the_bases(
+    folder: Path, link: CoreLink
+) -> None:
+    adapter = Base()
+    adapter.rev = adapter.name = "r1"  # type: ignore[assignment]
+    with pytest.raises(LoradError, match="m has a tokenizer of its own") as caught:
+        service = service_of(folder, link, adapter, own_text=lambda rev: rev == "r1")
+        await service.run(embed("abc"))
+    assert (caught.value.status, adapter.leases.total()) == (400, 0)
 
 
 @on_loop

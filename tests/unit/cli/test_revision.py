@@ -35,6 +35,15 @@ def test_what_it_replaces_is_rows_of_a_matrix_or_parts_of_a_classifier():
     assert revision(targets=head)["  replaces"] == "score.weight, score.bias"
 
 
+def test_a_vocabulary_of_its_own_is_told():
+    assert "  vocabulary" not in revision()
+    own = revision(num_tokens=49154, own_tokenizer=True, kinds=("rows", "tokenizer"))
+    assert own["  vocabulary"] == "49,154 tokens, its own tokenizer"
+    assert own["  kind"] == "rows, tokenizer"
+    fewer = revision(num_tokens=49152)
+    assert fewer["  vocabulary"] == "49,152 tokens, the base model's tokenizer"
+
+
 def test_how_a_model_pools_is_one_line():
     plain = wire_status.PoolingPicture(kinds=("mean",), origin="a file", width=8, normalizes=False)
     assert pooling_words(plain) == "mean (a file), 8 numbers"
