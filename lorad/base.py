@@ -6,6 +6,7 @@ and of the weights the headers alone, so that a wrong base is told in a second a
 of loading.
 """
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -53,6 +54,13 @@ def folder_of(settings: Settings, index: int = 0) -> Path:
 
 
 def _read(settings: Settings, index: int) -> tuple[Path, BaseSpec]:
+    folder, spec = _read_files(settings, index)
+    if isinstance(spec, EncoderSpec) or settings.models[index].pools:
+        return folder, spec
+    return folder, dataclasses.replace(spec, extra_vocab=settings.lora.extra_vocab)
+
+
+def _read_files(settings: Settings, index: int) -> tuple[Path, BaseSpec]:
     model, key = settings.models[index], model_key(index, "base")
     folder = Path(model.base)
     try:

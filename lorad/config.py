@@ -117,6 +117,7 @@ class Settings(Struct, frozen=True, kw_only=True):
                 draft_model=m.draft_model,
                 slots=lora.slots,
                 max_rank=lora.max_rank,
+                extra_vocab=lora.extra_vocab,
                 ram_cache=lora.ram_cache,
                 kv_floor=lora.kv_floor,
                 adapter_floor=lora.adapter_floor,

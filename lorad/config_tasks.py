@@ -28,7 +28,7 @@ _POOLS = (
 _ONLY_POOLS = ("beside_generators",)
 #: Of one that generates and pools.
 _DOES_BOTH = ("pooled_tokens",)
-_GENERATES_LORA, _POOLS_LORA = ("kv_floor", "adapter_floor"), ("adapter_pool",)
+_GENERATES_LORA, _POOLS_LORA = ("kv_floor", "adapter_floor", "extra_vocab"), ("adapter_pool",)
 #: The engine's word for a setting, where ours is another.
 _OURS = {"max_length": "max_model_len"}
 

@@ -53,6 +53,14 @@ def test_defaults_need_nothing_but_a_base(write, env, base, tmp_path):
     assert settings.origins == {"models.base": f"{tmp_path}/etc/lorad.toml:2"}
 
 
+def test_token_ids_of_adapters_own_are_a_setting_with_bounds(write, env):
+    write("[lora]\nextra_vocab = 256\n")
+    assert load(None, env)[0].engine_config().extra_vocab == 256
+    write("[lora]\nextra_vocab = 65537\n")
+    with pytest.raises(BadConfig, match=r"^lora\.extra_vocab .*65536.*lorad\.toml"):
+        load(None, env)
+
+
 def test_sizes_and_durations_are_read_in_their_units(write, env):
     write('[lora]\nram_cache = "16GiB"\nstarve_after = "1500ms"\nkv_floor = "auto"\n')
     settings, _ = load(None, env)

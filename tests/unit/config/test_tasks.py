@@ -112,6 +112,7 @@ def test_inputs_of_a_step_are_the_engines_to_choose_unless_told(configure, tmp_p
         ('draft_model = "/m"', "", "models.draft_model: only a model that generates has it"),
         ('cpu_pool = "1GiB"', "", "models.cpu_pool: only a model that generates has it"),
         ("", '[lora]\nkv_floor = "1MiB"', "lora.kv_floor: only a model that generates has it"),
+        ("", "[lora]\nextra_vocab = 2", "lora.extra_vocab: only a model that generates has it"),
         ("", '[lora]\nadapter_pool = "1KiB"', "lora.adapter_pool = 1024: must be 1 MiB or more"),
         (f"max_model_len = {LENGTH + 1}", "", f"models.max_model_len = {LENGTH + 1} is above"),
         ('pooling = "step"', "", "models.pooling = step: expected one of auto, cls, last,"),
@@ -162,6 +163,16 @@ def test_a_decoder_that_does_both_has_the_settings_of_both(configure, tmp_path):
     assert config.pools == wanted
     spec = base.spec_of(settings)
     assert spec.generates and spec.head is not None
+
+
+def test_adapters_may_bring_tokens_where_a_model_generates(configure, tmp_path):
+    folder = write_qwen3(tmp_path / "qwen3")
+    rest = "[lora]\nextra_vocab = 7"
+    plain = base.spec_of(configure(folder))
+    for tasks in ('["generate"]', '["generate", "embed"]'):
+        spec = base.spec_of(configure(folder, f"tasks = {tasks}", rest))
+        assert (spec.extra_vocab, spec.num_ids) == (7, plain.vocab_size + 7)
+    assert plain.extra_vocab == 0
 
 
 @pytest.mark.parametrize(
