@@ -20,6 +20,7 @@ NO_DRAFTS = {
     "mtp": "heads that draft are not served",
 }
 MOST_DRAFT_TOKENS = 8
+MOST_EXTRA_VOCAB = 65536
 #: GPUs of one host, at the most.
 MOST_RANKS = 16
 #: Of a card's memory so much may be in use at the most, whoever has it.
@@ -103,7 +104,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         need(self.num_blocks >= 0, "num_blocks", "0 (auto) or more")
         need(1 <= self.slots <= 65536, "slots", "1 to 65536")
         need(1 <= self.max_rank <= 4096, "max_rank", "1 to 4096")
-        need(0 <= self.extra_vocab <= 65536, "extra_vocab", "0 to 65536 token ids")
+        need(
+            0 <= self.extra_vocab <= MOST_EXTRA_VOCAB,
+            "extra_vocab",
+            f"0 to {MOST_EXTRA_VOCAB} token ids",
+        )
         need(self.ram_cache >= 0, "ram_cache", "0 or more bytes")
         need(self.kv_floor >= 0, "kv_floor", "0 (auto) or more bytes")
         need(self.adapter_floor >= 0, "adapter_floor", "0 or more bytes")

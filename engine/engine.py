@@ -67,6 +67,7 @@ class Engine(Library[EngineCore], PoolingCalls):
             purpose=core.info.purpose,
             draft_bytes=core.info.draft_block_bytes,
             ranks=now.tensor_parallel,
+            extra_vocab=now.extra_vocab,
         )
 
     @property

@@ -57,7 +57,7 @@ MODULE_ID: dict[str, int] = {name: i for i, name in enumerate((*MODULES, *ENDS))
 #: 256-byte borders keep every row aligned for 16-byte loads and whole 32-byte sectors.
 ROW_ALIGN = 256
 #: Raise it when the meaning of the stream changes: packed files of another version are repacked.
-VERSION = 3
+VERSION = 4
 
 #: A block of adapters alone: rows are whole in one, and a small adapter should not fill much more.
 _LEAST_BLOCK_BYTES = 64 << 10
@@ -176,10 +176,16 @@ def adapter_block_bytes(shapes: Shapes, dtype: str) -> int:
     return max(_LEAST_BLOCK_BYTES, 1 << (_ROWS_A_BLOCK * widest - 1).bit_length())
 
 
+def needs_base(modules: Iterable[PackedModule]) -> bool:
+    """Whether packed files of `modules` are made with the base's weights: the same adapter has
+    other gains, and other rows that differ, on another base of the same shape."""
+    return any(m.gain or m.tokens for m in modules)
+
+
 def stream_id(layout: str, base: str, modules: Iterable[PackedModule]) -> str:
-    """What packed files of `modules` are for: the layout, and with a gain the base's weights too,
-    as the same adapter has other gains on another base of the same shape.  Part of their name."""
-    return f"{layout}w{base}" if any(m.gain for m in modules) else layout
+    """What packed files of `modules` are for: the layout, and the base's weights too where these
+    decide what is in them.  Part of their name."""
+    return f"{layout}w{base}" if needs_base(modules) else layout
 
 
 def stream_order(modules: Iterable[PackedModule]) -> tuple[PackedModule, ...]:

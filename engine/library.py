@@ -60,12 +60,13 @@ class Library(Generic[CoreT]):
         purpose: Purpose,
         draft_bytes: int = 0,
         ranks: int = 1,
+        extra_vocab: int = 0,
     ) -> None:
         self._core = core
         self._ids = itertools.count(1)
         self._folder, self._block_size = folder, block_size
         self._dtype, self._max_rank, self._purpose = dtype, max_rank, purpose
-        self._draft_bytes, self._ranks = draft_bytes, ranks
+        self._draft_bytes, self._ranks, self._extra_vocab = draft_bytes, ranks, extra_vocab
 
     @property
     def core(self) -> CoreT:
@@ -99,6 +100,7 @@ class Library(Generic[CoreT]):
             purpose=self._purpose,
             draft_bytes=self._draft_bytes,
             ranks=self._ranks,
+            extra_vocab=self._extra_vocab,
         )
         self.add_adapter(manifest, pinned=pinned, priority=priority)
         return manifest.rev

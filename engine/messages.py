@@ -64,7 +64,8 @@ class PackedModule(Struct, frozen=True):
     scaling: float
     bias: bool = False  # lora_bias: one number an output
     gain: bool = False  # DoRA: magnitude over norm, one number an output
-    #: Rows that replace the base's: `rank` of them, for these ids, or () for all.
+    #: Rows that replace the base's: `rank` of them, for these ids, ascending, or () for all up to
+    #: `rank`, which is the base's or more.
     tokens: tuple[int, ...] = ()
 
     @property

@@ -46,6 +46,7 @@ async def pack(
     purpose: Purpose | None = None,
     draft_bytes: int = 0,
     ranks: int = 1,
+    extra_vocab: int = 0,
 ) -> PackedManifest:
     """Pack `folder` for the engine of `model` into `out_dir`, in a process of its own.
 
@@ -60,7 +61,7 @@ async def pack(
         ("engine.adapters.pack", "--folder", str(folder), "--model", str(model)),
         ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
         ("--max-rank", str(max_rank), "--draft-bytes", str(draft_bytes), *_purpose(purpose)),
-        ("--ranks", str(ranks)),
+        ("--ranks", str(ranks), "--extra-vocab", str(extra_vocab)),
         what=f"packing {folder}",
     )
     return msgspec.json.decode(stdout, type=PackedManifest)
@@ -78,6 +79,7 @@ async def verify(
     max_rank: int = 512,
     purpose: Purpose | None = None,
     draft_bytes: int = 0,
+    extra_vocab: int = 0,
 ) -> Verified:
     """Write the probe file of `folder` for the engine of `model`, in a process of its own.
 
@@ -88,7 +90,7 @@ async def verify(
         ("engine.adapters.verify", "--folder", str(folder), "--model", str(model)),
         ("--block-size", str(block_size), "--dtype", dtype, "--out", str(out_dir)),
         ("--max-rank", str(max_rank), "--draft-bytes", str(draft_bytes), *_purpose(purpose)),
-        ("--probe", str(probe)),
+        ("--probe", str(probe), "--extra-vocab", str(extra_vocab)),
         () if packed is None else ("--packed", str(packed)),
         what=f"verifying {folder}",
     )

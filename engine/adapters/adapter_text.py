@@ -1,95 +1,104 @@
-"""The tokenizer files of an adapter folder: do their ids fit the base's embedding?
+"""The tokenizer files of an adapter folder: do their ids fit, and do they say something else than
+the base's?
 
-Goes in: an open folder and the base's vocabulary size (rows of its embedding).  Comes out: the
-names of the text files that lorad will read, or AdapterInvalid.  A chat template of its own is
-normal and not looked into here.  Knows no tokenizer library: only ids are read.
+Goes in: an open folder, how many tokens the adapter's tensors know, the base's spec and folder.
+Comes out: which text files there are, whether the tokenizer is the adapter's own, and how many ids
+its requests may hold; or AdapterInvalid.  A chat template of its own is normal and not looked into
+here.  Knows no tokenizer library.
 """
 
-import msgspec
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from engine.adapters.adapter_folder import AdapterFolder
 from engine.adapters.manifest import TEXT_FILES, Limits
+from engine.adapters.own_tokenizer import differs
 from engine.adapters.reasons import refuse
+from engine.adapters.tokenizer_files import (
+    CONFIG,
+    TOKENIZER,
+    UNREADABLE,
+    BaseTokenizer,
+    highest_id,
+)
+from engine.models.bases import BaseSpec
 
 
-class _Added(msgspec.Struct):
-    id: int
+@dataclass(frozen=True, slots=True)
+class AdapterText:
+    """`files`: those of TEXT_FILES that are there.  `num_tokens` 0: as many as the base."""
+
+    files: tuple[str, ...]
+    own: bool = False
+    num_tokens: int = 0
+    warnings: tuple[str, ...] = ()
 
 
-class _Model(msgspec.Struct):
-    vocab: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class _Tokenizer(msgspec.Struct):
-    """Of tokenizer.json, what carries ids.  The vocabulary stays raw until its size is bounded."""
-
-    model: _Model
-    added_tokens: list[_Added] = []
-
-
-class _TokenizerConfig(msgspec.Struct):
-    added_tokens_decoder: dict[str, msgspec.Raw] = {}
-
-
-def check_text_files(folder: AdapterFolder, vocab_size: int, limits: Limits) -> tuple[str, ...]:
-    """The names of TEXT_FILES that are there.  Raises AdapterInvalid."""
-    there = tuple(name for name in TEXT_FILES if folder.has(name))
-    for name in there:
+def read_text(
+    folder: AdapterFolder, vocabulary: int, spec: BaseSpec, limits: Limits, base: Path | None
+) -> AdapterText:
+    """`vocabulary`: ids below it have rows in embedding and head.  Without a base's folder any
+    tokenizer is the adapter's own.  Raises AdapterInvalid."""
+    files = tuple(name for name in TEXT_FILES if folder.has(name))
+    theirs, resized = BaseTokenizer(base), vocabulary != spec.vocab_size
+    # Copies of the base's files may have ids that it has no rows for: no new vocabulary.
+    known = max(vocabulary, 0 if resized or not files else theirs.size)
+    held, last = {}, 0
+    for name in files:
         data = folder.read(name, limits.max_text)
-        try:
-            highest = _HIGHEST[name](data, vocab_size) if name in _HIGHEST else -1
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise refuse(
-                "E_TOKENIZER_INVALID",
-                f"{name} cannot be read: {str(error)[:100]}",
-                f"copy {name} again, or remove the tokenizer files to use the base's",
-            ) from None
-        if highest >= vocab_size:
+        highest = _highest(name, data, known, theirs)
+        if highest >= known:
+            whose = "its own" if resized else "the base's"
             raise refuse(
                 "E_TOKENIZER_TOO_LARGE",
-                f"{name} has token ids up to {highest}, the base's embedding has {vocab_size} rows",
+                f"{name} has token ids up to {highest}, {whose} embedding has {vocabulary} rows",
                 "remove the tokenizer files to use the base's, or serve the resized model as base",
             )
-    return there
+        if name in (TOKENIZER, CONFIG):
+            held[name], last = data, max(last, highest)
+    if not spec.generates:  # texts are cut into the base's tokens
+        return AdapterText(files)
+    if TOKENIZER in held and _is_own(held, theirs):
+        return AdapterText(files, True, min(last + 1, vocabulary))
+    if resized and not theirs.size:  # ids are all that there is
+        return AdapterText(files, num_tokens=vocabulary)
+    if vocabulary < spec.vocab_size:
+        return AdapterText(files, num_tokens=_of_the_base(theirs.size, vocabulary))
+    more = vocabulary - spec.vocab_size
+    said = f"it has rows for {more} more tokens than the base, and no tokenizer that knows them"
+    warnings = (f"{said}: they can be neither written nor drawn",) if more else ()
+    return AdapterText(files, warnings=warnings)
 
 
-def _in_added_tokens(data: bytes, vocab_size: int) -> int:
-    if too_many := _too_many(data, b'":', vocab_size):
-        return too_many
-    return max(msgspec.json.decode(data, type=dict[str, int]).values(), default=-1)
+def _highest(name: str, data: bytes, most: int, theirs: BaseTokenizer) -> int:
+    found = theirs.highest_in(name, data)  # most are copies
+    try:
+        return highest_id(name, data, most) if found is None else found
+    except UNREADABLE as error:
+        raise _unreadable(name, error) from None
 
 
-def _in_tokenizer_config(data: bytes, vocab_size: int) -> int:
-    if too_many := _too_many(data, b'"content"', vocab_size):
-        return too_many
-    decoder = msgspec.json.decode(data, type=_TokenizerConfig).added_tokens_decoder
-    return max((int(key) for key in decoder), default=-1)
+def _is_own(held: Mapping[str, bytes], theirs: BaseTokenizer) -> bool:
+    try:
+        return differs(held, theirs)
+    except UNREADABLE as error:
+        raise _unreadable(TOKENIZER, error) from None
 
 
-def _in_tokenizer(data: bytes, vocab_size: int) -> int:
-    if too_many := _too_many(data, b'"id"', vocab_size):
-        return too_many
-    tokenizer = msgspec.json.decode(data, type=_Tokenizer)
-    added = max((token.id for token in tokenizer.added_tokens), default=-1)
-    raw = bytes(tokenizer.model.vocab)
-    if raw.startswith(b"["):  # Unigram: the id is the place in the list
-        if too_many := _too_many(raw, b"[", vocab_size):
-            return too_many
-        return max(added, len(msgspec.json.decode(raw, type=list[msgspec.Raw])) - 1)
-    if too_many := _too_many(raw, b'":', vocab_size):
-        return too_many
-    return max(added, max(msgspec.json.decode(raw, type=dict[str, int]).values(), default=-1))
+def _of_the_base(size: int, vocabulary: int) -> int:
+    if size > vocabulary:
+        raise refuse(
+            "E_VOCAB_RESIZED",
+            f"its embedding has {vocabulary} rows, and the base's tokenizer has {size} ids",
+            "put the tokenizer files that it was trained with beside the weights",
+        )
+    return size
 
 
-def _too_many(data: bytes, mark: bytes, vocab_size: int) -> int:
-    """Entries counted by their mark, if clearly more than the base has; else 0.  Comes before the
-    parser, as a file of 64 MiB can hold millions of entries."""
-    entries = data.count(mark)
-    return entries if entries > 4 * vocab_size + 4096 else 0
-
-
-_HIGHEST = {
-    "added_tokens.json": _in_added_tokens,
-    "tokenizer.json": _in_tokenizer,
-    "tokenizer_config.json": _in_tokenizer_config,
-}
+def _unreadable(name: str, error: Exception) -> Exception:
+    return refuse(
+        "E_TOKENIZER_INVALID",
+        f"{name} cannot be read: {str(error)[:100]}",
+        f"copy {name} again, or remove the tokenizer files to use the base's",
+    )

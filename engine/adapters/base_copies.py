@@ -16,7 +16,7 @@ from engine.models.base_files import ITEMSIZE, BaseFiles, BaseTensor, as_float32
 from engine.models.hf_config import text_name
 
 #: What PEFT puts between a module's name and its tensor's, besides an adapter's name.
-_BETWEEN = frozenset(("base_layer", "original_module", "modules_to_save"))
+_BETWEEN = frozenset(("base_layer", "original_module", "modules_to_save", "token_adapter"))
 
 
 def without_copies(

@@ -61,17 +61,23 @@ class TensorRef(Struct, frozen=True):
 
 class PairTensors(Struct, frozen=True):
     """The tensors of one module: A [r, d_in], B [d_out, r], and what else it has, [d_out] each.
-    Rows that replace the base's have A alone."""
+    At the ends d_in or d_out are the tokens that the adapter knows.
+
+    Rows that replace the base's have A alone: those of `rows`, or () for all.  What is counted
+    there beyond A's last row is a row of `more`.
+    """
 
     a: TensorRef
     b: TensorRef | None
     bias: TensorRef | None = None  # lora_bias
     magnitude: TensorRef | None = None  # DoRA
+    more: TensorRef | None = None
+    rows: tuple[int, ...] = ()
 
     @property
     def every(self) -> tuple[TensorRef, ...]:
         """Those that are there."""
-        found = (self.a, self.b, self.bias, self.magnitude)
+        found = (self.a, self.b, self.bias, self.magnitude, self.more)
         return tuple(ref for ref in found if ref is not None)
 
 

@@ -9,8 +9,9 @@ no torch, so the process starts quickly.
 Where several ranks share the base, the file has a stream for each, one behind the other, and sizes
 in the manifest are those of one (`models/shard.py`).
 
-Where a module has a gain (DoRA), the base's weights are read too, module by module: the file is
-for these weights alone then, and its name and layout say so (`layout.stream_id`).
+Where a module has a gain (DoRA), the base's weights are read too, module by module; and of an end
+that the adapter replaces only rows are packed that differ from the base's.  The file is for these
+weights alone then, and its name and layout say so (`layout.stream_id`).
 
     python -m engine.adapters.pack --folder F --model BASE --block-size 16 --dtype float32 --out DIR
 
@@ -39,6 +40,7 @@ from engine.adapters.adapter_folder import AdapterFolder
 from engine.adapters.manifest import AdapterManifest, Limits
 from engine.adapters.peft import inspect, revision_digest
 from engine.adapters.rows import AdapterRows, BaseRows, Words
+from engine.adapters.tokenizer_files import TOKENIZER
 from engine.errors import AdapterInvalid, EngineError
 from engine.layout import (
     ITEMSIZE,
@@ -46,6 +48,7 @@ from engine.layout import (
     PlacedModule,
     Placement,
     RowRun,
+    needs_base,
     place,
     stream_id,
 )
@@ -90,9 +93,11 @@ def pack_folder(
             source = opened.open(manifest.weights_file)
             try:
                 if whole is None:
-                    _write_stream(out, placement, manifest, AdapterRows(source, layout, base))
+                    rows = AdapterRows(source, layout, base, manifest)
+                    _write_stream(out, placement, manifest, rows)
                 else:
-                    rows = AdapterRows(source, replace(layout, shapes=whole.shapes), base)
+                    wide = replace(layout, shapes=whole.shapes)
+                    rows = AdapterRows(source, wide, base, manifest)
                     shards = [Shard(whole, rank, layout.shards) for rank in range(layout.shards)]
                     _write_shards(out, placement, manifest, rows, shards)
             finally:
@@ -117,6 +122,8 @@ def pack_folder(
         changes_kv=manifest.changes_kv,
         modules=manifest.modules,
         alora_tokens=manifest.alora_tokens,
+        num_tokens=manifest.num_tokens,
+        tokenizer=str(folder.absolute() / TOKENIZER) if manifest.own_tokenizer else "",
     )
 
 
@@ -232,6 +239,7 @@ def options_of(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--purpose", choices=get_args(Purpose), help="the engine's")
     parser.add_argument("--max-rank", type=int, default=Limits().max_rank)
     parser.add_argument("--ranks", type=int, default=1, help="processes that share the base")
+    parser.add_argument("--extra-vocab", type=int, default=0, help="token ids behind the base's")
     return parser
 
 
@@ -247,6 +255,7 @@ def pack_as_told(options: argparse.Namespace) -> tuple[PackedManifest, BlockLayo
         purpose=options.purpose,
         draft_bytes=options.draft_bytes,
         ranks=options.ranks,
+        extra_vocab=options.extra_vocab,
     )
 
 
@@ -266,14 +275,16 @@ def pack_for_base(
     purpose: Purpose | None = None,
     draft_bytes: int = 0,
     ranks: int = 1,
+    extra_vocab: int = 0,
 ) -> tuple[PackedManifest, BlockLayout]:
     """Pack a PEFT adapter's `folder` for the base in `model`, into `out`.
 
     `block_size` in tokens, 0 = the engine pools and has no KV; `dtype` the arena's; `draft_bytes`
     of a block are a draft model's; `purpose` is the engine's, None: as its blocks say; `ranks` how
-    many processes share the base.  Raises as `pack_folder` and `inspect` do.
+    many processes share the base, `extra_vocab` how many token ids adapters may bring.  Raises as
+    `pack_folder` and `inspect` do.
     """
-    spec = read_base(model, purpose or purpose_of(block_size))
+    spec = read_base(model, purpose or purpose_of(block_size), extra_vocab=extra_vocab)
     # Whoever filed the folder has bounded its size already.
     limits = Limits(max_rank=max_rank, max_bytes=sys.maxsize)
     whole = spec if ranks > 1 and isinstance(spec, ModelSpec) else None
@@ -283,7 +294,7 @@ def pack_for_base(
     rev = revision_digest(folder, manifest)
     with contextlib.ExitStack() as stack:
         base = None
-        if any(module.gain for module in manifest.modules):
+        if needs_base(manifest.modules):
             base = BaseRows(stack.enter_context(BaseFiles(model, namer(spec))), spec)
         return pack_folder(folder, manifest, layout, out, rev, base=base, whole=whole), layout
 
@@ -299,6 +310,7 @@ def pack_into(
     purpose: Purpose | None = None,
     draft_bytes: int = 0,
     ranks: int = 1,
+    extra_vocab: int = 0,
 ) -> PackedManifest:
     """The same into a folder of its own below `store`, which is called by the revision and made if
     need be; it is not there before it is whole."""
@@ -315,6 +327,7 @@ def pack_into(
             purpose=purpose,
             draft_bytes=draft_bytes,
             ranks=ranks,
+            extra_vocab=extra_vocab,
         )
         final = store / manifest.rev
         if final.exists():  # perhaps packed for another layout

@@ -15,11 +15,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from engine.adapters.adapter_folder import AdapterFolder
-from engine.adapters.adapter_text import check_text_files
+from engine.adapters.adapter_text import read_text
 from engine.adapters.alora import check_invocation
 from engine.adapters.base_copies import modules_without, without_copies
 from engine.adapters.config_values import rank_too_large
 from engine.adapters.digest import revision_digest
+from engine.adapters.end_tensors import take_ends
 from engine.adapters.heads import head_modules, take_head
 from engine.adapters.manifest import (
     CONFIG_FILE,
@@ -40,11 +41,12 @@ from engine.adapters.peft_config import (
     read_config,
 )
 from engine.adapters.peft_extras import check_extras, with_tied_head
-from engine.adapters.peft_keys import Pair, find_pairs, refuse_resized, shape_of
+from engine.adapters.peft_keys import Pair, find_pairs, shape_of
 from engine.adapters.reasons import REASONS, refuse, shown, shown_list
-from engine.adapters.replaced_rows import modules_of, take_replaced
+from engine.adapters.replaced_rows import replaced_rows
 from engine.adapters.safetensors_header import read_header
 from engine.adapters.value_scan import Scanner
+from engine.adapters.vocabulary import vocabulary_of
 from engine.errors import AdapterInvalid
 from engine.layout import MODULE_ID, MODULES
 from engine.messages import PackedModule
@@ -77,8 +79,8 @@ def inspect(
 ) -> AdapterManifest:
     """Read and check a whole adapter.  `served_dtype` is the arena's, to find values that overflow
     in it; "auto" leaves that check out.  `base` is the base model's folder: copies of its weights
-    beside the adapter are ignored if they equal them, and without it refused.  Raises
-    AdapterInvalid."""
+    beside the adapter are ignored if they equal them, and without it refused; of a resized
+    vocabulary they are looked through for rows that differ.  Raises AdapterInvalid."""
     with AdapterFolder(folder) as opened:
         opened.need_both_files()
         data = opened.read(CONFIG_FILE, limits.max_config, too_large="E_CONFIG_TOO_LARGE")
@@ -91,27 +93,44 @@ def inspect(
         try:
             held = read_header(fd, limits, weights_file)
             head, others = take_head(held, settings, spec)  # whole, equal to the base's or not
+            ends, others = take_ends(others, settings, spec)
             refs = without_copies(others, fd, base, namer(spec))
             copied = modules_without(others, refs)
-            replaced, refs = take_replaced(refs, settings, spec)
             pairs = find_pairs(refs, spec, mlx_names=settings.mlx)
             if settings.tying and spec.tied:
                 pairs = with_tied_head(pairs)
             _check_shapes(pairs, spec, limits)
             warnings = [*settings.remarks, *check_extras(pairs, settings)]
             modules = _scale(pairs, settings, warnings)
-            more = (*modules_of(replaced, pairs, spec), *head_modules(head, spec))
-            text_files = check_text_files(opened, spec.vocab_size, limits)
+            vocabulary = vocabulary_of(ends, pairs, spec)
+            if settings.alora_tokens and vocabulary > spec.vocab_size:
+                raise refuse(
+                    "E_ALORA",
+                    f"an aLoRA with {vocabulary - spec.vocab_size} tokens of its own: up to its"
+                    " invocation it is the base, which has no such tokens",
+                    "train it without added tokens, or as plain LoRA",
+                )
+            replaced = replaced_rows(ends, pairs, spec, fd, base)
+            more = (*replaced.modules, *head_modules(head, spec))
+            text = read_text(opened, vocabulary, spec, limits, base)
             warnings += _scan(fd, pairs, modules, served_dtype, more)
             file_bytes = os.fstat(fd).st_size
         finally:
             os.close(fd)
     warnings += _target_warnings(pairs, settings, spec)
-    warnings += _saved_warnings(settings, {*replaced, *head.saved}, copied)
+    warnings += [*replaced.warnings, *text.warnings]
+    there = {module.module.removesuffix(".rows") for module, _ in replaced.modules}
+    equal = copied | frozenset(replaced.equal)
+    warnings += _saved_warnings(settings, {*there, *head.saved}, equal)
     ranks = _largest_ranks(modules)
     modules += tuple(module for module, _ in more)
     tensors = (*(pair.tensors for pair in pairs), *(held for _, held in more))
     dtypes = {FLOAT_DTYPES[ref.dtype] for held in tensors for ref in held.every}
+    said = (
+        {"modules_to_save": sorted(settings.modules_to_save)}
+        if vocabulary != spec.vocab_size
+        else {}
+    )
     return AdapterManifest(
         rank=max(ranks.values()),
         ranks=ranks,
@@ -125,9 +144,11 @@ def inspect(
         tensors=tensors,
         changes_kv=changes_kv(modules, spec),
         warnings=tuple(warnings),
-        semantic=settings.semantic,
-        text_files=text_files,
+        semantic=settings.semantic | said,
+        text_files=text.files,
         weights_file=weights_file,
+        num_tokens=text.num_tokens,
+        own_tokenizer=text.own,
         alora_tokens=settings.alora_tokens,
     )
 
@@ -139,6 +160,10 @@ def _check_shapes(pairs: tuple[Pair, ...], spec: BaseSpec, limits: Limits) -> No
     for pair in pairs:
         d_in, d_out = spec.shapes.of(pair.module)
         a, b, *rows = pair.tensors.every
+        if pair.module == "embed_tokens":  # as many tokens as it says
+            d_in = a.shape[-1]
+        elif pair.module == "lm_head":
+            d_out = b.shape[0]
         for ref in pair.tensors.every:
             if ref.dtype not in FLOAT_DTYPES:
                 raise refuse(
@@ -155,7 +180,6 @@ def _check_shapes(pairs: tuple[Pair, ...], spec: BaseSpec, limits: Limits) -> No
         wrong += [(ref, f"[{d_out}]") for ref in rows if ref.shape != (d_out,)]
     if wrong:
         ref, wanted = wrong[0]
-        refuse_resized(ref, spec)
         raise refuse(
             "E_SHAPE",
             f"{shown(ref.name)} is {shape_of(ref)}, wanted {wanted};"
@@ -224,8 +248,8 @@ def _scan(
     """Look at every byte; warn of an adapter that adds nothing."""
     scanner, unserved = Scanner(fd, served_dtype), Scanner(fd, "auto")
     idle = not more
-    for _, held in more:
-        scanner.is_zero(held.a)
+    for ref in dict.fromkeys(ref for _, held in more for ref in held.every):
+        scanner.is_zero(ref)
     for pair, module in zip(pairs, modules, strict=True):
         held = pair.tensors
         served = [scanner.is_zero(ref) for ref in (held.a, held.b, held.bias) if ref is not None]

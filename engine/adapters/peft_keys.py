@@ -216,26 +216,24 @@ def _refuse_others(others: dict[str, list[TensorRef]], spec: BaseSpec, mlx_names
         raise mlx(f"the config is {whose}'s, but the tensors are {other}'s: {names}")
     if "E_MODULES_TO_SAVE" in others:
         for ref in others["E_MODULES_TO_SAVE"]:
-            refuse_resized(ref, spec)
+            _refuse_resized(ref, spec)
     for code, (meaning, hint) in _KINDS.items():
         if code in others:
             named = (f"{ref.name} {list(ref.shape)}" for ref in others[code])
             raise refuse(code, f"{meaning}: {shown_list(named)}", hint)
 
 
-def refuse_resized(ref: TensorRef, spec: BaseSpec) -> None:
-    """Refuse a tensor of the head or the embedding that would fit but for the vocabulary's size."""
+def _refuse_resized(ref: TensorRef, spec: BaseSpec) -> None:
+    """Refuse weights of another family's head or embedding that are of another vocabulary."""
     ends = _HEADS | _EMBEDDINGS
-    axis = 1 if "lora_embedding_A" in ref.name else 0  # where tokens are counted
     if ends.isdisjoint(ref.name.split(".")) or len(ref.shape) != 2:
         return
-    if "lora_A" in ref.name or "lora_embedding_B" in ref.name or ref.shape[axis] == spec.vocab_size:
-        return
-    raise refuse(
-        "E_VOCAB_RESIZED",
-        f"{shown(ref.name)} is for {ref.shape[axis]} tokens, the base has {spec.vocab_size}",
-        "train without added tokens, or serve the resized model itself as the base",
-    )
+    if ref.shape[0] != spec.vocab_size:
+        raise refuse(
+            "E_VOCAB_RESIZED",
+            f"{shown(ref.name)} is for {ref.shape[0]} tokens, the base has {spec.vocab_size}",
+            "train without added tokens, or serve the resized model itself as the base",
+        )
 
 
 def _refuse_mixture(factors: list[_Factor]) -> None:

@@ -1,112 +1,168 @@
-"""Rows of the embedding or the head that an adapter replaces: modules_to_save of these two, and
-trainable_token_indices.
+"""Rows of the embedding and the head that an adapter replaces: those in which what its file holds
+of the two differs from the base, and those that the base lacks.
 
-Goes in: the file's tensors, the config's settings, the base's spec.  Comes out: the tensors that
-are such rows, as modules of their own, and all the others.  A tensor that the config does not speak
-of stays among those, for whoever reads names to refuse.  Torch-free; looks at no values.
+Goes in: the tensors of both ends, the pairs, the open file and the base's folder.  Comes out:
+modules of their own.  Torch-free; reads some MiB at a time, in calls that leave the interpreter to
+others.
 
-Where head and embedding of the base are one tensor, PEFT lets trained tokens change both, unless
-the head has some of its own; saved weights change one alone, unless ensure_weight_tying is set.
+A resized vocabulary brings 128k rows of which two are new: so only rows that differ are packed,
+each with its id, ids ascending.  From half of them on an end is packed whole: that is at most twice
+the bytes, and its ids need no search.
 """
 
-import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from engine.adapters.manifest import FLOAT_DTYPES, PairTensors, TensorRef
-from engine.adapters.peft_config import LoraSettings
-from engine.adapters.peft_keys import Pair, refuse_resized
-from engine.adapters.reasons import refuse, shown
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.adapters.end_tensors import End, Ends, twice
+from engine.adapters.manifest import PairTensors, TensorRef
+from engine.adapters.peft_keys import Pair
+from engine.adapters.reasons import shown
+from engine.adapters.value_scan import read_exactly
 from engine.messages import PackedModule
-from engine.models.bases import BaseSpec
+from engine.models.base_files import ITEMSIZE, BaseFiles, as_float32
+from engine.models.bases import BaseSpec, namer
 
-_PREFIX = r"(?:base_model\.)?(?:(?:model|language_model|text_model)\.)*"
-_WHOLE = re.compile(rf"{_PREFIX}(embed_tokens|lm_head)\.weight")
-_TOKENS = re.compile(
-    rf"{_PREFIX}(embed_tokens|lm_head)\.token_adapter\.trainable_tokens_delta(?:\.default)?"
-)
+#: Elements that are compared at a time.
+CHUNK = 1 << 20
 
-#: End -> its tensor and the ids that it has rows for, () = all.
-Found = dict[str, tuple[TensorRef, tuple[int, ...]]]
-
-
-def take_replaced(
-    refs: tuple[TensorRef, ...], settings: LoraSettings, spec: BaseSpec
-) -> tuple[Found, tuple[TensorRef, ...]]:
-    """What replaces rows, and the other tensors.  Raises AdapterInvalid."""
-    found: Found = {}
-    rest = []
-    saved = {name.rpartition(".")[2] for name in settings.modules_to_save}
-    if settings.tying and spec.tied and "embed_tokens" in saved:  # PEFT takes it off the list
-        saved.add("lm_head")
-    for ref in refs:
-        whole, tokens = _WHOLE.fullmatch(ref.name), _TOKENS.fullmatch(ref.name)
-        if whole and whole[1] in saved:
-            ids: tuple[int, ...] = ()
-            end = whole[1]
-            refuse_resized(ref, spec)
-        elif tokens and tokens[1] in settings.tokens:
-            ids, end = settings.tokens[tokens[1]], tokens[1]
-        else:
-            rest.append(ref)
-            continue
-        if end in found:
-            raise _twice(found[end][0], ref, end)
-        _check(ref, ids, spec)
-        found[end] = (ref, ids)
-    for end, ids in settings.tokens.items():
-        absent = end not in found or found[end][1] != ids
-        tied = end == "lm_head" and spec.tied and settings.tokens.get("embed_tokens") == ids
-        if absent and not tied:
-            raise refuse(
-                "E_TRAINABLE_TOKENS",
-                f"trainable_token_indices lists {len(ids)} tokens of {end}, the file has no rows",
-                "the file is incomplete: save the adapter again",
-            )
-    embedding = found.get("embed_tokens") if spec.tied else None
-    if embedding is not None and (settings.tying or embedding[1]):
-        found.setdefault("lm_head", embedding)
-    return found, tuple(rest)
+Floats = NDArray[np.float32]
+#: rows(first, last) of a matrix.
+Rows = Callable[[int, int], Floats]
 
 
-def modules_of(
-    found: Found, pairs: tuple[Pair, ...], spec: BaseSpec
-) -> tuple[tuple[PackedModule, PairTensors], ...]:
-    """In stream order, behind every pair.  Raises AdapterInvalid for an end that has both."""
-    made = []
-    for end in sorted(found):
-        ref, ids = found[end]
-        both = [pair.tensors.a for pair in pairs if pair.module == end]
-        if both:
-            raise _twice(both[0], ref, end)
-        module = PackedModule(spec.num_layers, f"{end}.rows", ref.shape[0], 1.0, tokens=ids)
-        made.append((module, PairTensors(ref, None)))
-    return tuple(made)
+@dataclass(slots=True)
+class Replaced:
+    """In stream order, behind every pair.  `equal`: ends of which the adapter has weights of its
+    own that are the base's."""
+
+    modules: list[tuple[PackedModule, PairTensors]] = field(default_factory=list)
+    equal: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
-def _check(ref: TensorRef, ids: tuple[int, ...], spec: BaseSpec) -> None:
-    rows = len(ids) or spec.vocab_size
-    if ref.dtype not in FLOAT_DTYPES:
-        raise refuse(
-            "E_DTYPE",
-            f"{shown(ref.name)} has dtype {ref.dtype}",
-            "save the adapter as float32, bfloat16 or float16",
-        )
-    if ref.shape != (rows, spec.hidden_size):
-        raise refuse(
-            "E_SHAPE",
-            f"{shown(ref.name)} is {list(ref.shape)}, wanted [{rows}, {spec.hidden_size}]",
-            "it was probably made for another model: serve it on that one",
-        )
-    if ids and (len(set(ids)) < len(ids) or max(ids) >= spec.vocab_size):
-        raise refuse(
-            "E_TRAINABLE_TOKENS",
-            f"trainable_token_indices names a token twice, or one of {spec.vocab_size} or above",
-            "list the base's own token ids, each once",
-        )
+def replaced_rows(
+    ends: Ends, pairs: tuple[Pair, ...], spec: BaseSpec, fd: int, base: Path | None
+) -> Replaced:
+    """All rows, where no base is given.  Raises AdapterInvalid for an end that has trained rows and
+    a pair, and for tensors that stand for the same and are not equal; ConfigError if the base
+    cannot be read."""
+    found = Replaced()
+    with ExitStack() as stack:
+        files = None
+        if base is not None and any(end.whole for end in ends.values()):
+            files = stack.enter_context(BaseFiles(base, namer(spec)))
+        for name in sorted(ends):
+            end = ends[name]
+            _refuse_two(name, end, pairs, fd)
+            differing = None
+            if end.whole:
+                differing = _differing(
+                    fd, end.whole[0], _of_base(files, name, spec), spec.vocab_size
+                )
+                if not end.own:
+                    found.warnings += _doubt(end.whole[0], differing, spec)
+            if tensors := _chosen(end, differing, spec):
+                found.modules.append(_made(name, *tensors, spec))
+            elif end.own:
+                found.equal.append(name)
+    return found
 
 
-def _twice(one: TensorRef, other: TensorRef, end: str) -> Exception:
-    return refuse(
-        "E_DUPLICATE_MODULE",
-        f"{shown(one.name)} and {shown(other.name)} both change {end}",
-        "keep the one of the two that was trained",
-    )
+def _chosen(
+    end: End, differing: NDArray[np.int64] | None, spec: BaseSpec
+) -> tuple[tuple[int, ...], PairTensors] | None:
+    """Token ids, () = all, and where their rows are; None for no rows."""
+    trained = dict(zip(end.ids, range(len(end.ids)), strict=True)) if end.trained else {}
+    if differing is None:
+        if end.trained is None:
+            return None
+        ids = sorted(trained)
+        return tuple(ids), PairTensors(end.trained, None, rows=tuple(trained[i] for i in ids))
+    ref = end.whole[0]
+    count = ref.shape[0]
+    if not trained and count >= spec.vocab_size and 2 * len(differing) > count:
+        return (), PairTensors(ref, None)
+    at = {token: token for token in differing.tolist()}
+    at |= {token: count + row for token, row in trained.items()}
+    ids = sorted(at)
+    rows = tuple(at[token] for token in ids)
+    return (tuple(ids), PairTensors(ref, None, rows=rows, more=end.trained)) if ids else None
+
+
+def _made(
+    name: str, ids: tuple[int, ...], tensors: PairTensors, spec: BaseSpec
+) -> tuple[PackedModule, PairTensors]:
+    rank = len(ids) or tensors.a.shape[0]
+    return PackedModule(spec.num_layers, f"{name}.rows", rank, 1.0, tokens=ids), tensors
+
+
+def _doubt(ref: TensorRef, differing: NDArray[np.int64], spec: BaseSpec) -> list[str]:
+    """Of a copy of the base that was not listed to be trained."""
+    known = min(ref.shape[0], spec.vocab_size)
+    others = int((differing < known).sum())
+    if 2 * others <= known:
+        return []
+    said = f"{shown(ref.name)} differs from the base in {others} of {known} rows"
+    return [f"{said}: served as it is; if they were not trained, it is of another base"]
+
+
+def _refuse_two(name: str, end: End, pairs: tuple[Pair, ...], fd: int) -> None:
+    """PEFT has either factors or rows of an end's own; factors stand on what it was trained on."""
+    trained = end.own[0] if end.own else end.trained
+    for pair in pairs:
+        if pair.module == name and trained is not None:
+            raise twice(pair.tensors.a, trained, name)
+    for other in end.whole[1:]:
+        count, width = other.shape
+        one, another = _of_file(fd, end.whole[0]), _of_file(fd, other)
+        for first, last in _steps(count, width):
+            if not np.array_equal(one(first, last), another(first, last)):
+                raise twice(end.whole[0], other, name)
+
+
+def _differing(fd: int, ref: TensorRef, base: Rows | None, known: int) -> NDArray[np.int64]:
+    """Rows of `ref` that are not the base's to the last bit of their value, and those that it does
+    not have (it has `known`), ascending."""
+    count, width = ref.shape
+    if base is None:
+        return np.arange(count)
+    own, known = _of_file(fd, ref), min(count, known)
+    found = [np.arange(known, count)]
+    for first, last in _steps(known, width):
+        other = (own(first, last) != base(first, last)).any(axis=1)
+        found.append(np.flatnonzero(other) + first)
+    return np.sort(np.concatenate(found))
+
+
+def _steps(count: int, width: int) -> Iterator[tuple[int, int]]:
+    step = max(1, CHUNK // width)
+    return ((first, min(first + step, count)) for first in range(0, count, step))
+
+
+def _of_file(fd: int, ref: TensorRef) -> Rows:
+    row_bytes = ref.shape[1] * ITEMSIZE[ref.dtype]
+
+    def rows(first: int, last: int) -> Floats:
+        data = bytearray((last - first) * row_bytes)
+        read_exactly(fd, ref.begin + first * row_bytes, memoryview(data))
+        return as_float32(data, ref.dtype).reshape(last - first, ref.shape[1])
+
+    return rows
+
+
+def _of_base(files: BaseFiles | None, name: str, spec: BaseSpec) -> Rows | None:
+    """None where there is nothing to compare with."""
+    if files is None:
+        return None
+    tied = name == "lm_head" and (spec.tied or "lm_head.weight" not in files.tensors)
+    weight = "embed_tokens.weight" if tied else f"{name}.weight"
+    tensor = files.tensors.get(weight)
+    wanted = (spec.vocab_size, spec.hidden_size)
+    if tensor is None or tensor.shape != wanted or tensor.dtype not in ITEMSIZE:
+        return None
+    return lambda first, last: files.rows(weight, first, last)

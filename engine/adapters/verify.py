@@ -200,7 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verify(options: argparse.Namespace) -> Verified:
-    spec = read_base(options.model, options.purpose or purpose_of(options.block_size))
+    purpose = options.purpose or purpose_of(options.block_size)
+    spec = read_base(options.model, purpose, extra_vocab=options.extra_vocab)
     limits = Limits(max_rank=options.max_rank, max_bytes=sys.maxsize)
     layout = spec.block_layout(
         block_size=options.block_size, dtype=options.dtype, draft_bytes=options.draft_bytes

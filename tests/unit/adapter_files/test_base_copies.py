@@ -100,11 +100,11 @@ def test_a_copy_of_a_larger_vocabulary_is_refused(
     make_folder: MakeFolder, pair: MakePair, spec: ModelSpec, base: Path
 ) -> None:
     copy = torch.cat((weights(base)["model.embed_tokens.weight"], torch.zeros(2, 64).bfloat16()))
-    for name, reason in (("base_layer.weight", "E_BASE_COPY"), ("weight", "E_VOCAB_RESIZED")):
+    for name in ("base_layer.weight", "weight"):
         folder = make_folder(pair(Q) | {f"{P}model.embed_tokens.{name}": copy})
         with pytest.raises(AdapterInvalid) as caught:
             inspect(folder, spec, base=base)
-        assert caught.value.reason == reason and "130" in caught.value.message
+        assert caught.value.reason == "E_VOCAB_RESIZED" and "130" in caught.value.message
 
 
 def test_an_adapter_without_copies_does_not_need_the_base(
