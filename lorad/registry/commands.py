@@ -357,9 +357,15 @@ def _update(connection: Connection, at: Stamp, name: str, values: Mapping[str, A
 
 
 def _add_revision(connection: Connection, at: Stamp, revision: RevisionRecord) -> None:
-    """The same content under two names is one row: the first stays."""
+    """The same content under two names is one row: the first stays.  Whose vocabulary it has is
+    what was found last, once nobody serves it: it was not looked for before schema 5."""
     row = rows.of_revision(revision, at.now)
-    connection.execute(upsert(revisions).values(row).on_conflict_do_nothing())
+    new = upsert(revisions).values(row)
+    if queries.names_of(connection, revision.rev):
+        connection.execute(new.on_conflict_do_nothing())
+    else:
+        found = {name: row[name] for name in ("num_tokens", "own_tokenizer")}
+        connection.execute(new.on_conflict_do_update(index_elements=["rev"], set_=found))
 
 
 def _remember(connection: Connection, at: Stamp, before: AdapterRecord) -> None:

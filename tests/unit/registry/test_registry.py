@@ -267,6 +267,25 @@ def test_a_vocabulary_of_its_own_comes_back_and_goes_to_the_engine(
     assert manifest is not None and manifest.num_tokens == 49_154
 
 
+def test_whose_vocabulary_content_has_is_what_was_found_last_once_nobody_serves_it(
+    registry: Registry, add: Add
+) -> None:
+    """What was registered before vocabularies were looked for is mended by `rm` and `add`."""
+
+    def own() -> tuple[int, bool]:
+        revision = registry.revision(rev)
+        assert revision is not None
+        return revision.num_tokens, revision.own_tokenizer
+
+    rev = add("x", b"1", facts={"num_tokens": 0, "own_tokenizer": False}).rev
+    add("y", b"1")
+    assert own() == (0, False), "x is served so"
+    for name in ("x", "y"):
+        registry.remove(name).result()
+    add("x", b"1")
+    assert own() == (49_154, True)
+
+
 def test_a_packed_file_that_is_not_there_is_not_recorded(registry: Registry, add: Add) -> None:
     rev = add("x", b"1").rev
     with pytest.raises(FileNotFoundError):
