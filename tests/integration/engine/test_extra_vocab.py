@@ -6,15 +6,14 @@ weights.
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from engine import speculation
 from engine.messages import AddRevision, Evict, Load
+from tests.fakes.resized_llama import Judge, own_prompt
 
 V, EXTRA = 256, 40
 
@@ -46,54 +45,8 @@ def family(make_adapter) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def judge(model_dir: Path) -> Callable[..., tuple[list[int], torch.Tensor, torch.Tensor]]:
-    """(adapter, prompt, count) -> greedy tokens, their log-probabilities, and the prompt's."""
-    from transformers import LlamaForCausalLM
-
-    folders = {"q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn"}
-    folders |= {"o_proj": "self_attn"} | dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
-    models: dict[str, Any] = {}
-
-    def model_of(adapter: Any) -> Any:
-        name = adapter.rev if adapter else ""
-        if name in models:
-            return models[name]
-        model = models[name] = LlamaForCausalLM.from_pretrained(model_dir).eval()
-        if adapter is None:
-            return model
-        manifest = adapter.manifest
-        model.resize_token_embeddings(max(manifest.num_tokens, V), mean_resizing=False)
-        scaling = {(m.layer, m.module): m for m in manifest.modules}
-        with torch.no_grad():
-            for (layer, module), (a, b) in adapter.tensors.items():
-                told = scaling[layer, module]
-                if told.replaces:
-                    end = model.lm_head if "lm_head" in module else model.model.embed_tokens
-                    end.weight[list(told.tokens) if told.tokens else slice(None)] = a
-                else:
-                    part = getattr(model.model.layers[layer], folders[module])
-                    getattr(part, module).weight += told.scaling * (b @ a)
-        return model
-
-    def run(adapter: Any, prompt: list[int], count: int) -> tuple[Any, Any, Any]:
-        limit = adapter.manifest.num_tokens if adapter else 0
-        tokens, chosen = list(prompt), []
-        with torch.no_grad():
-            for _ in range(count):
-                rows = model_of(adapter)(torch.tensor([tokens])).logits[0, :, : limit or V]
-                rows = rows.log_softmax(-1)
-                tokens.append(int(rows[-1].argmax()))
-                chosen.append(rows[-1].max())
-        prompted = rows[: len(prompt) - 1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
-        return tokens[len(prompt) :], torch.stack(chosen), prompted
-
-    return run
-
-
-def own_prompt(adapter: Any, length: int, seed: int) -> list[int]:
-    """In which ids of its own are as frequent as any."""
-    draw, limit = torch.Generator().manual_seed(seed), adapter.manifest.num_tokens if adapter else 0
-    return torch.randint(3, limit or V, (length,), generator=draw).tolist()
+def judge(model_dir: Path) -> Judge:
+    return Judge(model_dir)
 
 
 WHO = ("few", None, "many", "whole", "shrunk", "plain", "few", None)
@@ -110,17 +63,6 @@ def ask(driver: Any, family: Any, who: Any, n: int, **sampling: Any) -> Any:
 NUMBERS = itertools.count()
 
 
-def check(asked: tuple[Any, Any, list[int]], judge: Any) -> None:
-    story, adapter, prompt = asked
-    tokens, chosen, prompted = judge(adapter, prompt, len(story.tokens))
-    assert story.message == "" and story.tokens == tokens
-    told = torch.tensor([one.logprob for one in story.logprobs])
-    torch.testing.assert_close(told, chosen, atol=1e-4, rtol=1e-4)
-    if story.prompt_logprobs:
-        told = torch.tensor([one.logprob for one in story.prompt_logprobs[1:]])
-        torch.testing.assert_close(told, prompted, atol=1e-4, rtol=1e-4)
-
-
 def test_each_alone_and_all_in_one_batch_say_what_resized_models_say(
     start_core, family, judge
 ) -> None:
@@ -130,13 +72,13 @@ def test_each_alone_and_all_in_one_batch_say_what_resized_models_say(
     for n, who in enumerate(WHO[:6]):
         asked = ask(driver, family, who, n)
         driver.finish()
-        check(asked, judge)
+        judge.check(*asked)
         used |= set(asked[0].tokens)
     assert max(used) >= V, "nobody has drawn an id of its own"
     together = [ask(driver, family, who, n) for n, who in enumerate(WHO)]
     driver.finish()
     for asked in together:
-        check(asked, judge)
+        judge.check(*asked)
     assert {who for who in family} >= {"shrunk"} and all(t < 200 for t in together[4][0].tokens)
 
 
@@ -154,7 +96,7 @@ def test_after_eviction_and_reload_and_under_preemption_they_say_the_same(
     ]
     driver.finish()
     for one in asked:
-        check(one, judge)
+        judge.check(*one)
     assert driver.core.scheduler.num_preemptions > 0
 
 
@@ -205,7 +147,7 @@ def test_drafts_of_the_text_itself_hold_ids_of_its_own(
         said.append((story, adapter, prompt))
     driver.finish()
     for one in said:
-        check(one, judge)
+        judge.check(*one)
     assert driver.core.stats.drafted_by_rev[family["few"].rev] > 0
 
 
@@ -280,8 +222,69 @@ def test_an_adapters_tokenizer_may_use_rows_that_the_bases_leaves_empty(
         )
     ]
     driver.finish()
-    check((story, own, prompt), judge)
+    judge.check(story, own, prompt)
     assert max(story.tokens) >= 200 > max(max(other.tokens) for other in others)
+
+
+@pytest.fixture(scope="module")
+def own_words(worded_dir, tmp_path_factory) -> Path:
+    """The base's tokenizer with two words behind its 256 ids, where two adapters have it."""
+    from tokenizers import AddedToken, Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(worded_dir / "tokenizer.json"))
+    words = [f"<{n}>" for n in range(tokenizer.get_vocab_size(), V)] + ["<yes!>", "<no!>"]
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+    assert tokenizer.token_to_id("<no!>") == V + 1
+    folder = tmp_path_factory.mktemp("own-words")
+    for name in ("one.json", "two.json"):
+        tokenizer.save(str(folder / name))
+    return folder
+
+
+def test_guided_answers_are_of_their_own_tokenizers_words(
+    start_core, make_adapter, worded_dir, own_words
+) -> None:
+    pytest.importorskip("llguidance")
+    from engine import grammar
+
+    rows = {"embed_tokens": (256, 257), "lm_head": (256, 257)}
+    own = [
+        make_adapter(
+            name,
+            rows=rows,
+            num_tokens=258,
+            extra_vocab=EXTRA,
+            tokenizer=str(own_words / f"{name}.json"),
+        )
+        for name in ("one", "two")
+    ]
+    driver = start_core(worded_dir, extra_vocab=EXTRA)
+    driver.add(*own)
+    words = grammar.lark('start: (<[256]> | <[257]>) "x"')
+    guided = [
+        driver.submit(f"g{n}", [5, 256, 7], a.rev, grammar=words, max_tokens=5)
+        for n, a in enumerate(own)
+    ]
+    text = grammar.regex("[a-d]{4}")
+    beside = [driver.submit(f"b{rev}", [9, 8], rev, grammar=text) for rev in (None, own[0].rev)]
+    redefined = driver.submit(
+        "ends", [5, 9], own[0].rev, grammar=text, ignore_eos=True, stop_token_ids=(257,)
+    )
+    free = driver.submit("f", [5, 256], own[0].rev, max_tokens=9)
+    driver.finish()
+    x = worded_dir_id(worded_dir, "x")
+    for story in guided:
+        assert story.tokens[0] in (256, 257) and story.tokens[1] == x and story.finish == "stop"
+    for story in beside:
+        assert len(story.tokens) == 5 and story.finish == "stop" and max(story.tokens) < V
+    assert redefined.tokens[-1] == 257 and redefined.finish == "stop" and free.tokens
+    # Two paths, one content: one reading; another where the answer ends with other tokens.
+    shelf = driver.core.guides._find.__self__
+    assert len(shelf._digests) == 2 and len(shelf._held) == 2
+
+
+def worded_dir_id(folder: Path, word: str) -> int:
+    return json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"][word]
 
 
 def test_a_model_that_drafts_knows_the_bases_ids_alone(
@@ -307,5 +310,5 @@ def test_a_model_that_drafts_knows_the_bases_ids_alone(
     odd = driver.submit("odd", own_prompt(few, 30, 4), few.rev, **biased)
     driver.finish()
     for one in asked:
-        check(one, judge)
+        judge.check(*one)
     assert driver.core.draft_model.forward_passes > 0 and odd.tokens == [258] * 6
