@@ -259,13 +259,8 @@ class StepPlanner:
             return rows
         device = self._arena.device
         places = np.concatenate([p.storage_offset() + np.arange(len(p)) * p.stride(0) for p in a])
-        rows = replace(rows, places=torch.from_numpy(places).to(device))
-        if not told.tokens:
-            return rows
-        ids, order = np.array(told.tokens), None
-        if (ids[1:] < ids[:-1]).any():  # as earlier versions packed them
-            order = torch.from_numpy(ids.argsort()).to(device)
-        return replace(rows, ids=torch.from_numpy(ids).to(device), order=order)
+        ids = torch.from_numpy(np.array(told.tokens)).to(device) if told.tokens else None
+        return replace(rows, ids=ids, places=torch.from_numpy(places).to(device))
 
 
 def _end_of(module: str) -> str:

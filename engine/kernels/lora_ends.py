@@ -84,8 +84,7 @@ def rows_at(rows: LoraRows, tokens: Tensor, width: int) -> tuple[Tensor, Tensor 
     if rows.ids is None:
         at, mine = tokens.clamp(max=last), None
     else:
-        at = torch.searchsorted(rows.ids, tokens, sorter=rows.order).clamp_(max=last)
-        at = at if rows.order is None else rows.order[at]
+        at = torch.searchsorted(rows.ids, tokens).clamp_(max=last)
         mine = rows.ids[at] == tokens
     piece = rows.a[0]
     numbers = rows.places[at][:, None] + torch.arange(width, device=tokens.device)

@@ -37,11 +37,10 @@ class LoraRows:
     b: tuple[Tensor, ...]
     bias: bool = False
     gain: bool = False
-    #: Rows that replace the base's: their token ids (None = all), and where each row begins in the
-    #: memory that the pieces lie in, in elements.  `order` sorts ids that do not ascend.
+    #: Rows that replace the base's: their token ids, ascending (None = all from 0 on), and where
+    #: each row begins in the memory that the pieces lie in, in elements.
     ids: Tensor | None = None
     places: Tensor | None = None
-    order: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.layout import MODULES, RowRun, place, stream_order
+from engine.layout import MODULES, RowRun, place, stream_id, stream_order
 from engine.messages import (
     AdapterEvent,
     AddRevision,
@@ -27,6 +27,7 @@ from engine.messages import (
     Submit,
     TokenLogprobs,
 )
+from engine.models.base_files import base_id
 from engine.models.spec import read_spec
 from engine.status_messages import RevisionStatus
 
@@ -158,7 +159,7 @@ def make_adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
         manifest = PackedManifest(
             rev=rev,
             path=str(path),
-            layout=layout.id,
+            layout=stream_id(layout.id, base_id(model_dir), packed),
             num_blocks=placement.num_blocks,
             true_bytes=placement.true_bytes,
             max_rank=rank,
