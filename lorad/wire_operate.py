@@ -70,6 +70,20 @@ class Held(Struct, frozen=True, kw_only=True):
     revs: tuple[str, ...]
 
 
+class ShedAsk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/shed`, of a gateway when another member joins: send on who waits here, the
+    newest first, until no more than `load` sequences run and wait."""
+
+    load: int
+
+
+class Shed(Struct, frozen=True, kw_only=True):
+    """So many requests were sent on: those that a gateway sends elsewhere, and have got nothing."""
+
+    schema: str = "lorad/shed.v1"
+    requests: int
+
+
 class RollbackAsk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/rollback` of a gateway, answered with `Added`: `name` means an earlier
     revision again; "" is the one before.  A digest may be cut off after 8 digits.  It goes on if

@@ -108,6 +108,7 @@ ADMIN = [
     Route(f"{_V1}/drain", operate.drain, methods=["POST"]),
     Route(f"{_V1}/resume", operate.resume, methods=["POST"]),
     Route(f"{_V1}/hold", operate.hold, methods=["POST"]),
+    Route(f"{_V1}/shed", operate.shed, methods=["POST"]),
     Route(f"{_V1}/requests/{{request_id}}", operate.cancel_request, methods=["DELETE"]),
     Route(f"{_V1}/registry/check", registry.check),
     Route(f"{_V1}/registry/backup", registry.backup),

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from lorad.api import parse, sse
 from lorad.api.deps import deps_of
 from lorad.api.encode import EventEncoder
-from lorad.api.identity import caller_of
+from lorad.api.identity import MOVES_HEADER, caller_of
 from lorad.api.respond import json
 from lorad.api.shapes import ChatShape, CompletionShape, Gathered
 from lorad.api.stream import TokenStream
@@ -56,6 +56,8 @@ async def _generate(
     deps = deps_of(request)
     ask, wanted = parse_body(await request.body(), deps.limits)
     ask = replace(ask, timeout=parse.timeout(request.headers.get("x-request-timeout")))
+    if MOVES_HEADER in request.headers:
+        ask = replace(ask, moves=True)
     if deps.requests.tracing:
         ask = _part_of_its_trace(request, ask)
     if not wanted.stream:
@@ -75,6 +77,7 @@ async def _generate(
     try:
         # The status line waits for the first event, so that a failure until then is no 200.
         await stream.begun(request)
+        generation.moves = False  # its client has the head now
     except BaseException:
         generation.close()
         raise

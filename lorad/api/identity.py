@@ -19,6 +19,8 @@ from lorad.service.tenants import Caller
 #: The revision that the model's name is to mean to this request: a gateway's word, so that all of
 #: its daemons move at once.  As asking for name@revision, but for the name in the answer.
 REV_HEADER = "x-lorad-rev"
+#: A gateway's word that it sends this request to another daemon, should this one send it on.
+MOVES_HEADER = "x-lorad-moves"
 
 
 def admit(deps: Deps, auth: Auth, scope: Scope, headers: Headers) -> None:

@@ -117,6 +117,9 @@ ADMIN: Mapping[tuple[str, str], Operation] = {
     ("POST", f"{_PLACE}/hold"): Operation(
         "Keep a name's revision to be had as name@digest", wire_operate.Held, wire_operate.HoldAsk
     ),
+    ("POST", f"{_PLACE}/shed"): Operation(
+        "Send on who waits here and came by a gateway", wire_operate.Shed, wire_operate.ShedAsk
+    ),
     ("DELETE", f"{_PLACE}/requests/{{request_id}}"): Operation(
         "End one that runs or waits; its client gets an error", wire_operate.RequestCancelled
     ),

@@ -14,7 +14,7 @@ from lorad.api.admin import MAX_PAGE, last_seen
 from lorad.api.asked import body, number
 from lorad.api.deps import Deps, deps_of
 from lorad.api.respond import json
-from lorad.wire_operate import DrainAsk, HoldAsk, LogPage, RequestCancelled
+from lorad.wire_operate import DrainAsk, HoldAsk, LogPage, RequestCancelled, Shed, ShedAsk
 
 #: What the client of a cancelled request is told.
 CANCELLED = "an operator cancelled this request"
@@ -54,6 +54,18 @@ async def hold(request: Request) -> Response:
     outcome = deps_of(request).adapters.hold(ask)
     audit.done(request, "hold", ask.name, rev=",".join(rev[:12] for rev in outcome.revs))
     return json(outcome)
+
+
+async def shed(request: Request) -> Response:
+    """Send on who waits here and came by a gateway, down to a load that it says."""
+    ask, deps = await body(request, ShedAsk), deps_of(request)
+    await deps.listing.look()
+    status = deps.listing.status()
+    beyond = status.running + status.waiting - ask.load
+    count = deps.requests.shed(min(beyond, status.waiting))
+    if count:
+        audit.done(request, "shed", "", message=f"{count} requests")
+    return json(Shed(requests=count))
 
 
 async def cancel_request(request: Request) -> Response:

@@ -43,6 +43,7 @@ MEMBERS_OWN: Mapping[str, Refused] = {
     "reload": Refused("each member has its own settings: loractl -H MEMBER reload"),
     "tenants": Refused("they are of each member: loractl -H MEMBER tenant"),
     "hold": Refused("it is for gateways, at a member"),
+    "shed": Refused("it is for gateways, at a member"),
 }
 _FOLDERS = Refused("folders of a member's machine are not the cluster's: loractl add DIR --load")
 

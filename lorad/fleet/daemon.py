@@ -33,8 +33,8 @@ log = logging.getLogger("lorad.fleet")
 REFUSED_SECONDS = 10.0
 #: Revisions that were taken in, or refused, lately.
 REMEMBERED = 1000
-#: Beside each request for an adapter: see lorad.api.identity.
-REV_HEADER = "x-lorad-rev"
+#: Beside each request for an adapter, and beside all: see lorad.api.identity.
+REV_HEADER, MOVES_HEADER = "x-lorad-rev", "x-lorad-moves"
 _STATUS = Ask("GET", f"{taking.V1}/status", face="admin")
 _SLOTS = Ask("GET", f"{taking.V1}/slots", face="admin")
 

@@ -46,6 +46,7 @@ from lorad.fleet.listing import Listing, own_status
 from lorad.fleet.members import Answer, Ask, Member, Members
 from lorad.fleet.presence import LEASE_SECONDS, Presence
 from lorad.fleet.pulls import Pulls
+from lorad.fleet.relief import Relief
 from lorad.fleet.shared_uploads import SharedUploads
 from lorad.fleet.staging import Stage
 from lorad.fleet.taking import read
@@ -133,6 +134,7 @@ class Gateway:
             self.presence.run,
             self._events.run,
             self.boards.run,
+            Relief(self._members).run,
             self._look_on,
         ]
         self._tasks = [asyncio.create_task(kept(run)) for run in loops]

@@ -20,7 +20,7 @@ from lorad.api.respond import envelope
 from lorad.errors import LoradError
 from lorad.fleet import table as tables
 from lorad.fleet.catalog import Catalog
-from lorad.fleet.daemon import REV_HEADER
+from lorad.fleet.daemon import MOVES_HEADER, REV_HEADER
 from lorad.fleet.line import OF_CONNECTION
 from lorad.fleet.local import nobody
 from lorad.fleet.members import Answer, Ask, Head, Lost, Members
@@ -31,7 +31,8 @@ from lorad.spelling import is_reference
 
 #: A member says so when another one may take the request.
 ELSEWHERE = ("engine_restarting", "engine_stalled", "loading_base", "draining")
-#: A request that a member had at hand when it was lost may be why: it goes on this many times.
+#: A request that a member had at hand when it was lost may be why: it goes on this many times, and
+#: besides from each member that takes no more or sends it on.
 MOST_MOVES = 1
 #: A name that moves while it is asked for is looked up again, this many times.
 MOST_LOOKS = 4
@@ -113,13 +114,14 @@ class Inference:
         """An answer, or a stream that has begun; a loss before that is made good once.  Who is not
         `vouched` for is told by a member that there is no such model, once that knows who it is."""
         left: list[str] = []
-        looks = 0
+        looks = moves = 0
         while True:
             entry, headers = None, ask.headers
             if vouched or not self._is_unknown(model):
                 entry = self.find(model)
             else:
                 headers = (*headers, (REV_HEADER, _NO_REVISION))
+            headers = (*headers, (MOVES_HEADER, "1"))
             to = Ask(ask.method, ask.path, ask.query, headers, ask.body, model=id_of(entry))
             shut = entry is not None and entry.drained and ask.method != "GET"
             if shut and entry is not None:
@@ -130,9 +132,10 @@ class Inference:
                 answer = await self._once(to, entry, left)
             except Lost as lost:
                 left.append(lost.member)
-                if len(left) > MOST_MOVES:
+                if moves >= MOST_MOVES:
                     message = f"no member answered: {lost}"
                     raise LoradError("engine_restarting", message) from None
+                moves += 1
                 self.moved += 1
                 continue
             if isinstance(answer, Begun):
@@ -144,9 +147,10 @@ class Inference:
                 await self._presence.renew(self._presence.now())
                 if self.find(model) is not entry:
                     continue
-            if len(left) < MOST_MOVES and _elsewhere(answer):
+            if (why := _elsewhere(answer)) and (moves < MOST_MOVES or why == "draining"):
                 left.append(answer.head.member)
                 if self._others(left):
+                    moves += why != "draining"  # a member that takes no more has lost nothing
                     self.moved += 1
                     continue
             return answer
@@ -204,7 +208,7 @@ async def events(
 async def ask_of(request: Request) -> Ask:
     """What is passed on: all but what is of this connection, and what only a gateway may say."""
     body = await request.body()
-    out = {REV_HEADER, "accept-encoding", "expect", *OF_CONNECTION}
+    out = {REV_HEADER, MOVES_HEADER, "accept-encoding", "expect", *OF_CONNECTION}
     if KNOWN in request.scope:
         out.add("authorization")
     headers = [(name, value) for name, value in request.headers.items() if name not in out]
@@ -242,8 +246,10 @@ def _closed(entry: Entry) -> LoradError:
     return LoradError("draining", f"{entry.name!r} takes no new requests for now")
 
 
-def _elsewhere(answer: Answer) -> bool:
-    return answer.status == 503 and refusal(answer).code in ELSEWHERE
+def _elsewhere(answer: Answer) -> str:
+    """Why another member may take it; "": none would say anything else."""
+    code = refusal(answer).code if answer.status == 503 else ""
+    return code if code in ELSEWHERE else ""
 
 
 async def _rest(parts: AsyncGenerator[Head | bytes, None]) -> bytes:

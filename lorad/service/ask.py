@@ -52,6 +52,7 @@ class Ask:
     cache_salt: str = ""
     alora_fallback: Literal["", "base"] = ""  # who answers a prompt that does not invoke an aLoRA
     format: Format | None = None  # None = free text
+    moves: bool = False  # whoever sent it sends it elsewhere, should it be refused for that
     traceparent: str = ""  # of whose trace the request is a part, as its client says
     tracestate: str = ""
     template_vars: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)

@@ -53,6 +53,7 @@ class Generation:
         self.created = int(time.time())
         self.ask, self.rev, self.fingerprint = ask, rev, fingerprint
         self.text, self.prompts, self.choices = text, prompts, choices
+        self.moves = ask.moves  # as long as its client has seen nothing at all
         self.error: Exception | None = None
         self._on_news: Callable[[], None] = lambda: None
         self._owner = owner

@@ -34,6 +34,8 @@ from lorad.service.trace import Trace
 
 T = TypeVar("T")
 
+#: What a request is told that its gateway sends elsewhere.
+SENT_ON = "another member has room for it"
 #: Given to the engine beyond its own deadline, so that it speaks first if it can.
 DEADLINE_GRACE_SECONDS = 2.0
 
@@ -235,6 +237,21 @@ class RequestService:
         # An SDK that tried again by itself would undo it.
         running.fail(LoradError(code, message, again=False))
         return running, live, changed
+
+    def shed(self, most: int) -> int:
+        """Send on requests of which nobody has seen anything and no token was drawn, the newest
+        first, until `most` sequences less wait; how many requests."""
+        count = 0
+        for running, _ in reversed(list(self.crowd)):
+            if most <= 0:
+                break
+            if not isinstance(running, Generation) or running.begun or running.over:
+                continue
+            if running.moves:
+                running.fail(LoradError("draining", SENT_ON))
+                most -= len(running.choices)
+                count += 1
+        return count
 
     # ----------------------------------------------------------------- accounts
     def _closed(self, guest: Guest, trace: Trace | None, generation: Generation) -> None:

@@ -15,7 +15,7 @@ from lorad.api.server import HttpServer, bind_unix
 from lorad.errors import LoradError
 from lorad.fleet.line import Site
 from lorad.wire_openai import ModelCard, ModelFacts, ModelList
-from lorad.wire_operate import Drained, Held, HoldAsk
+from lorad.wire_operate import Drained, Held, HoldAsk, Shed
 from lorad.wire_status import ModelStatus, PoolPicture, Status, Version
 from lorad.wire_stream import Board, Load, Slot
 from lorad.wire_tenants import TenantPage
@@ -96,6 +96,7 @@ class SmallDaemon:
         self.asked, self.gone = [], 0
         self.hold = None
         self.silent = False  # it takes connections, and says nothing more
+        self.queued = None  # a list: completions wait in it, each as a future of why it is refused
         routes = [
             Route("/admin/v1/status", self._status),
             Route("/admin/v1/slots", self._slots),
@@ -149,6 +150,7 @@ class SmallDaemon:
     async def _status(self, request):
         await self._quiet()
         given = {"state": self.state, "fingerprint": self.fingerprint}
+        given["waiting"] = len(self.queued or ())
         return _json(status_of(self.name, instance_id=self.instance, **given))
 
     async def _slots(self, request):
@@ -167,6 +169,10 @@ class SmallDaemon:
             name = msgspec.json.decode(body)["model"]
             if rev not in (self.serves.get(name), *self.held.get(name, ())):
                 return failure(LoradError("model_not_found", f"no {name} of {rev[:8]}"))
+        if self.queued is not None:
+            self.queued.append(turn := asyncio.get_running_loop().create_future())
+            if (error := await turn) is not None:
+                return failure(error)
         if body == b"whole":
             return JSONResponse({"by": self.name}, 429, headers={"retry-after": "3"})
 
@@ -262,6 +268,8 @@ class SmallDaemon:
     async def _wish(self, request):
         word, raw = request.path_params["wish"], await request.body()
         self.wishes.append((word, msgspec.json.decode(raw)))
+        if word == "shed":
+            return _json(Shed(requests=self._shed(self.wishes[-1][1]["load"])))
         if word in ("drain", "resume"):
             return _json(Drained(name=None, draining=word == "drain", running=1))
         names = msgspec.json.decode(raw, type=wire.Names)
@@ -274,6 +282,13 @@ class SmallDaemon:
             for n in names.names
         )
         return _json(wire.Results(items=items))
+
+    def _shed(self, load):
+        newest = self.queued[load:]
+        del self.queued[load:]
+        for turn in newest:
+            turn.set_result(LoradError("draining", "another member has room for it"))
+        return len(newest)
 
     def _verified(self, name):
         if name not in self.serves:

@@ -207,3 +207,28 @@ def test_a_member_that_is_killed_costs_its_streams_alone(gateway, poll):
     daemon.start()
     poll(gateway.is_ready, "both to be there again")
     poll(lambda: gateway.text("bard") == before, "the same answer of either")
+
+
+def test_who_waits_at_a_full_member_goes_to_one_that_joins(gateway, poll):
+    full, late = gateway.daemons["east"], gateway.daemons["west"]
+    plain = full.config.read_text()
+    full.config.write_text(plain.replace("threads = 1", "threads = 1\nmax_num_seqs = 1"))
+    for daemon in (full, late):
+        assert daemon.stop() == 0, daemon.tail()
+    full.start()
+    poll(lambda: states(gateway) == {"east": "ready", "west": "lost"}, "one of both to be there")
+    with ThreadPoolExecutor(6) as crowd:
+        asked = [crowd.submit(gateway.ask, "tiny", 2000) for _ in range(6)]
+        poll(lambda: len(running(full)) >= 6, "all of them to wait there")
+        late.start()
+        poll(lambda: running(late), "some of them to go there")
+        answers = [one.result() for one in asked]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+    assert "requests on: a member joined" in gateway.tail()
+    full.config.write_text(plain)
+
+
+def states(gateway):
+    with gateway.client() as client:
+        return {one.name: one.state for one in client.status().models[0].replicas}

@@ -102,6 +102,21 @@ def test_a_loss_before_the_first_byte_is_made_good_once():
     run(scenario)
 
 
+def test_a_member_that_takes_no_more_is_passed_by_after_a_loss_too():
+    async def scenario(c, front):
+        a, b, last = c.daemons.values()
+        b.answer = LoradError("draining", "another member has room for it")
+        await a.stop()
+        answer = await front.ask("tiny")
+        assert answer.status_code == 200 and len(last.asked) == len(b.asked) == 1
+        assert front.gateway.inference.moved == 2
+        last.answer = b.answer
+        assert (await front.ask("tiny")).json()["error"]["code"] == "draining", "as nobody is left"
+        await a.start()
+
+    run(scenario)
+
+
 def test_of_many_requests_none_that_had_not_begun_is_lost_with_its_member():
     async def scenario(c, front):
         for number in range(4):

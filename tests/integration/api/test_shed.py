@@ -1,0 +1,94 @@
+"""`POST /admin/v1/shed`: who came by a gateway and waits is refused, so that it asks elsewhere."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+CHAT = "/v1/chat/completions"
+ASK = {"model": "bible", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+MOVES = "x-lorad-moves: 1\r\n"
+
+
+@pytest.fixture
+def ask(connect: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(api: Any, headers: str = MOVES, **more: Any) -> Any:
+        """It is on its way; the engine waits."""
+        before = len(api.engine.submits)
+        content = json.dumps(ASK | more).encode()
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: l\r\nconnection: close\r\n{headers}"
+            f"content-length: {len(content)}\r\n\r\n"
+        )
+        raw = connect(api.inference).send(head.encode() + content)
+        api.until(lambda: len(api.engine.submits) == before + 1)
+        return raw
+
+    return ask
+
+
+def queued(api: Any, monkeypatch: pytest.MonkeyPatch, running: int, waiting: int) -> None:
+    """As the engine's picture has it."""
+    status = msgspec.structs.replace(api.listing.status(), running=running, waiting=waiting)
+    monkeypatch.setattr(api.listing, "status", lambda: status)
+
+
+def shed(api: Any, call: Callable[..., Any], load: int) -> int:
+    answer = call(api.admin, "POST", "/admin/v1/shed", {"load": load})
+    assert answer.status == 200, answer.body
+    return int(answer.json["requests"])
+
+
+def test_the_newest_that_a_gateway_sends_elsewhere_are_refused_and_no_others(
+    api: Any, ask: Callable[..., Any], call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = api.hold_engine()
+    oldest, direct = ask(api), ask(api, headers="")
+    stream, whole = ask(api, stream=True), ask(api)
+    queued(api, monkeypatch, running=1, waiting=3)
+    assert shed(api, call, load=4) == 0, "it has no more than that"
+    assert shed(api, call, load=2) == 2
+    for raw in (stream, whole):
+        answer = raw.answer()
+        assert (answer.status, answer.code) == (503, "draining")
+        assert answer.headers.get("x-should-retry") != "false"
+    api.run(gate.set)
+    for raw in (oldest, direct):
+        assert raw.answer().status == 200
+    api.until(lambda: not api.requests.active)
+    assert not +api.adapters.leases and api.requests.waiting == 0
+
+
+def test_no_more_are_refused_than_the_engine_has_queued(
+    api: Any, ask: Callable[..., Any], call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = api.hold_engine()
+    first, second = ask(api), ask(api)
+    queued(api, monkeypatch, running=7, waiting=1)
+    assert shed(api, call, load=0) == 1
+    assert second.answer().status == 503
+    api.run(gate.set)
+    assert first.answer().status == 200
+
+
+def test_an_answer_that_has_begun_or_whose_head_is_out_stays(
+    make_api: Callable[..., Any],
+    ask: Callable[..., Any],
+    call: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = make_api(ping_seconds=0.05)
+    api.engine.reply = b"ab"
+    gate = api.hold_engine(1)
+    begun = ask(api)
+    api.until(lambda: all(g.begun for g, _ in api.requests.crowd))
+    gates = api.hold_engine()
+    pinged = ask(api, stream=True)
+    api.until(lambda: not any(g.moves for g, _ in list(api.requests.crowd)[1:]))
+    queued(api, monkeypatch, running=0, waiting=2)
+    assert shed(api, call, load=0) == 0
+    for each in (gate, gates):
+        api.run(each.set)
+    assert begun.answer().status == pinged.answer().status == 200

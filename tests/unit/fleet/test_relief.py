@@ -1,0 +1,94 @@
+"""A member that joins takes its share of who waits at the others."""
+
+import asyncio
+
+import pytest
+
+from lorad.fleet import relief
+from lorad.fleet.relief import Relief
+from tests.fakes.small_clusters import run
+
+
+@pytest.fixture(autouse=True)
+def nobody_looks_by_itself(monkeypatch):
+    monkeypatch.setattr(relief, "LOOK_SECONDS", 60.0)
+
+
+async def filled(front, daemons, count):
+    """So many wait at each of these, and nowhere else."""
+    for daemon in daemons:
+        daemon.queued = []
+    asking = [asyncio.create_task(front.ask("tiny")) for _ in range(count * len(daemons))]
+    while any(len(daemon.queued) < count for daemon in daemons):
+        await asyncio.sleep(0.001)
+    await front.members.look()
+    return asking
+
+
+async def let_go(daemons, asking):
+    for daemon in daemons:
+        for turn in daemon.queued:
+            turn.set_result(None)
+    return [answer.status_code for answer in await asyncio.gather(*asking)]
+
+
+def test_who_waits_is_sent_on_to_a_member_that_joins_the_newest_first():
+    async def scenario(c, front):
+        a, b, late = c.daemons.values()
+        late.state = "loading_base"
+        await front.members.look()
+        relief = Relief(front.members)
+        await relief.look()
+        asking = await filled(front, (a, b), 6)
+        first = a.queued[0], b.queued[0]
+        await relief.look()
+        assert not late.asked, "nobody has joined"
+        late.state, late.queued = "ready", []
+        await front.members.look()
+        await relief.look()
+        while len(late.queued) < 4:
+            await asyncio.sleep(0.001)
+        assert len(a.queued) == len(b.queued) == len(late.queued) == 4
+        assert (a.queued[0], b.queued[0]) == first
+        await front.members.look()
+        await relief.look()
+        assert [word for word, *_ in a.wishes] == ["shed"], "once"
+        assert await let_go((a, b, late), asking) == [200] * 12
+        assert late.asked[-1][0]["x-lorad-moves"] == "1"
+
+    run(scenario)
+
+
+def test_a_member_that_knows_no_such_word_keeps_what_it_has():
+    async def scenario(c, front):
+        a, late = c.daemons.values()
+        late.state = "loading_base"
+        await front.members.look()
+        relief = Relief(front.members)
+        await relief.look()
+        asking = await filled(front, (a,), 3)
+
+        def unknown(load):
+            raise LookupError
+
+        a._shed = unknown
+        late.state = "ready"
+        await front.members.look()
+        await relief.look()
+        assert len(a.queued) == 3 and await let_go((a,), asking) == [200] * 3
+
+    run(scenario, names=("a", "b"))
+
+
+def test_only_a_gateway_says_that_a_request_may_be_sent_on():
+    async def scenario(c, front):
+        answer = await front.http.post(
+            "/v1/completions", json={"model": "tiny"}, headers={"x-lorad-moves": "mine"}
+        )
+        assert answer.status_code == 200
+        (asked,) = [one for daemon in c.daemons.values() for one in daemon.asked]
+        assert asked[0].getlist("x-lorad-moves") == ["1"]
+        refused = await front.http.post("/admin/v1/shed", json={"load": 0})
+        assert refused.status_code == 404 and "at a member" in refused.text
+
+    run(scenario)
