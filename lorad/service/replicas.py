@@ -43,6 +43,8 @@ class _Flight:
     submit: Submit
     on_delta: OnDelta
     due: float  # on the clock
+    came: float  # on it
+    given: float = 0.0  # to the engine that has it
     at: Replica | None = None
     began: bool = False  # there
     answered: bool = False  # there are tokens of it
@@ -149,8 +151,9 @@ class Replicas:
     def submit(self, submit: Submit, on_delta: OnDelta) -> None:
         """As EngineLink's.  If its engine dies before its client has seen anything, another one
         begins it anew: once, as it may be what the engine died of."""
-        due = self._clock() + (submit.deadline_seconds or float("inf"))
-        flight = self._flights[submit.request_id] = _Flight(submit, on_delta, due)
+        now = self._clock()
+        due = now + (submit.deadline_seconds or float("inf"))
+        flight = self._flights[submit.request_id] = _Flight(submit, on_delta, due, now)
         try:
             if not self._send(flight):
                 self.check()
@@ -249,7 +252,7 @@ class Replicas:
         if flight.at is not None and submit.deadline_seconds is not None:  # not for the first time
             seconds = max(flight.due - self._clock(), 0.001)
             submit = structs.replace(submit, deadline_seconds=seconds)
-        flight.at, flight.began = chosen, False
+        flight.at, flight.began, flight.given = chosen, False, self._clock()
         chosen.enter(submit.rev)
         try:
             chosen.link.submit(submit, lambda delta: self._take(flight, chosen, delta))
@@ -275,6 +278,9 @@ class Replicas:
         """A delta of one sequence; from where it is no more, nobody wants any."""
         if flight.at is not replica:
             return
+        if delta.queued_seconds is not None:  # there; where it was before it waited too
+            waited = delta.queued_seconds + flight.given - flight.came
+            delta = structs.replace(delta, queued_seconds=waited)
         ended = delta.finish_reason is not None
         if ended:
             replica.leave(flight.submit.rev, began=flight.began)

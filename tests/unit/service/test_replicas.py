@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import time
 from functools import partial
 
 import pytest
@@ -55,7 +56,8 @@ class Fleet:
             )
             pictures[name] = Picture(link)
             replicas.append(Replica(name, link, pictures[name]))
-        self.replicas = Replicas(replicas)
+        self.later = 0.0  # seconds that the router's clock is ahead
+        self.replicas = Replicas(replicas, clock=lambda: time.monotonic() + self.later)
         self.pictures = Pictures(pictures, replicas=True)
         shared = (w.intake, w.catalog, w.events, w.tasks, w.revisions.shelf)
         team = self.revisions = ReplicaRevisions(w.registry, self.replicas, *shared, model="base")
@@ -251,15 +253,19 @@ def test_who_waits_goes_to_an_engine_that_joins_if_it_belongs_there_now(fleet, e
         f.engine(away).frame(deltas=(SequenceDelta(request_id="r5", tokens=(5,)),))
         await eventually(lambda: deltas["r5"])
         f.say_queued(away, 2)
+        f.later = 10.0
         gate.set()
         # The newest two that have got nothing.
         await eventually(lambda: f.engine(home).submitted.keys() == {"r6", "r4"})
         assert f.engine(home).submitted["r6"].deadline_seconds <= 60.0
         assert f.engine(away).submitted.keys() == {"r0", "r1", "r2", "r3", "r5"}
         assert not deltas["r6"], "its end at the other engine is nobody's"
+        begins = SequenceDelta(request_id="r6", tokens=(5,), queued_seconds=0.25)
+        f.engine(home).frame(deltas=(begins,))
         f.engine(home).finish("r6")
-        await eventually(lambda: deltas["r6"])
-        assert [delta.finish_reason for delta in deltas["r6"]] == ["stop"]
+        await eventually(lambda: len(deltas["r6"]) == 2)
+        assert [delta.finish_reason for delta in deltas["r6"]] == [None, "stop"]
+        assert deltas["r6"][0].queued_seconds > 10.25, "where it waited first counts too"
         f.replicas.abort("r3")
         f.replicas.join(home)
         await eventually(lambda: f.engine(home).submitted.keys() == {"r4", "r2", "r1"})
