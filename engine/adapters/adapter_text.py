@@ -59,7 +59,8 @@ def read_text(
             held[name], last = data, max(last, highest)
     if not spec.generates:  # texts are cut into the base's tokens
         return AdapterText(files)
-    if TOKENIZER in held and _is_own(held, theirs):
+    if held and _is_own(held, theirs):
+        last = last if TOKENIZER in held else max(last, theirs.size - 1)
         return AdapterText(files, True, min(last + 1, vocabulary))
     if resized and not theirs.size:  # ids are all that there is
         return AdapterText(files, num_tokens=vocabulary)

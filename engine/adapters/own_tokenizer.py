@@ -42,13 +42,13 @@ _REMEMBERED = 256
 
 def differs(held: Mapping[str, bytes], base: BaseTokenizer) -> bool:
     """Whether an adapter's files `held` make other tokens of a text than the base's, or another
-    text of tokens."""
-    ours, config = held[TOKENIZER], held.get(CONFIG, b"{}")
-    if base.highest_in(TOKENIZER, ours) is None:
+    text of tokens.  Without tokenizer.json they add what their config does to the base's."""
+    ours, config = held.get(TOKENIZER), held.get(CONFIG, b"{}")
+    if ours is not None and base.highest_in(TOKENIZER, ours) is None:
         theirs = base.read(TOKENIZER)
         if not theirs or _differ(ours, theirs):
             return True
-    if base.highest_in(CONFIG, config) is not None:
+    if not base.size or base.highest_in(CONFIG, config) is not None:
         return False
     new = added_ids(config) - added_ids(base.read(CONFIG) or b"{}")
     return bool(new) and not new <= known_ids(base.read(TOKENIZER))

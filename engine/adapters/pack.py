@@ -123,8 +123,14 @@ def pack_folder(
         modules=manifest.modules,
         alora_tokens=manifest.alora_tokens,
         num_tokens=manifest.num_tokens,
-        tokenizer=str(folder.absolute() / TOKENIZER) if manifest.own_tokenizer else "",
+        tokenizer=_tokenizer(folder, manifest),
     )
+
+
+def _tokenizer(folder: Path, manifest: AdapterManifest) -> str:
+    """Of what only adds tokens to the base's there is no file."""
+    there = manifest.own_tokenizer and TOKENIZER in manifest.text_files
+    return str(folder.absolute() / TOKENIZER) if there else ""
 
 
 def _write_stream(
