@@ -39,7 +39,7 @@ READING: dict[str, str] = {
     "E_PATTERN": "a pattern in rank_pattern or alpha_pattern cannot be matched safely",
     "E_INIT": "trained against a base whose weights were changed when training began",
     "E_DORA": "DoRA magnitudes without use_dora, or that give no finite gain on this base",
-    "E_ALORA": "an aLoRA whose invocation tokens are none, or no ids of the base; or with DoRA",
+    "E_ALORA": "an aLoRA without invocation tokens of the base's; or with DoRA or added tokens",
     "E_QALORA": "QA-LoRA takes pooled inputs and is not served",
     "E_LORA_BIAS": "biases on lora_B that adapter_config.json does not speak of, or with DoRA",
     "E_BIAS": "trained biases of the base's layers are not served",
@@ -70,7 +70,7 @@ READING: dict[str, str] = {
     "E_HEAD_LORA": "LoRA on an output head of a family that is not served",
     "E_EMBEDDING_LORA": "the embedding has factors other than those of plain LoRA",
     "E_MODULES_TO_SAVE": "whole weights (modules_to_save) beyond lm_head, embed_tokens and heads",
-    "E_VOCAB_RESIZED": "the adapter brings an embedding or head of another vocabulary size",
+    "E_VOCAB_RESIZED": "embedding and head are for more tokens than there is room for, or disagree",
     "E_BASE_COPY": "copies of base weights beside the LoRA pairs differ from this base's",
     "E_ZERO_SHARD": "an empty or flattened factor: saved from a sharded (ZeRO-3, FSDP) run",
     # shapes and values
@@ -81,7 +81,7 @@ READING: dict[str, str] = {
     "E_ROW_TOO_LARGE": "one row of a factor exceeds a pool block",
     # text files
     "E_TOKENIZER_INVALID": "a tokenizer file cannot be read",
-    "E_TOKENIZER_TOO_LARGE": "the adapter's tokenizer has ids that the base's embedding lacks",
+    "E_TOKENIZER_TOO_LARGE": "the adapter's tokenizer has ids that its embedding has no rows for",
 }
 
 #: Codes of the daemon, found when a folder is filed and not by reading it.
