@@ -1,7 +1,7 @@
 """Milliseconds a decode step of the engine, base alone and with adapters, and how idle the GPU is.
 
     python benchmarks/decode.py --model DIR [--cases 1:0,16:0,64:0,1:1,64:1,16:8,64:8,64:64]
-                                [--joined on|off] [--profile FILE]
+                                [--joined on|off] [--profile FILE] [--extra-vocab N] [--own N]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
 written there first.  A case is batch:adapters; adapters are of rank 16 on all projections, random,
@@ -17,6 +17,7 @@ One JSON line a case on stdout:
   idle_between_share  the part of it in gaps of more than 5 us: between steps, not between kernels
   added_ms            step_ms less the base's at the same batch, if the run measured that before
   bars                on an H200: figures against what lorad wants to reach with Llama-3-8B's shape
+--extra-vocab is lora.extra_vocab; with --own each adapter has so many token ids of its own.
 --joined is for `tiles.JOINED`: one launch of LoRA beside each product, or two around it.
 With --profile, FILE gets a JSON object with a list of kernels for every case, by name: launches a
 step, time a step, and the idle time before a launch (see `kernel_table.py`).
@@ -235,6 +236,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lookahead", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--joined", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--profile", type=Path, metavar="FILE")
+    parser.add_argument("--extra-vocab", type=int, default=0)
+    parser.add_argument("--own", type=int, default=0)
     options = parser.parse_args(argv)
     cases = [tuple(map(int, case.split(":"))) for case in options.cases.split(",")]
     if options.profile and not torch.cuda.is_available():
@@ -252,11 +255,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         slots=max(1, *(adapters for _, adapters in cases)),
         max_rank=RANK,
         ram_cache=1 << 30,
+        extra_vocab=options.extra_vocab,
     )
     ahead = {"auto": None, "on": True, "off": False}[options.lookahead]
     failed, tables, base = False, [], {}
     with tempfile.TemporaryDirectory() as scratch:
-        rig = Rig(config, Path(scratch), lookahead=ahead)
+        rig = Rig(config, Path(scratch), lookahead=ahead, own=options.own)
         core, bench = rig.core, Bench(rig)
         print(core.machine.memory.table(), file=sys.stderr, flush=True)
         machine = {
@@ -269,6 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "joined": tiles.JOINED,
             "prompt": options.prompt,
             "tokens": options.tokens,
+            "extra_vocab": options.extra_vocab,
+            "own": options.own,
         }
         ready = round(time.perf_counter() - started, 1)
         graphs = bench.graphs.num_graphs if bench.graphs else 0

@@ -19,7 +19,7 @@ from engine import assembly, measuring
 from engine.adapters import checksums
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.layout import MODULES, place, stream_order
+from engine.layout import MODULES, PAIRED_ENDS, place, stream_id, stream_order
 from engine.memory.arena import DTYPES
 from engine.messages import (
     AddRevision,
@@ -82,10 +82,12 @@ class Rig:
         *,
         lookahead: bool | None = None,
         files: int = 1,
+        own: int = 0,
     ) -> None:
+        """With `own` each adapter has so many token ids behind the base's."""
         self.core = Engine(config, lookahead=lookahead, progress=_Told()).core
         self._scratch = scratch
-        self._files = files
+        self._files, self._own = files, own
         self._ids = count(1)
         self._manifests: list[PackedManifest] = []
         self._drawn = b""
@@ -161,12 +163,17 @@ class Rig:
             twin = self._manifests[number % self._files]
             fields = {f: getattr(twin, f) for f in twin.__struct_fields__}
             return PackedManifest(**fields | {"rev": rev})
-        layout = self.core.machine.layout
-        modules = stream_order(
-            PackedModule(layer, module, RANK, 1.0)
-            for layer in range(layout.shapes.num_layers)
-            for module in MODULES
-        )
+        layout, size = self.core.machine.layout, self.core.info.vocab_size
+        last, ids = layout.shapes.num_layers, tuple(range(size, size + self._own))
+        ends = [
+            PackedModule(last, f"{end}.rows", len(ids), 1.0, tokens=ids)
+            for end in PAIRED_ENDS
+            if ids
+        ]
+        pairs = [
+            PackedModule(layer, module, RANK, 1.0) for layer in range(last) for module in MODULES
+        ]
+        modules = stream_order([*pairs, *ends])
         placement = place(modules, layout)
         path = self._scratch / f"adapter-{number}.bin"
         path.write_bytes(self._noise(placement.num_blocks * layout.block_bytes * layout.shards))
@@ -174,12 +181,13 @@ class Rig:
         return PackedManifest(
             rev=rev,
             path=str(path),
-            layout=layout.id,
+            layout=stream_id(layout.id, self.core.info.base, modules),
             num_blocks=placement.num_blocks,
             true_bytes=placement.true_bytes,
             max_rank=RANK,
             changes_kv=True,
             modules=modules,
+            num_tokens=size + len(ids) if ids else 0,
         )
 
     def _noise(self, size: int) -> bytes:
