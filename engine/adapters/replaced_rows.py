@@ -56,16 +56,20 @@ def replaced_rows(
         files = None
         if base is not None and any(end.whole for end in ends.values()):
             files = stack.enter_context(BaseFiles(base, namer(spec)))
+        # Both ends of a tied base may have the same rows, in a file of gigabytes.
+        compared: dict[tuple[TensorRef, str], NDArray[np.int64]] = {}
         for name in sorted(ends):
             end = ends[name]
             _refuse_two(name, end, pairs, fd)
             differing = None
             if end.whole:
-                differing = _differing(
-                    fd, end.whole[0], _of_base(files, name, spec), spec.vocab_size
-                )
-                if not end.own:
-                    found.warnings += _doubt(end.whole[0], differing, spec)
+                ref, weight = end.whole[0], _base_weight(name, spec, files)
+                if (ref, weight) not in compared:
+                    theirs = _of_base(files, weight, spec)
+                    compared[ref, weight] = _differing(fd, ref, theirs, spec.vocab_size)
+                    if theirs is not None and not end.own:
+                        found.warnings += _doubt(ref, compared[ref, weight], spec)
+                differing = compared[ref, weight]
             if tensors := _chosen(end, differing, spec):
                 found.modules.append(_made(name, *tensors, spec))
             elif end.own:
@@ -155,14 +159,15 @@ def _of_file(fd: int, ref: TensorRef) -> Rows:
     return rows
 
 
-def _of_base(files: BaseFiles | None, name: str, spec: BaseSpec) -> Rows | None:
+def _base_weight(name: str, spec: BaseSpec, files: BaseFiles | None) -> str:
+    tied = spec.tied or (files is not None and "lm_head.weight" not in files.tensors)
+    return "embed_tokens.weight" if tied else f"{name}.weight"
+
+
+def _of_base(files: BaseFiles | None, weight: str, spec: BaseSpec) -> Rows | None:
     """None where there is nothing to compare with."""
-    if files is None:
-        return None
-    tied = name == "lm_head" and (spec.tied or "lm_head.weight" not in files.tensors)
-    weight = "embed_tokens.weight" if tied else f"{name}.weight"
-    tensor = files.tensors.get(weight)
+    tensor = files.tensors.get(weight) if files is not None else None
     wanted = (spec.vocab_size, spec.hidden_size)
-    if tensor is None or tensor.shape != wanted or tensor.dtype not in ITEMSIZE:
+    if files is None or tensor is None or tensor.shape != wanted or tensor.dtype not in ITEMSIZE:
         return None
     return lambda first, last: files.rows(weight, first, last)

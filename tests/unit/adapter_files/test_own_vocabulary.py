@@ -3,18 +3,14 @@ and head become with them."""
 
 import json
 import shutil
-import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.adapters import verify
 from engine.adapters.manifest import AdapterManifest
@@ -24,99 +20,12 @@ from engine.errors import AdapterInvalid
 from engine.layout import BlockLayout, PlacedModule, RowRun, place
 from engine.messages import PackedManifest, Verified
 from engine.models.bases import read_base
-
-V, HIDDEN, EXTRA = 100, 32, 24
-BOTH = ["embed_tokens", "lm_head"]
-EITHER = {
-    "nothing trained": {},
-    "both saved": {"modules_to_save": BOTH},
-    "the embedding saved": {"modules_to_save": BOTH[:1]},
-    "the head saved": {"modules_to_save": BOTH[1:]},
-    "the embedding saved, tied": {"modules_to_save": BOTH[:1], "ensure_weight_tying": True},
-    "both with factors": {"target_modules": ["q_proj", *BOTH]},
-    "both with factors, tied": {"target_modules": ["q_proj", *BOTH], "ensure_weight_tying": True},
-    "factors beside a saved head": {
-        "target_modules": ["q_proj", "embed_tokens"],
-        "modules_to_save": ["lm_head"],
-    },
-    "factors beside a saved embedding": {
-        "target_modules": ["q_proj", "lm_head"],
-        "modules_to_save": ["embed_tokens"],
-    },
-    "trained tokens": {"trainable_token_indices": [83, 3, 81]},
-    "trained tokens of both": {
-        "trainable_token_indices": {"embed_tokens": [83, 3, 81], "lm_head": [3, 82]}
-    },
-}
-#: PEFT saves no more than the end with factors: of the other one the new rows are lost.
-ONE = {
-    "the embedding with factors": {"target_modules": ["q_proj", "embed_tokens"]},
-    "the head with factors": {"target_modules": ["q_proj", "lm_head"]},
-    "the head with DoRA": {"target_modules": ["q_proj", "lm_head"], "use_dora": True},
-    "the head with lora_bias": {"target_modules": ["q_proj", "lm_head"], "lora_bias": True},
-}
-CASES = [
-    (tied, size, name) for tied in (False, True) for size in (104, 90) for name in (EITHER | ONE)
-]
+from tests.fakes.resized_peft import CASES, EXTRA, HIDDEN, V, is_lost, make_base, tune
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    folders = {}
-    for tied in (False, True):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=V,
-                hidden_size=HIDDEN,
-                intermediate_size=48,
-                num_hidden_layers=1,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                tie_word_embeddings=tied,
-            )
-        )
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(0, 0.3)
-        folders[tied] = tmp_path_factory.mktemp("base")
-        model.save_pretrained(folders[tied])
-        words = {f"w{i}": i for i in range(88)}
-        tokenizer = {"version": "1.0", "added_tokens": [], "model": {"vocab": words}}
-        (folders[tied] / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return folders
-
-
-@dataclass
-class Tuned:
-    """What PEFT makes of the ends: of every token its embedding, and its column of the head."""
-
-    folder: Path
-    embedding: Tensor  # [tokens, hidden]
-    head: Tensor  # [tokens, hidden]
-    bias: Tensor  # [tokens]
-
-
-def tune(base: Path, size: int, config: dict[str, Any], folder: Path) -> Tuned:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = LlamaForCausalLM.from_pretrained(base)
-        torch.manual_seed(1)
-        model.resize_token_embeddings(size, mean_resizing=False)
-        config = {"target_modules": ["q_proj"], "r": 3, "lora_alpha": 5} | config
-        tuned = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **config))
-        with torch.no_grad():
-            for parameter in tuned.parameters():
-                if parameter.requires_grad:
-                    parameter.add_(torch.randn_like(parameter) * 0.2)
-        tuned.save_pretrained(folder)
-        fresh = LlamaForCausalLM.from_pretrained(base)
-        fresh.resize_token_embeddings(size, mean_resizing=False)
-        loaded = PeftModel.from_pretrained(fresh, folder)
-    with torch.no_grad():
-        bias = loaded.get_output_embeddings()(torch.zeros(1, HIDDEN))[0]
-        head = (loaded.get_output_embeddings()(torch.eye(HIDDEN)) - bias).T
-        return Tuned(folder, loaded.get_input_embeddings()(torch.arange(size)), head, bias)
+    return {tied: make_base(tmp_path_factory.mktemp("base"), tied) for tied in (False, True)}
 
 
 def pack(
@@ -181,13 +90,8 @@ def served(
 def test_embedding_and_head_are_what_peft_loads_into_a_resized_base(
     tied: bool, size: int, name: str, bases: dict[bool, Path], tmp_path: Path
 ) -> None:
-    config = (EITHER | ONE)[name]
-    lost = name in ONE and not tied and size > V
-    if not lost and size > V and "trainable_token_indices" in config:
-        more = json.dumps(config).replace("83", "103").replace("82", "102")
-        config = json.loads(more)
-    tuned = tune(bases[tied], size, config, tmp_path / "adapter")
-    if lost:
+    tuned = tune(bases[tied], size, name, tmp_path / "adapter")
+    if is_lost(tied, size, name):
         with pytest.raises(AdapterInvalid) as caught:
             pack(bases[tied], tuned.folder)
         assert caught.value.reason == "E_VOCAB_RESIZED"
@@ -206,7 +110,7 @@ def test_embedding_and_head_are_what_peft_loads_into_a_resized_base(
 def test_of_a_resized_vocabulary_the_new_rows_are_packed_alone(
     bases: dict[bool, Path], tmp_path: Path
 ) -> None:
-    tuned = tune(bases[True], 104, {}, tmp_path / "adapter")
+    tuned = tune(bases[True], 104, "nothing trained", tmp_path / "adapter")
     manifest, packed, layout = pack(bases[True], tuned.folder)
     told = [(m.module, m.rank, m.tokens) for m in manifest.modules]
     new = (100, 101, 102, 103)
@@ -321,8 +225,7 @@ def test_whether_resized_ends_were_listed_is_part_of_the_revision(
 
 
 def test_every_rank_has_the_ends_whole(bases: dict[bool, Path], tmp_path: Path) -> None:
-    config = {"target_modules": ["q_proj", *BOTH]}
-    tuned = tune(bases[False], 104, config, tmp_path / "adapter")
+    tuned = tune(bases[False], 104, "both with factors", tmp_path / "adapter")
     sizes: dict[str, Any] = {"block_size": 16, "dtype": "float32", "max_rank": 16}
     packed, layout = pack_for_base(
         tuned.folder, bases[False], tmp_path, ranks=2, extra_vocab=EXTRA, **sizes
@@ -346,8 +249,7 @@ def test_every_rank_has_the_ends_whole(bases: dict[bool, Path], tmp_path: Path) 
 def test_verification_names_the_end_whose_bytes_were_changed(
     bases: dict[bool, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = {"target_modules": ["q_proj", *BOTH]}
-    tuned = tune(bases[False], 104, config, tmp_path / "adapter")
+    tuned = tune(bases[False], 104, "both with factors", tmp_path / "adapter")
     _, packed, layout = pack(bases[False], tuned.folder)
     probes = iter(range(9))
 
