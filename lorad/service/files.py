@@ -115,6 +115,7 @@ class AdapterFiles:
             purpose=info.purpose,
             draft_bytes=info.draft_block_bytes,
             ranks=info.tensor_parallel,
+            extra_vocab=info.extra_vocab,
         )
 
     async def verify(self, folder: Path, out: Path, probe: Path, packed: Path | None) -> Verified:
@@ -136,6 +137,7 @@ class AdapterFiles:
             max_rank=self._settings.lora.max_rank,
             purpose=info.purpose,
             draft_bytes=info.draft_block_bytes,
+            extra_vocab=info.extra_vocab,
         )
 
 

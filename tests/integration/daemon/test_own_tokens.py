@@ -1,0 +1,185 @@
+"""An adapter with tokens, chat template and end token of its own, beside another and the base,
+against transformers and PEFT."""
+
+import shutil
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from unittest.mock import ANY
+
+import pytest
+
+from lorad import wire
+from lorad.client import ApiError
+
+pytestmark = pytest.mark.late
+
+TEMPLATE = "{% for m in messages %}<tool>{{ m.content }}<note>{% endfor %}"
+MESSAGES = [{"role": "user", "content": "a <note> of mine"}]
+#: Behind the base's 260 rows, of which its tokenizer has 258.
+TOOL, NOTE, DONE, SIZE = 258, 259, 261, 262
+
+
+@pytest.fixture(scope="module")
+def tuned(base, tmp_path_factory):
+    """Its folder as PEFT and transformers write it, and both to ask."""
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tuned")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
+    tokenizer.add_tokens(["<tool>", "<note>"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|more|>", "<|done|>"]})
+    tokenizer.eos_token, tokenizer.chat_template = "<|done|>", TEMPLATE
+    assert tokenizer.convert_tokens_to_ids(["<tool>", "<note>", "<|done|>"]) == [TOOL, NOTE, DONE]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(3)
+        model = LlamaForCausalLM.from_pretrained(base)
+        model.resize_token_embeddings(SIZE, mean_resizing=False)
+        with torch.no_grad():
+            for end in (model.get_input_embeddings(), model.get_output_embeddings()):
+                end.weight[258:].normal_(0, 0.2)
+                end.weight[[TOOL, NOTE]] *= 3  # drawn now and then
+        config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+        made = get_peft_model(model, config)
+        made.save_pretrained(folder, save_embedding_layers=True)
+        tokenizer.save_pretrained(folder)
+        fresh = LlamaForCausalLM.from_pretrained(base)
+        fresh.resize_token_embeddings(SIZE, mean_resizing=False)
+        loaded = PeftModel.from_pretrained(fresh, folder).eval()
+
+    def generate(ids, count, **more):
+        given = torch.tensor([ids])
+        with torch.no_grad():
+            out = loaded.generate(
+                input_ids=given,
+                attention_mask=torch.ones_like(given),
+                max_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=[257, DONE],
+                **more,
+            )
+        return out[0, len(ids) :].tolist()
+
+    return SimpleNamespace(folder=folder, tokenizer=tokenizer, generate=generate)
+
+
+def post(daemon, path, status=200, **body):
+    with daemon.http() as http:
+        answer = http.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def chat(daemon, model, count=24, **more):
+    body = {"model": model, "messages": MESSAGES, "max_tokens": count, "temperature": 0, **more}
+    return post(daemon, "/v1/chat/completions", **body)["choices"][0]
+
+
+def upload(daemon, folder, **start):
+    with daemon.client() as client:
+        return client.upload(folder, wire.UploadStart(name="tools", **start))
+
+
+def test_its_tokens_are_read_drawn_and_written(make_daemon, tuned, tmp_path):
+    daemon = make_daemon().start()
+    with pytest.raises(ApiError) as refused:
+        upload(daemon, tuned.folder)
+    assert refused.value.details["reason"] == "E_VOCAB_RESIZED"
+    assert "extra_vocab` = 64 (2 or more)" in refused.value.hint
+    assert daemon.stop() == 0
+    daemon.config.write_text(daemon.config.read_text().replace("slots", "extra_vocab = 3\nslots"))
+    daemon.start()
+    upload(daemon, tuned.folder)
+    daemon.upload("bible", 1)
+
+    # Text in: as transformers reads it, and the base by its own.
+    ids = tuned.tokenizer.apply_chat_template(MESSAGES, return_dict=False)
+    assert {TOOL, NOTE} <= set(ids)
+    said = post(daemon, "/tokenize", model="tools", messages=MESSAGES, return_token_strs=True)
+    assert said["tokens"] == ids and said["token_strs"][0] == "<tool>"
+    back = post(daemon, "/detokenize", model="tools", tokens=[TOOL, DONE])
+    assert back["prompt"] == "<tool><|done|>"
+    assert len(post(daemon, "/tokenize", model="tiny", prompt="<tool>")["tokens"]) == 6
+
+    # Text out: alone, and with others in its batch, each of another vocabulary.
+    wanted = tuned.generate(ids, 24)
+    assert not {TOOL, NOTE}.isdisjoint(wanted)
+    told = tuned.tokenizer.decode(wanted, skip_special_tokens=True)
+    alone = {model: chat(daemon, model)["message"]["content"] for model in ("bible", "tiny")}
+    with ThreadPoolExecutor(6) as pool:
+        models = ["tools", "bible", "tiny"] * 2
+        answers = list(pool.map(lambda model: chat(daemon, model, n=2), models))
+    for model, answer in zip(models, answers, strict=True):
+        assert answer["message"]["content"] == (told if model == "tools" else alone[model])
+
+    # What it draws may be new, is in log-probabilities, and stops where it is told.
+    prompt = {"model": "tools", "prompt": ids, "temperature": 0, "max_tokens": 4}
+    drawn = post(daemon, "/v1/completions", **prompt, logit_bias={str(TOOL): 100}, logprobs=2)
+    assert drawn["choices"][0]["text"] == "<tool>" * 4
+    assert drawn["choices"][0]["logprobs"]["tokens"] == ["<tool>"] * 4
+    bias = {str(NOTE): 100}
+    stopped = post(daemon, "/v1/completions", **prompt, logit_bias=bias, stop=["note"])
+    assert stopped["choices"][0]["text"] == "<" and stopped["choices"][0]["finish_reason"] == "stop"
+
+    # A form of answer is followed in its own vocabulary.
+    form = {"structured_outputs": {"grammar": 'start: <tool> "ok"'}, "max_tokens": 9}
+    followed = post(daemon, "/v1/completions", **{**prompt, **form}, logprobs=0)["choices"][0]
+    assert (followed["text"], followed["finish_reason"]) == ("<tool>ok", "stop")
+
+    # Its own end ends its answers, of both kinds.
+    ended = post(daemon, "/v1/completions", **prompt, logit_bias={str(DONE): 100})
+    assert (ended["choices"][0]["text"], ended["choices"][0]["finish_reason"]) == ("", "stop")
+    assert chat(daemon, "tools", logit_bias={str(DONE): 100})["finish_reason"] == "stop"
+
+    # Ids are checked for whom they are.
+    for model, size in (("tools", SIZE), ("bible", 260), ("tiny", 260)):
+        body = {"model": model, "max_tokens": 1}
+        for wrong in ({"prompt": [size]}, {"prompt": "a", "logit_bias": {str(size): 1}}):
+            error = post(daemon, "/v1/completions", 400, **body, **wrong)["error"]
+            assert f"token id {size} is outside the vocabulary of {size}" in error["message"]
+        post(daemon, "/v1/completions", **body, prompt=[size - 1])
+    with daemon.client() as client:
+        revision = client.adapter("tools").serving
+        [verified] = client.verify("tools").items
+    assert (revision.num_tokens, revision.own_tokenizer) == (SIZE, True)
+    assert verified.ok and verified.modules, verified
+
+    # A tokenizer that changed is another revision, whose text is for requests from then on.
+    other = tmp_path / "other"
+    shutil.copytree(tuned.folder, other)
+    path = other / "tokenizer.json"
+    path.write_text(path.read_text().replace('"<tool>"', '"<fool>"'))
+    (other / "chat_template.jinja").write_text(TEMPLATE.replace("<tool>", "<fool>"))
+    added = upload(daemon, other, replace=True)
+    assert added.replaced_rev == revision.rev != added.rev
+    drawn = post(daemon, "/v1/completions", **prompt, logit_bias={str(TOOL): 100})
+    assert drawn["choices"][0]["text"] == "<fool>" * 4
+    assert post(daemon, "/tokenize", model="tools", messages=MESSAGES)["tokens"] == ids
+    again = tuned.generate(ids, 24)
+    assert chat(daemon, "tools")["message"]["content"] == tuned.tokenizer.decode(
+        again, skip_special_tokens=True
+    ).replace("<tool>", "<fool>")
+
+    # Without its room it is not served, and nothing is lost.
+    assert daemon.stop() == 0
+    config = daemon.config.read_text()
+    daemon.config.write_text(config.replace("extra_vocab = 3", "extra_vocab = 0"))
+    daemon.start()
+    refused = daemon.ask("tools", 2)
+    assert refused.status_code == 404 and "262 tokens" in refused.json()["error"]["message"]
+    with daemon.client() as client:
+        [told] = client.load("tools").items
+    assert told.code == "adapter_invalid" and "extra_vocab" in told.hint
+    assert daemon.text("bible", 2)
+    assert daemon.stop() == 0
+    daemon.config.write_text(config)
+    daemon.start()
+    assert post(daemon, "/v1/completions", **prompt, logit_bias={str(TOOL): 100}) == {
+        **drawn,
+        **{key: ANY for key in ("id", "created")},
+    }
+    assert daemon.stop() == 0
