@@ -56,6 +56,7 @@ class Revision(Struct, frozen=True, kw_only=True):
     alora_tokens: tuple[int, ...] = ()  # of an activated LoRA: those that it is invoked by
     num_tokens: int = 0  # of a vocabulary of its own; 0 = the base's
     own_tokenizer: bool = False
+    extra_tokens: int = 0  # of these, ids behind the base's
     warnings: tuple[str, ...] = ()
     created_at: str = ""
 

@@ -73,6 +73,7 @@ class Status(Struct, frozen=True, kw_only=True):
     device_name: str
     dtype: str
     max_model_len: int
+    extra_vocab: int = 0  # token ids behind the base's that adapters may bring rows for
     inference_socket: str
     admin_socket: str
     inbox: str | None
@@ -115,6 +116,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     device_name: str = ""
     dtype: str = ""
     max_model_len: int = 0
+    extra_vocab: int = 0
     num_adapters: int = 0  # names that serve
     slots_total: int = 0
     slots_used: int = 0

@@ -96,6 +96,15 @@ def plan(
         int | None,
         typer.Option(metavar="N", min=1, help="Of adapters at once; the daemon's, or 1024."),
     ] = None,
+    extra_vocab: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=65536,
+            help="Token ids that adapters may bring; the daemon's, or 0.",
+        ),
+    ] = None,
     bandwidth: Annotated[
         str | None,
         typer.Option(
@@ -114,7 +123,7 @@ def plan(
     except ValueError as error:
         raise Usage(str(error)) from None
     try:
-        base = _base(s, model, memory, utilization, blocks, block_size, dtype)
+        base = _base(s, model, memory, utilization, blocks, block_size, dtype, extra_vocab)
         if tokens > base.spec.max_position:
             raise Usage(f"--tokens {tokens} is above the model's {base.spec.max_position}")
         wish = capacity.Wish(
@@ -174,6 +183,7 @@ def _base(
     blocks: int,
     block_size: int | None,
     dtype: str | None,
+    extra_vocab: int | None,
 ) -> _Base:
     from engine.client import read_spec
     from engine.layout import ITEMSIZE
@@ -188,9 +198,10 @@ def _base(
             held = pool.total  # measured at its start, for its dtype and block size
             held_bytes = pool.block_bytes
         dtype, block_size = dtype or status.dtype, block_size or pool.block_size
+        extra_vocab = status.extra_vocab if extra_vocab is None else extra_vocab
         if not block_size:
             raise Usage("the daemon's engine is not ready", hint="name the model's folder")
-    spec = read_spec(model)
+    spec = read_spec(model, extra_vocab=extra_vocab or 0)
     dtype, block_size = dtype or spec.dtype, block_size or 16
     if dtype not in ITEMSIZE:
         raise Usage(f"unknown --dtype {dtype}: one of {', '.join(ITEMSIZE)}")

@@ -45,7 +45,8 @@ def _kind(r: wire.Revision) -> str:
 
 def _vocabulary(r: wire.Revision) -> str:
     whose = "its own" if r.own_tokenizer else "the base model's"
-    return f"{r.num_tokens:,} tokens, {whose} tokenizer"
+    behind = f" ({r.extra_tokens:,} behind the base model's)" if r.extra_tokens else ""
+    return f"{r.num_tokens:,} tokens{behind}, {whose} tokenizer"
 
 
 def _scaling(r: wire.Revision) -> str:

@@ -250,6 +250,7 @@ class Listing:
             alora_tokens=record.alora_tokens,
             num_tokens=record.num_tokens,
             own_tokenizer=record.own_tokenizer,
+            extra_tokens=max(0, record.num_tokens - info.vocab_size) if info else 0,
             warnings=record.warnings,
             created_at=_time(record.created_at),
         )

@@ -70,6 +70,25 @@ def test_json_has_its_schema_and_bytes(loractl, folder):
     assert document["constants"][0]["name"] == "bandwidth"
 
 
+def test_tokens_of_adapters_own_widen_what_is_on_the_head(server, loractl, folder, monkeypatch):
+    listing = server.api.listing
+    pool = wire_status.PoolPicture(total=321, block_bytes=8192, block_size=16)
+    said = msgspec.structs.replace(
+        listing.status(), base=folder, dtype="float32", pool=pool, extra_vocab=40
+    )
+    monkeypatch.setattr(listing, "status", lambda: said)
+
+    def outputs(*where):
+        asked = ("plan", *where, "--rank", "8:2", "--targets", "lm_head", "--json")
+        [adapter] = loractl(*asked).json["adapters"]
+        return adapter["modules"][0]["d_out"]
+
+    alone = (folder, "--blocks", "1000")
+    assert outputs(*alone) == 260
+    assert outputs(*alone, "--extra-vocab", "64") == 324
+    assert outputs() == 300 and outputs("--extra-vocab", "0") == 260
+
+
 @pytest.mark.parametrize("block_bytes", [8192, pytest.param(10240, id="a model drafts")])
 def test_without_a_folder_it_is_the_daemons_base_and_its_measured_arena(
     server, loractl, folder, monkeypatch, block_bytes

@@ -145,7 +145,7 @@ def test_its_tokens_are_read_drawn_and_written(make_daemon, tuned, tmp_path):
     with daemon.client() as client:
         revision = client.adapter("tools").serving
         [verified] = client.verify("tools").items
-    assert (revision.num_tokens, revision.own_tokenizer) == (SIZE, True)
+    assert (revision.num_tokens, revision.own_tokenizer, revision.extra_tokens) == (SIZE, True, 2)
     assert verified.ok and verified.modules, verified
 
     # A tokenizer that changed is another revision, whose text is for requests from then on.

@@ -40,6 +40,8 @@ def test_a_vocabulary_of_its_own_is_told():
     own = revision(num_tokens=49154, own_tokenizer=True, kinds=("rows", "tokenizer"))
     assert own["  vocabulary"] == "49,154 tokens, its own tokenizer"
     assert own["  kind"] == "rows, tokenizer"
+    more = revision(num_tokens=49154, own_tokenizer=True, extra_tokens=2)["  vocabulary"]
+    assert more == "49,154 tokens (2 behind the base model's), its own tokenizer"
     fewer = revision(num_tokens=49152)
     assert fewer["  vocabulary"] == "49,152 tokens, the base model's tokenizer"
 
