@@ -28,7 +28,7 @@ def vocabulary_of(ends: Ends, pairs: tuple[Pair, ...], spec: BaseSpec) -> int:
     for name, end in ends.items():
         counts = _counts(name, end, pairs)
         for ref, count in counts:
-            if not spec.generates or count > spec.num_ids:
+            if not _fits(count, spec):
                 raise _too_many(ref, count, spec)
             if count != counts[0][1]:
                 raise _disagree(*counts[0], ref, count)
@@ -41,12 +41,17 @@ def vocabulary_of(ends: Ends, pairs: tuple[Pair, ...], spec: BaseSpec) -> int:
             )
         if not counts and end.trained is not None and max(end.ids) >= spec.vocab_size:
             counts.append((end.trained, max(end.ids) + 1))
-            if not spec.generates or counts[0][1] > spec.num_ids:
+            if not _fits(counts[0][1], spec):
                 raise _too_many(*counts[0], spec)
         if counts:
             said[name] = counts[0]
             _check_new_rows(name, end, *counts[0], spec)
     return _agreed(said, spec)
+
+
+def _fits(count: int, spec: BaseSpec) -> bool:
+    """A base that only pools has no text but its own, and no use for another vocabulary."""
+    return count <= spec.num_ids if spec.generates else count == spec.vocab_size
 
 
 def _counts(name: str, end: End, pairs: tuple[Pair, ...]) -> list[tuple[TensorRef, int]]:

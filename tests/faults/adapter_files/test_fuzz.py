@@ -6,9 +6,11 @@ Seeded by the case's number, so a failure names the number that repeats it.
 import json
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.adapters.peft import inspect, revision_digest
@@ -99,8 +101,10 @@ def mutate_tree(rng: random.Random, data: bytes) -> bytes:
     return json.dumps(tree).encode()
 
 
-def run_case(number: int, draft: Any, folder: Path, spec: ModelSpec) -> str:
-    """Mutate config, weights or both; "" if the folder was read, else the reason."""
+def run_case(
+    number: int, draft: Any, folder: Path, spec: ModelSpec, base: Path | None = None
+) -> str:
+    """Mutate config, weights or both, and other files; "" if the folder was read, else why not."""
     rng = random.Random(number)
     config, weights = json.dumps(draft.config).encode(), draft.weights()
     if rng.random() < 0.4:
@@ -109,10 +113,14 @@ def run_case(number: int, draft: Any, folder: Path, spec: ModelSpec) -> str:
         weights = mutate_header(rng, weights)
     (folder / "adapter_config.json").write_bytes(config)
     (folder / "adapter_model.safetensors").write_bytes(weights)
+    for name, data in draft.files.items():
+        if rng.random() < 0.5:
+            data = (mutate_tree if rng.random() < 0.6 else mutate_bytes)(rng, data)
+        (folder / name).write_bytes(data)
     started = time.process_time()
     reason = ""
     try:
-        revision_digest(folder, inspect(folder, spec))
+        revision_digest(folder, inspect(folder, spec, base=base))
     except AdapterInvalid as error:
         reason = error.reason
         assert "\n" not in error.message and len(error.message) < 1000 and error.hint
@@ -120,13 +128,13 @@ def run_case(number: int, draft: Any, folder: Path, spec: ModelSpec) -> str:
     return reason
 
 
-def run_cases(numbers: range, draft: Any, spec: ModelSpec) -> set[str]:
+def run_cases(numbers: range, draft: Any, spec: ModelSpec, base: Path | None = None) -> set[str]:
     draft.config |= {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"up_proj": 3.5}}
     folder = draft.write()
     reasons = set()
     for number in numbers:
         try:
-            reasons.add(run_case(number, draft, folder, spec))
+            reasons.add(run_case(number, draft, folder, spec, base))
         except BaseException as error:
             error.add_note(f"case {number}")
             raise
@@ -137,6 +145,38 @@ def test_a_few_hundred_mutations_are_read_or_refused(draft: Any, spec: ModelSpec
     reasons = run_cases(range(500), draft, spec)
     assert "" in reasons  # some mutations do no harm
     assert len(reasons) > 12  # and the others are found in many places
+
+
+TOKENIZER = {
+    "added_tokens": [{"id": 100, "content": "<a>", "special": True}],
+    "normalizer": {"type": "NFC"},
+    "model": {"type": "BPE", "vocab": {f"w{i}": i for i in range(9)}, "merges": [["a", '"']]},
+}
+
+
+def test_mutated_ends_of_another_vocabulary_are_read_or_refused(
+    draft: Any, spec: ModelSpec, tmp_path: Path
+) -> None:
+    """Beside a base and its tokenizer, of which nothing is mutated."""
+    prefix, base = "base_model.model.", tmp_path / "base"
+    ends = {"embed_tokens": f"{prefix}model.embed_tokens", "lm_head": f"{prefix}lm_head"}
+    base.mkdir()
+    rows = np.random.default_rng(0).standard_normal((130, 64))
+    whole = type(draft)(base)
+    whole.tensors = {}
+    for end, name in ends.items():
+        whole.put(f"{end}.weight", rows[:128])
+        draft.put(f"{name}.base_layer.weight" if end == "embed_tokens" else f"{name}.weight", rows)
+    (base / "model.safetensors").write_bytes(whole.weights())
+    (base / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    draft.put(f"{ends['embed_tokens']}.lora_embedding_A", np.ones((4, 130)))
+    draft.put(f"{ends['embed_tokens']}.lora_embedding_B", np.ones((64, 4)))
+    draft.put(f"{ends['lm_head']}.token_adapter.trainable_tokens_delta", np.ones((2, 64)))
+    draft.config["trainable_token_indices"] = {"lm_head": [129, 5]}
+    draft.files["tokenizer.json"] = json.dumps(TOKENIZER, indent=2).encode()
+    draft.files["tokenizer_config.json"] = b'{"added_tokens_decoder": {"101": {}}}'
+    reasons = run_cases(range(300), draft, replace(spec, extra_vocab=2), base)
+    assert reasons >= {"", "E_TOKENIZER_INVALID", "E_TRAINABLE_TOKENS"} and len(reasons) > 12
 
 
 @pytest.mark.slow

@@ -151,6 +151,16 @@ def test_a_base_that_only_pools_takes_no_other_vocabulary_whatever_the_setting(
     assert "extra_vocab" not in error.hint
 
 
+def test_a_base_that_only_pools_takes_ends_of_its_own_size(draft: Any, spec: ModelSpec) -> None:
+    ends(128, 0, modules_to_save=BOTH)(draft)
+    pools = replace(spec, generates=False)
+    assert inspect(draft.write(), pools).modules[-1].module == "embed_tokens.rows"
+    draft.path = draft.path.with_name("other")
+    draft.tensors.pop(f"{EMBED}.weight")
+    factors(EMBED, 128)(draft)
+    assert inspect(draft.write(), pools).modules[-1].module == "embed_tokens"
+
+
 def test_two_copies_that_differ_are_refused_where_the_base_has_one_tensor_for_both(
     draft: Any, spec: ModelSpec
 ) -> None:
