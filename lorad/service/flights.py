@@ -53,7 +53,6 @@ class Flights:
             return
         task = self._spawn(self._prepare_and_send(submit.rev, submit))
         self._preparing[submit.request_id] = task
-        task.add_done_callback(lambda _: self._preparing.pop(submit.request_id, None))
 
     def abort(self, request_id: str) -> None:
         """Its last delta follows.  Unknown ids are ignored."""
@@ -67,6 +66,7 @@ class Flights:
         """Each with that error."""
         for task in list(self._preparing.values()):
             task.cancel()
+        self._preparing.clear()
         for request_id in list(self._sinks):
             self._refuse(request_id, LoradError(code, message))
 
@@ -90,8 +90,10 @@ class Flights:
         try:
             await self._prepare(rev)
         except LoradError as error:
+            del self._preparing[submit.request_id]
             self._refuse(submit.request_id, error)
             return
+        del self._preparing[submit.request_id]  # before it is sent: an abort is the engine's now
         self._send(submit)
 
     def _refuse(self, request_id: str, error: LoradError) -> None:
