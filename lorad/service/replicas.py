@@ -50,6 +50,7 @@ class _Flight:
     answered: bool = False  # there are tokens of it
     aborted: bool = False
     left: list[str] = field(default_factory=list)  # replicas that went away from under it
+    been: set[str] = field(default_factory=set)  # where it was, or is
 
 
 class Replicas:
@@ -185,14 +186,14 @@ class Replicas:
 
     def join(self, name: str) -> None:
         """That engine takes requests now: who waits at others goes there, the newest first, if it
-        would be sent there were it to come now.  Inputs that are pooled stay: they are short."""
+        would be sent there were it to come now, and was not there before.  Inputs that are pooled
+        stay: they are short."""
         replica = self._by_name[name]
         queued = {other.name: other.num_queued for other in self._replicas}
         for id, flight in reversed(list(self._flights.items())):
             before = flight.at
-            if before in (None, replica) or flight.began or flight.aborted:
+            if before is None or name in flight.been or flight.began or flight.aborted:
                 continue
-            assert before is not None
             if queued[before.name] and self._moves(flight, before, replica):
                 queued[before.name] -= 1
                 before.link.abort(id)
@@ -253,6 +254,7 @@ class Replicas:
             seconds = max(flight.due - self._clock(), 0.001)
             submit = structs.replace(submit, deadline_seconds=seconds)
         flight.at, flight.began, flight.given = chosen, False, self._clock()
+        flight.been.add(chosen.name)
         chosen.enter(submit.rev)
         try:
             chosen.link.submit(submit, lambda delta: self._take(flight, chosen, delta))

@@ -13,7 +13,7 @@ import pytest
 
 from engine.adapters.peft import AdapterManifest
 from engine.config import EngineConfig
-from engine.errors import AdapterInvalid, EngineError
+from engine.errors import AdapterInvalid, EngineDied, EngineError
 from engine.layout import stream_id
 from engine.messages import (
     AdapterEvent,
@@ -147,6 +147,8 @@ class FakeClient:
         self.frame(adapters=(AdapterEvent(rev=rev, before=before, after=after, cause=cause),))
 
     async def call(self, command):
+        if self.state == "dead":
+            raise EngineDied("the engine process is gone")
         self.sent.append(command)
         answer = Answer(command_id=command.command_id)
         match command:

@@ -319,6 +319,60 @@ def test_a_request_stays_where_it_is_if_the_engine_that_joins_is_gone_again(flee
     fleet(scenario)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_that_go_from_engine_to_engine_end_once_each(fleet, eventually, seed):
+    """Engines join again and again, some die, clients leave; each says how many it has queued."""
+
+    async def scenario(f):
+        rng, told, moved = random.Random(seed), {}, 0
+        await f.world.add("a", 1)
+        await f.world.add("b", 2)
+        f.born_silent = True
+        f.silence()
+
+        def say_something(id):
+            (at,) = f.at(id) or [None]
+            if at is not None and rng.random() < 0.6:
+                f.engine(at).frame(deltas=(SequenceDelta(request_id=id, tokens=(7,)),))
+            elif at is not None:
+                f.engine(at).finish(id)
+
+        for n in range(120):
+            rev = rng.choice((None, f.world.rev(1), f.world.rev(1), f.world.rev(2)))
+            with contextlib.suppress(LoradError):
+                told[f"r{n}"] = f.submit(f"r{n}", rev)
+            here = list(f.replicas._flights)
+            name = rng.choice(NAMES)
+            match rng.randrange(6):
+                case 0 if here:
+                    f.replicas.abort(rng.choice(here))
+                case 1 if f.engine(name).state != "dead" and rng.random() < 0.1:
+                    f.engine(name).die()
+                case 2 | 3:
+                    for each in NAMES:
+                        f.say_queued(each, rng.randrange(6))
+                    before = {id: f.replicas.where(id) for id in here}
+                    f.replicas.join(name)
+                    moved += sum(f.replicas.where(id) != at for id, at in before.items())
+                case _ if here:
+                    say_something(rng.choice(here))
+            if rng.random() < 0.5:
+                await asyncio.sleep(0)
+
+        def all_over():
+            for id in list(f.replicas._flights):
+                for name in f.at(id):
+                    f.engine(name).finish(id)
+            return not f.replicas._flights
+
+        await eventually(all_over)
+        ends = [[d.finish_reason for d in deltas if d.finish_reason] for deltas in told.values()]
+        assert all(len(each) == 1 for each in ends) and moved
+        assert f.loads() == [(0, 0, {})] * 3
+
+    fleet(scenario)
+
+
 def refuse(submit):
     raise EngineDied("gone")
 
