@@ -319,7 +319,8 @@ def pack_into(
     extra_vocab: int = 0,
 ) -> PackedManifest:
     """The same into a folder of its own below `store`, which is called by the revision and made if
-    need be; it is not there before it is whole."""
+    need be; it is not there before it is whole.  Beside the packed file is a tokenizer of the
+    adapter's own."""
     store.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=store, prefix="packing-"))
     try:
@@ -335,6 +336,8 @@ def pack_into(
             ranks=ranks,
             extra_vocab=extra_vocab,
         )
+        if manifest.tokenizer:  # the folder is somebody's, who may remove it
+            shutil.copyfile(manifest.tokenizer, staged / TOKENIZER)
         final = store / manifest.rev
         if final.exists():  # perhaps packed for another layout
             for file in staged.iterdir():
@@ -343,7 +346,9 @@ def pack_into(
             staged.rename(final)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return msgspec.structs.replace(manifest, path=str(final / Path(manifest.path).name))
+    tokenizer = str(final / TOKENIZER) if manifest.tokenizer else ""
+    path = str(final / Path(manifest.path).name)
+    return msgspec.structs.replace(manifest, path=path, tokenizer=tokenizer)
 
 
 def tell_failure(error: EngineError | OSError) -> int:

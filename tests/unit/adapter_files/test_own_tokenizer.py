@@ -1,6 +1,7 @@
 """Tokenizers in adapter folders: the base's written in another way, or the adapter's own."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine.adapters.manifest import AdapterManifest
 from engine.adapters.own_tokenizer import differs
+from engine.adapters.pack import pack_into
 from engine.adapters.peft import inspect
 from engine.adapters.tokenizer_files import BaseTokenizer
 from engine.models.spec import ModelSpec
@@ -230,3 +232,38 @@ def test_merges_in_two_spellings_are_never_parsed_at_once(
     parsed.clear()
     assert not differs(files, base)
     assert parsed and max(parsed) < 100
+
+
+def test_an_own_tokenizer_lies_beside_what_is_packed_of_it(
+    tmp_path: Path, base: Path, make_folder: MakeFolder
+) -> None:
+    """An engine as a library has no other copy: the folder may go."""
+    model = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "torch_dtype": "float32",
+        "rms_norm_eps": 1e-6,
+    }
+    served = tmp_path / "served"
+    shutil.copytree(base, served)
+    (served / "config.json").write_text(json.dumps(model))
+    q = "base_model.model.model.layers.0.self_attn.q_proj"
+    sizes: dict[str, Any] = {"block_size": 16, "dtype": "float32", "max_rank": 8}
+    for change, own in ((SAME["all of that"], False), (OWN["a reserved token renamed"], True)):
+        factors = {f"{q}.lora_A.weight": torch.ones(4, 64), f"{q}.lora_B.weight": torch.ones(64, 4)}
+        folder = make_folder(factors)
+        data = changed(base, change)["tokenizer.json"]
+        (folder / "tokenizer.json").write_bytes(data)
+        packed = pack_into(folder, served, tmp_path / "store", **sizes)
+        shutil.rmtree(folder)
+        assert packed.num_tokens == (100 if own else 0)
+        assert bool(packed.tokenizer) == own
+        if own:
+            assert Path(packed.tokenizer).read_bytes() == data
+            assert Path(packed.tokenizer).parent == Path(packed.path).parent
