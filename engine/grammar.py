@@ -8,6 +8,7 @@ sequences and no threads, but everything slow here lets go of the interpreter's 
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,8 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from engine.conjunctions import MOST, lark_is_too_much, schema_is_too_much
 from engine.errors import GrammarInvalid, GuidesMissing
@@ -31,6 +34,11 @@ CACHED = 64
 #: Between the parts of a JSON document.  Without an end, a small model writes blanks until
 #: max_tokens; sixty-four are more than any indented document has in a row.
 WHITESPACE = r"[\x20\n\r\t]{0,64}"
+
+#: Where a grammar leaves no choice, llguidance asks the tokenizer which token is next; that makes
+#: one of a special token's text, which llguidance then refuses, as no text is one: `<s>` of HTML
+#: ended answers with an error.  With this, what may be next goes by the bytes.
+_BY_BYTES = '%llguidance {"no_forcing": true}\n'
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -167,9 +175,9 @@ class Grammars:
 
         self._num_words = -(-vocab_size // 32)
         try:
-            self._tokenizer = LLTokenizer(
-                path.read_text("utf-8"), n_vocab=vocab_size, eos_token=list(eos_token_ids)
-            )
+            text = path.read_text("utf-8")
+            self._marks = _marks(text)
+            self._tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except (OSError, ValueError) as error:
             message = f"answers cannot be guided with this model's tokenizer: {_line(str(error))}"
             raise GrammarInvalid(message) from None
@@ -197,6 +205,9 @@ class Grammars:
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher
 
+        key, said = grammar, grammar.replace("\\", "")  # as an expression has it, too
+        if any(mark in said for mark in self._marks):
+            grammar = _by_bytes(grammar)
         wrong = LLMatcher.validate_grammar(grammar, self._tokenizer, limits=self._limits)
         if wrong and not wrong.startswith("WARNING:"):
             raise GrammarInvalid(_line(wrong))
@@ -204,10 +215,43 @@ class Grammars:
         if made.is_error():
             raise GrammarInvalid(_line(made.get_error()))
         with self._lock:
-            self._known[grammar] = made
+            self._known[key] = made
             while len(self._known) > CACHED:
                 self._known.popitem(last=False)
         return made
+
+
+class _Added(Struct):
+    content: str = ""
+    special: bool = False
+
+
+class _File(Struct):
+    """Of a tokenizer.json, what is looked at here; a decoder skips the rest in milliseconds."""
+
+    added_tokens: list[_Added] = []
+
+
+def _marks(tokenizer: str) -> list[str]:
+    """Texts of tokens that llguidance takes for special ones: it does of all in angle brackets."""
+    try:
+        found = msgspec.json.decode(tokenizer, type=_File).added_tokens
+    except msgspec.MsgspecError:
+        return []  # the library says what is wrong with it
+    return [t.content for t in found if t.special or re.fullmatch(r"<.*>", t.content)]
+
+
+def _by_bytes(grammar: str) -> str:
+    """The same, of which nothing is written by the tokenizer's choice."""
+    if not grammar.startswith("{"):
+        return grammar if "%llguidance" in grammar else _BY_BYTES + grammar
+    made = json.loads(grammar)
+    for part in made["grammars"]:
+        if part["json_schema"] is not None:
+            part["lark_grammar"] = f"start: %json {json.dumps(part['json_schema'])}"
+            part["json_schema"] = None
+        part["lark_grammar"] = _BY_BYTES + part["lark_grammar"]
+    return json.dumps(made)
 
 
 def _line(text: str) -> str:
