@@ -43,9 +43,9 @@ ONE = {
     "the head with DoRA": {"target_modules": ["q_proj", "lm_head"], "use_dora": True},
     "the head with lora_bias": {"target_modules": ["q_proj", "lm_head"], "lora_bias": True},
 }
-CASES = [
-    (tied, size, name) for tied in (False, True) for size in (104, 90) for name in (EITHER | ONE)
-]
+#: More tokens than the base, as many and fewer.
+SIZES = (104, 100, 90)
+CASES = [(tied, size, name) for tied in (False, True) for size in SIZES for name in (EITHER | ONE)]
 
 
 def is_lost(tied: bool, size: int, name: str) -> bool:
@@ -95,8 +95,8 @@ class Tuned:
 
 
 def tune(base: Path, size: int, name: str, folder: Path) -> Tuned:
-    """Resize `base` to so many rows, train the adapter `name` and save it in `folder`; what PEFT
-    loads from there into a base that was resized anew."""
+    """Resize `base` to so many rows, train the adapter `name` and save it in `folder`, with both
+    ends where nothing was resized: what PEFT loads from there into a base that is resized anew."""
     config = (EITHER | ONE)[name]
     if size > V:  # ids of the new rows
         config = json.loads(json.dumps(config).replace("83", "103").replace("82", "102"))
@@ -111,7 +111,7 @@ def tune(base: Path, size: int, name: str, folder: Path) -> Tuned:
             for parameter in tuned.parameters():
                 if parameter.requires_grad:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
-        tuned.save_pretrained(folder)
+        tuned.save_pretrained(folder, save_embedding_layers=True if size == V else "auto")
         fresh = LlamaForCausalLM.from_pretrained(base)
         fresh.resize_token_embeddings(size, mean_resizing=False)
         loaded = PeftModel.from_pretrained(fresh, folder)

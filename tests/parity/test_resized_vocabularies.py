@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.engine import Engine, Generation
 from engine.messages import SamplingParams
-from tests.fakes.resized_peft import EITHER, EXTRA, ONE, is_lost, make_base, tune
+from tests.fakes.resized_peft import EITHER, EXTRA, ONE, SIZES, is_lost, make_base, tune
 
 pytestmark = pytest.mark.late
 
@@ -45,10 +45,10 @@ def test_they_say_what_peft_says_of_a_base_that_was_resized(tied: bool, tmp_path
         device="cpu",
         dtype="float32",
         num_blocks=256,
-        max_num_seqs=40,
-        max_batch_tokens=320,
+        max_num_seqs=48,
+        max_batch_tokens=384,
         max_rank=16,
-        slots=40,
+        slots=48,
         ram_cache=4 << 20,
         extra_vocab=EXTRA,
     )
@@ -61,7 +61,7 @@ def test_they_say_what_peft_says_of_a_base_that_was_resized(tied: bool, tmp_path
                 said(generation, k)
 
         every = []
-        for size in (104, 90):
+        for size in SIZES:
             for name in EITHER | ONE:
                 if is_lost(tied, size, name):
                     continue
