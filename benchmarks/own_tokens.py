@@ -8,8 +8,10 @@ Llama-3-8B's head and vocabulary, in bf16.  One JSON line a case, median microse
 
 - `head_us`: hidden states to logits, into the buffer that a graph writes to.
 - `draw_us`: logits to tokens on their way down, greedy; `draw_top_p_us` with top_p = 0.9.
-- `ends_us`: what adapters with `tokens` ids of their own do to the logits of `own` rows, and
-  `embed_us` what they do to the embeddings of all: both outside of the graph.
+- `ends_us`: what adapters with `tokens` ids of their own do to the logits of `own` rows, an adapter
+  each, and `embed_us` what they do to the embeddings of all, base's included: both outside of the
+  graph, in a launch for all of them.  With `_apart`: adapter by adapter, as those whose ends have
+  factors besides.
 - `launch_us`: what `Sampler.launch` takes of the step loop, host time.
 
 A case without own rows draws from the base's columns alone, whatever `extra` is.
@@ -26,6 +28,7 @@ from typing import Any
 import checkout  # noqa: F401
 import torch
 
+from engine.adapters.own_rows import OwnTable
 from engine.kernels.lora_meta import LoraMeta, LoraRows, Segment
 from engine.messages import SamplingParams
 from engine.models.decoder import Decoder
@@ -62,10 +65,11 @@ def make_decoder(extra: int, device: torch.device) -> Decoder:
     return decoder
 
 
-def own_rows(own: int, tokens: int, device: torch.device) -> LoraMeta:
-    """A segment a row, each of an adapter with `tokens` ids behind the base's, at both ends."""
+def own_rows(own: int, tokens: int, device: torch.device) -> tuple[LoraMeta, LoraMeta]:
+    """Of the first rows, each of an adapter with `tokens` ids behind the base's, at both ends: for
+    all of them at once, and a segment a row."""
     arena = torch.randn(own * tokens, HIDDEN, device=device).to(torch.bfloat16)
-    segments, slots = [], {}
+    segments, slots, table = [], {}, OwnTable(arena.view(-1), own)
     for n in range(own):
         piece = arena[n * tokens : (n + 1) * tokens]
         ids = torch.arange(VOCAB, VOCAB + tokens, device=device)
@@ -73,7 +77,9 @@ def own_rows(own: int, tokens: int, device: torch.device) -> LoraMeta:
         rows = LoraRows(1.0, tokens, (piece,), (), ids=ids, places=places)
         slots[n] = {(1, "embed_tokens.rows"): rows, (1, "lm_head.rows"): rows}
         segments.append(Segment(n, n + 1, n))
-    return LoraMeta(tuple(segments), slots)
+        table.note(n, 1, slots[n])
+    runs = [(n, 1, entry) for n in range(own) if (entry := table.find(n, "lm_head"))]
+    return LoraMeta(own=table.send(runs, own)), LoraMeta(tuple(segments), slots)
 
 
 def sequences(rows: int, own: int, tokens: int, **wish: Any) -> list[Row]:
@@ -131,10 +137,13 @@ def measure(decoder: Decoder, rows: int, own: int, tokens: int, repeats: int) ->
         sampler.finish(flight)
     found["launch_us"] = round(1e6 * statistics.median(launches), 1)
     if own:
-        meta = own_rows(own, tokens, device)
-        found["ends_us"] = timed(lambda: decoder.adapt_logits(buffer, hidden, meta), repeats)
         told = torch.randint(0, VOCAB + tokens, (rows,), device=device)
-        found["embed_us"] = timed(lambda: decoder.embed(told, meta), repeats)
+        for meta, how in zip(own_rows(own, tokens, device), ("", "_apart"), strict=True):
+            for name, work in (
+                ("ends", lambda meta=meta: decoder.adapt_logits(buffer, hidden, meta)),
+                ("embed", lambda meta=meta: decoder.embed(told, meta)),
+            ):
+                found[f"{name}{how}_us"] = timed(work, repeats)
     return found
 
 

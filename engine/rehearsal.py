@@ -86,8 +86,10 @@ def rehearse(
     ends = _fleet(
         config, _manifest(layout, config.max_rank, _ends(layout, config.max_rank)), num_blocks
     )
+    few = _fleet(config, _manifest(layout, 1, _own_rows(layout, 2)), num_blocks)
     largest = cast.prompts(config.max_batch_tokens, config.max_num_seqs, slot=0)
-    _with_adapter(runner, ends, [cast.runs((config.max_num_seqs,)), largest])
+    for fleet in (ends, few):
+        _with_adapter(runner, fleet, [cast.runs((config.max_num_seqs,)), largest])
     runner.start_over()
 
 
@@ -154,10 +156,14 @@ def ranks_of(config: EngineConfig) -> list[int]:
 def _ends(layout: BlockLayout, rank: int) -> tuple[PackedModule, ...]:
     """Pairs, and about as many rows of its own as are in one piece."""
     last, row = layout.shapes.num_layers, layout.shapes.dims[0][0] * layout.itemsize
-    own = tuple(range(min(-(-layout.block_bytes // row), layout.shapes.vocab)))
+    own = min(-(-layout.block_bytes // row), layout.shapes.vocab)
     pairs = (PackedModule(last, end, rank, 1.0) for end in PAIRED_ENDS)
-    rows = (PackedModule(last, f"{end}.rows", len(own), 1.0, tokens=own) for end in PAIRED_ENDS)
-    return (*pairs, *rows)
+    return (*pairs, *_own_rows(layout, own))
+
+
+def _own_rows(layout: BlockLayout, count: int) -> tuple[PackedModule, ...]:
+    last, ids = layout.shapes.num_layers, tuple(range(count))
+    return tuple(PackedModule(last, f"{end}.rows", count, 1.0, tokens=ids) for end in PAIRED_ENDS)
 
 
 def _manifest(layout: BlockLayout, rank: int, modules: tuple[PackedModule, ...]) -> PackedManifest:

@@ -274,7 +274,8 @@ class Runner:
         """All rows' embeddings, if some row's adapter has a part in them."""
         if owners is None:
             return None
-        return self._model.embed(batch.tokens, self._planner.ends(owners, "embed_tokens"))
+        ends = self._planner.ends(owners, "embed_tokens", joined=True)
+        return self._model.embed(batch.tokens, ends)
 
     def _embedding_owners(self, work: StepWork) -> Owners | None:
         """(rows, slot) of a step in which some row's adapter has a part in the embeddings; None in
@@ -286,12 +287,13 @@ class Runner:
             for c in work.chunks
             for part in ((c.inactive, -1), (c.length - c.inactive, c.seq.slot))
         ]
-        return owners if self._planner.ends(owners, "embed_tokens") is not None else None
+        return owners if self._planner.has_end(owners, "embed_tokens") else None
 
     def _adapted(self, batch: Batch, logits: Tensor | None, hidden: Tensor) -> Tensor | None:
         """The logits of the sampled rows as their adapters' heads have them; in a usual step none
         of these has any."""
-        ends = self._planner.ends(((1, seq.slot) for seq in batch.sampled), "lm_head")
+        sampled = ((1, seq.slot) for seq in batch.sampled)
+        ends = self._planner.ends(sampled, "lm_head", joined=True)
         if ends is not None and logits is not None:
             rows = batch.sample_rows[: len(batch.sampled)]
             self._model.adapt_logits(logits, hidden.index_select(0, rows), ends)
@@ -311,7 +313,8 @@ class Runner:
         """Row i speaks of token i + 1; the prompt's last row speaks of no prompt token."""
         seq, count = one.chunk.seq, one.stop - one.start
         base = min(max(one.chunk.start + one.chunk.inactive - one.start, 0), count)
-        ends = self._planner.ends(((base, -1), (count - base, seq.slot)), "lm_head")
+        owners = (base, -1), (count - base, seq.slot)
+        ends = self._planner.ends(owners, "lm_head", joined=True)
         if ends is not None:
             self._model.adapt_logits(logits, hidden, ends)
         targets = seq.tokens[one.start + 1 : one.stop + 1]

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from engine.adapters.device_plan import DevicePlanner
+from engine.adapters.own_rows import OwnTable, Run, to_device
 from engine.adapters.slots import SlotRow
 from engine.adapters.work_items import cut_runs
 from engine.kernels.lora_meta import LoraClass, LoraMeta, LoraRows, Segment
@@ -52,6 +52,9 @@ class StepPlanner:
         self._generations: dict[int, int] = {}  # slot -> of its row in the device's table
         self._views: dict[int, tuple[int, Pairs]] = {}  # slot -> generation, views
         self._ends: dict[int, Pairs] = {}  # slots that were planned for and have any: those alone
+        self._own: OwnTable | None = None  # of these, what the kernels take
+        if device is not None:
+            self._own = OwnTable(device.store.arena, device.store.max_rows)
         #: Called when a slot is planned for that was given anew; None = nobody listens.
         self.on_slot: Callable[[SlotRow, PackedManifest], None] | None = None
 
@@ -141,21 +144,38 @@ class StepPlanner:
         """Whether any slot that was planned for has something at the model's ends."""
         return bool(self._ends)
 
-    def ends(self, owners: Iterable[tuple[int, int]], module: str) -> LoraMeta | None:
+    def has_end(self, owners: Iterable[tuple[int, int]], module: str) -> bool:
+        """Whether `ends` would have anything to say."""
+        return any(count and self._changes(slot, module) for count, slot in owners)
+
+    def ends(
+        self, owners: Iterable[tuple[int, int]], module: str, *, joined: bool = False
+    ) -> LoraMeta | None:
         """Of rows ahead of the layers, or behind them, those whose adapters have `module` there;
         mostly None.
 
         `owners` are (rows, slot), side by side; -1 = the base model.  `meta` must have planned for
-        the slots in this step.  Plain torch, on a card too.
+        the slots in this step.  Segments are for plain torch, on a card too; with `joined` rows
+        that the kernels take together are in none.
         """
         if not self._ends:
             return None
-        segments, row = [], 0
+        segments, runs, row = list[Segment](), list[Run](), 0
+        own = self._own if joined else None
         for count, slot in owners:
-            if count and any(_end_of(key[1]) == module for key in self._ends.get(slot, ())):
-                segments.append(Segment(row, row + count, slot))
+            if count and self._changes(slot, module):
+                entry = own.find(slot, module) if own is not None else None
+                if entry is None:
+                    segments.append(Segment(row, row + count, slot))
+                else:
+                    runs.append((row, count, entry))
             row += count
-        return LoraMeta(join(segments), self._ends) if segments else None
+        if own is None or not runs:
+            return LoraMeta(join(segments), self._ends) if segments else None
+        return LoraMeta(join(segments), self._ends, own=own.send(runs, row))
+
+    def _changes(self, slot: int, module: str) -> bool:
+        return any(_end_of(key[1]) == module for key in self._ends.get(slot, ()))
 
     def words_of(self, meta: LoraMeta | None) -> int:
         """How many of the `plan_words`, up to the last, a plan of this step has filled."""
@@ -185,6 +205,8 @@ class StepPlanner:
             self._generations.clear()
             self._views.clear()
             self._ends.clear()
+            if self._own is not None:
+                self._own.forget()
 
     def _on_device(
         self,
@@ -238,6 +260,8 @@ class StepPlanner:
         self._ends.pop(slot, None)
         if pairs:
             self._ends[slot] = pairs
+        if self._own is not None:
+            self._own.note(slot, self._arena.layout.shapes.num_layers, pairs)
 
     def _pairs(
         self, manifest: PackedManifest, blocks: Sequence[int], *, ends: bool = False
@@ -259,8 +283,8 @@ class StepPlanner:
             return rows
         device = self._arena.device
         places = np.concatenate([p.storage_offset() + np.arange(len(p)) * p.stride(0) for p in a])
-        ids = torch.from_numpy(np.array(told.tokens)).to(device) if told.tokens else None
-        return replace(rows, ids=ids, places=torch.from_numpy(places).to(device))
+        ids = to_device(np.array(told.tokens), device) if told.tokens else None
+        return replace(rows, ids=ids, places=to_device(places, device))
 
 
 def _end_of(module: str) -> str:

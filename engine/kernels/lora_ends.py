@@ -3,7 +3,8 @@
 Goes in: rows of one slot, its pair, and what the base made of the rows: embeddings, or logits in
 fp32 before any cap.  Comes out: the same, corrected in place.  Plain torch, on a card too: few
 adapters have such pairs, and they are applied ahead of the graph, or behind it, where only sampled
-rows are left.  Everything is in fp32.
+rows are left.  Everything is in fp32.  Adapters with a few rows of their own are not few, so that
+these have kernels, for all of a step's rows at once (`lora_own.py`).
 
 One factor is as long as the vocabulary, so it is taken piece by piece as it lies in the arena: no
 copy of it in fp32 is larger than a block.
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm import by_tiles
-from engine.kernels.lora_meta import LoraRows
+from engine.kernels.lora_meta import LoraRows, OwnRows
 
 
 def add_head(y: Tensor, x: Tensor, pair: LoraRows, *, deterministic: bool) -> None:
@@ -72,6 +73,20 @@ def replace_embedding(x: Tensor, tokens: Tensor, rows: LoraRows, scale: float) -
     if scale != 1.0:
         own = own * scale
     x.copy_(own if mine is None else torch.where(mine[:, None], own, x))
+
+
+def replace_embeddings(x: Tensor, tokens: Tensor, own: OwnRows, scale: float) -> None:
+    """The same for all of a step's rows that `own` speaks of, in one launch."""
+    from engine.kernels import lora_own
+
+    lora_own.replace_embeddings(x, tokens, own, scale)
+
+
+def replace_logits(y: Tensor, x: Tensor, own: OwnRows, cap: float) -> None:
+    """`replace_head` for all of a step's rows that `own` speaks of, and the cap, in one launch."""
+    from engine.kernels import lora_own
+
+    lora_own.replace_logits(y, x, own, cap)
 
 
 def rows_at(rows: LoraRows, tokens: Tensor, width: int) -> tuple[Tensor, Tensor | None]:

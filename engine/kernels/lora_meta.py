@@ -159,3 +159,20 @@ class LoraMeta:
     segments: tuple[Segment, ...] = ()
     slots: Mapping[int, Mapping[tuple[int, str], LoraRows]] = field(default_factory=dict)
     device: LoraDevicePlan | None = None
+    #: Of one of the model's ends: rows of it that are in none of the segments.
+    own: "OwnRows | None" = None
+
+
+#: Of a row in `OwnRows.table`.
+OWN_WORDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """For each of a step's first rows which ids its adapter has rows of its own for, at one end."""
+
+    #: (rows, OWN_WORDS) int64: where its ids and its rows' places lie, as addresses of int64, and
+    #: how many there are of each; 0 = none.
+    table: Tensor
+    most: int  # the highest count
+    arena: Tensor  # as one row: places count its elements

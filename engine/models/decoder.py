@@ -17,7 +17,14 @@ from engine.kernels.attention_meta import AttentionMeta
 from engine.kernels.elementwise import cap_logits, gelu_mul, silu_mul
 from engine.kernels.gemm import linear
 from engine.kernels.lora import lora_begin
-from engine.kernels.lora_ends import add_embedding, add_head, replace_embedding, replace_head
+from engine.kernels.lora_ends import (
+    add_embedding,
+    add_head,
+    replace_embedding,
+    replace_embeddings,
+    replace_head,
+    replace_logits,
+)
 from engine.kernels.lora_meta import LoraMeta
 from engine.messages import Purpose
 from engine.models import weights
@@ -185,6 +192,8 @@ class Decoder(nn.Module):
         x = F.embedding(known, self.embedding) if self.ranks is None else self._found(known)
         if self.embedding_scale != 1.0:
             x = x.mul_(self.embedding_scale)
+        if lora is not None and lora.own is not None:
+            replace_embeddings(x, tokens, lora.own, self.embedding_scale)
         for segment in lora.segments if lora is not None else ():
             assert lora is not None
             pairs = lora.slots[segment.slot]
@@ -268,6 +277,8 @@ class Decoder(nn.Module):
         """Correct `logits` (N, num_ids), which are those of `hidden` (N, hidden), in place by what
         adapters have on the head; rows without keep their bits."""
         cap = self.spec.logit_softcap
+        if lora.own is not None:
+            replace_logits(logits, hidden, lora.own, cap)
         for segment in lora.segments:
             pairs = lora.slots[segment.slot]
             rows = slice(segment.start, segment.end)

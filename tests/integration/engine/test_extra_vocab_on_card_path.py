@@ -12,8 +12,9 @@ if not torch.cuda.is_available():
 
 from engine import assembly
 from engine.graphs import StepGraphs
-from engine.kernels import backend, sample_device
+from engine.kernels import backend, lora_own, sample_device
 from engine.messages import Evict
+from engine.models import decoder
 from tests.fakes.resized_llama import Judge, own_prompt
 
 EXTRA = 40
@@ -114,8 +115,10 @@ def test_mixed_batches_say_what_resized_models_say(
 def test_a_step_launches_one_thing_more_where_somebody_has_ids_of_its_own_and_else_nothing(
     start_core, make_adapter, on_card_path, monkeypatch
 ) -> None:
-    closed = []
-    close = sample_device.close
+    closed, joined, apart = [], [], []
+    close, logits = sample_device.close, lora_own.replace_logits
+    monkeypatch.setattr(lora_own, "replace_logits", lambda y, *r: (joined.append(1), logits(y, *r)))
+    monkeypatch.setattr(decoder, "replace_head", lambda *_, **__: apart.append(1))
     monkeypatch.setattr(
         sample_device, "close", lambda x, *rest: (closed.append(len(x)), close(x, *rest))
     )
@@ -140,4 +143,4 @@ def test_a_step_launches_one_thing_more_where_somebody_has_ids_of_its_own_and_el
     assert not closed
     driver.submit("own", [7, 256, 9], own.rev, max_tokens=3)
     driver.finish()
-    assert closed == [1, 1, 1]
+    assert closed == joined == [1, 1, 1] and not apart

@@ -1,0 +1,70 @@
+"""Which of a step's rows have rows of their adapter's own at an end, as a table for the kernels.
+
+Goes in: slots as they are planned for, then the owners of a step's rows.  Comes out: an `OwnRows`,
+by one upload.  Only of slots with few such rows, and no factors on that end: the kernels compute
+each logit by itself.  Others are left to `lora_ends.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.kernels.lora_meta import OWN_WORDS, LoraRows, OwnRows
+from engine.upload import Parcel
+
+#: Of a slot.  Of 1,024 rows of 4,096 numbers in bf16 64 decoding rows read 0.5 GB, mostly from L2.
+MOST_ROWS = 1024
+
+#: Ids' and places' address, and how many there are.
+Entry = tuple[int, int, int]
+#: First row, rows, and what they have.
+Run = tuple[int, int, Entry]
+
+
+class OwnTable:
+    """Used from the step loop's thread.  `rows`: of a step, at the most; `arena` as one row of
+    elements."""
+
+    def __init__(self, arena: Tensor, rows: int) -> None:
+        self._arena = arena
+        self._parcel = Parcel(rows * OWN_WORDS, arena.device)
+        self._entries: dict[tuple[int, str], Entry] = {}
+
+    def note(self, slot: int, layer: int, pairs: Mapping[tuple[int, str], LoraRows]) -> None:
+        """What is in a slot now, at the ends, which are `layer`; `pairs` stay until it changes."""
+        for end in ("embed_tokens", "lm_head"):
+            self._entries.pop((slot, end), None)
+            own = pairs.get((layer, f"{end}.rows"))
+            if own is None or own.ids is None or (layer, end) in pairs:
+                continue
+            assert own.places is not None
+            if len(own.ids) <= MOST_ROWS:
+                entry = own.ids.data_ptr(), own.places.data_ptr(), len(own.ids)
+                self._entries[slot, end] = entry
+
+    def find(self, slot: int, end: str) -> Entry | None:
+        """What the kernels can do for rows of a slot."""
+        return self._entries.get((slot, end))
+
+    def forget(self) -> None:
+        self._entries.clear()
+
+    def send(self, runs: Sequence[Run], rows: int) -> OwnRows:
+        """Of a step's first `rows` rows."""
+        table: npt.NDArray[np.int64] = np.zeros((rows, OWN_WORDS), dtype=np.int64)
+        for first, count, entry in runs:
+            table[first : first + count] = entry
+        [sent] = self._parcel.send([table.reshape(-1)])
+        most = max(entry[2] for _, _, entry in runs)
+        return OwnRows(sent.view(rows, OWN_WORDS), most, self._arena)
+
+
+def to_device(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    """A copy there, which nobody waits for."""
+    tensor = torch.from_numpy(numbers)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,159 @@
+"""Rows of adapters' own at the ends, of a whole step in one launch, against `lora_ends` adapter by
+adapter: on a card, or on Triton's interpreter."""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton and the kernels are imported
+
+from engine.adapters.own_rows import MOST_ROWS, OwnTable
+from engine.kernels.lora_ends import replace_embedding, replace_head
+from engine.kernels.lora_meta import LoraRows, OwnRows
+from engine.kernels.lora_own import replace_embeddings, replace_logits
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCAB, LAST = 90, 3
+#: Slot -> ids that it has rows for.
+OWN: dict[int, list[int]] = {
+    0: [5],
+    1: [0, 3, 4, 60, 89],
+    2: [*range(7, 90, 3)],
+    5: [88, 89],
+}
+#: (rows, slot) side by side; slot 4 has none.
+OWNERS = ((3, -1), (4, 1), (1, 0), (5, 2), (2, 4), (6, 1), (2, 5))
+COUNT = sum(count for count, _ in OWNERS)
+
+
+@dataclass
+class Ends:
+    """Slots' rows in an arena, each on a border, those of a slot in two pieces."""
+
+    slots: dict[int, LoraRows]
+    table: OwnTable
+
+    def rows(self, owners=OWNERS) -> OwnRows:
+        runs, row = [], 0
+        for count, slot in owners:
+            if entry := self.table.find(slot, "lm_head"):
+                assert entry == self.table.find(slot, "embed_tokens")
+                runs.append((row, count, entry))
+            row += count
+        return self.table.send(runs, row)
+
+
+def make(width: int, dtype: torch.dtype) -> Ends:
+    stride = -(-width // 128) * 128
+    arena = torch.full((150, stride), torch.nan, dtype=dtype, device=DEVICE)
+    table, slots, first = OwnTable(arena.view(-1), 64), {}, 0
+    for slot, ids in OWN.items():
+        half = len(ids) // 2
+        pieces = []
+        for count in filter(None, (half, len(ids) - half)):
+            pieces.insert(0, arena[first : first + count, :width])
+            first += count + 1
+        for piece in pieces:
+            piece.copy_(torch.randn(piece.shape))
+        at = [p.storage_offset() + stride * torch.arange(len(p), device=DEVICE) for p in pieces]
+        told = torch.tensor(ids, device=DEVICE)
+        slots[slot] = LoraRows(1.0, len(ids), tuple(pieces), (), ids=told, places=torch.cat(at))
+        both = {(LAST, f"{end}.rows"): slots[slot] for end in ("embed_tokens", "lm_head")}
+        table.note(slot, LAST, both)
+    return Ends(slots, table)
+
+
+def by_segments(change) -> None:
+    row = 0
+    for count, slot in OWNERS:
+        change(slice(row, row + count), slot)
+        row += count
+
+
+@pytest.mark.parametrize("width", [72, 512, 700])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_embeddings_are_those_of_each_adapter_to_the_bit(width: int, dtype: torch.dtype) -> None:
+    ends = make(width, dtype)
+    tokens = torch.randint(0, VOCAB, (COUNT,), device=DEVICE)
+    tokens[3:7] = torch.tensor([0, 89, 1, 60])
+    for scale in (1.0, 7.5):
+        x = torch.randn(COUNT + 2, width, device=DEVICE).to(dtype)
+        wanted = x.clone()
+
+        def change(rows: slice, slot: int, to: Tensor = wanted, scale: float = scale) -> None:
+            if slot in ends.slots:
+                replace_embedding(to[rows], tokens[rows], ends.slots[slot], scale)
+
+        by_segments(change)
+        assert not torch.equal(wanted, x)
+        replace_embeddings(x, tokens, ends.rows(), scale)
+        assert torch.equal(x, wanted)
+
+
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+@pytest.mark.parametrize(("width", "dtype"), [(72, torch.float32), (700, torch.float16)])
+def test_logits_are_those_of_each_adapter_and_others_stay(
+    width: int, dtype: torch.dtype, cap: float
+) -> None:
+    ends, x = make(width, dtype), torch.randn(COUNT, width, device=DEVICE).to(dtype)
+    y = torch.randn(COUNT, VOCAB + 9, device=DEVICE)[:, :VOCAB]
+    before, wanted = y.clone(), y.clone()
+    changed = torch.zeros_like(y, dtype=torch.bool)
+
+    def change(rows: slice, slot: int) -> None:
+        if slot in ends.slots:
+            replace_head(wanted[rows], x[rows], ends.slots[slot], deterministic=False)
+            if cap:
+                part = wanted[rows][:, OWN[slot]]
+                wanted[rows, OWN[slot]] = cap * torch.tanh(part / cap)
+            changed[rows, OWN[slot]] = True
+
+    by_segments(change)
+    replace_logits(y, x, ends.rows(), cap)
+    torch.testing.assert_close(y, wanted, atol=1e-4, rtol=1e-4)
+    assert torch.equal(y[~changed], before[~changed]) and changed.any()
+
+
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it() -> None:
+    ends, x = make(700, torch.float32), torch.randn(COUNT, 700, device=DEVICE)
+    together, alone = torch.zeros(2, COUNT, VOCAB, device=DEVICE)
+    replace_logits(together, x, ends.rows(), 0.0)
+    row = 0
+    for count, slot in OWNERS:
+        for n in range(row, row + count):
+            if slot in ends.slots:
+                replace_logits(alone[n : n + 1], x[n : n + 1], ends.rows([(1, slot)]), 0.0)
+        row += count
+    assert torch.equal(together, alone) and together.any()
+
+
+def test_many_rows_and_those_beside_factors_are_left_to_others() -> None:
+    arena = torch.zeros(1 << 16, device=DEVICE)
+    table, ids = OwnTable(arena, 8), torch.arange(MOST_ROWS + 1, device=DEVICE)
+    rows = LoraRows(1.0, 1, (arena[None],), (), ids=ids, places=ids)
+    few = LoraRows(1.0, 1, (arena[None],), (), ids=ids[:9], places=ids[:9])
+    whole = LoraRows(1.0, 1, (arena[None],), (), places=ids)
+    head, embedding = (LAST, "lm_head.rows"), (LAST, "embed_tokens.rows")
+    for pairs, found in (
+        ({head: rows, embedding: few}, [False, True]),
+        ({head: few, (LAST, "lm_head"): few, embedding: whole}, [False, False]),
+        ({head: few}, [True, False]),
+        ({}, [False, False]),
+    ):
+        table.note(3, LAST, pairs)
+        ends = [table.find(3, end) is not None for end in ("lm_head", "embed_tokens")]
+        assert ends == found
+
+
+def test_the_table_has_what_each_row_is_owed() -> None:
+    ends = make(72, torch.float32)
+    own = ends.rows()
+    counts = own.table[:, 2].tolist()
+    assert counts == [len(OWN.get(slot, ())) for count, slot in OWNERS for _ in range(count)]
+    assert own.most == max(map(len, OWN.values())) and own.table.dtype == torch.int64
+    assert np.prod(own.table.shape) == 3 * COUNT
