@@ -36,9 +36,9 @@ from lorad.text.tokenizer_file import (
 )
 
 #: Of those that no request uses now.  One that has the base's vocabulary remembers how tokens that
-#: it wrote are spelled, up to 3 MB; another takes 3 and, at the most, 7 bytes for each of its file.
-BUDGET = 256 << 20
-_REMEMBERED_BYTES, _BYTES_OF_FILE = 3 << 20, 7
+#: it wrote are spelled, up to 3 MB; another takes 3 to 5 bytes for each of its file besides.
+BUDGET = 512 << 20
+_REMEMBERED_BYTES, _BYTES_OF_FILE = 3 << 20, 5
 #: A vocabulary of its own may have so many times the base's bytes: the lock is kept for each.
 TIMES = 4
 

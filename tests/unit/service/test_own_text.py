@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -104,6 +105,19 @@ def test_equal_tokenizers_are_held_once_and_read_again_when_they_had_to_go(servi
         kept._kept.clear()
     assert not kept._alive, "a revision that is known holds no tokenizer"
     assert service("r1").encode("<tool>", add_special=False) == [258]
+
+
+def test_requests_that_come_together_read_a_tokenizer_once(service, tmp_path, monkeypatch):
+    made, make = [], service.tokenizers._make
+    monkeypatch.setattr(
+        service.tokenizers, "_make", lambda files: made.append(files.path) or make(files)
+    )
+    for n in range(4):
+        write(tmp_path / f"r{n}", "<tool>")
+        service.known[f"r{n}"] = own(259)
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(service, [f"r{n % 4}" for n in range(32)]))
+    assert len(made) == 1 and len({id(text.tokenizer) for text in texts}) == 1
 
 
 def test_its_own_end_ends_answers_of_both_kinds(service, tmp_path):
