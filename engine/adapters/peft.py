@@ -126,11 +126,9 @@ def inspect(
     modules += tuple(module for module, _ in more)
     tensors = (*(pair.tensors for pair in pairs), *(held for _, held in more))
     dtypes = {FLOAT_DTYPES[ref.dtype] for held in tensors for ref in held.every}
-    said = (
-        {"modules_to_save": sorted(settings.modules_to_save)}
-        if vocabulary != spec.vocab_size
-        else {}
-    )
+    semantic = settings.semantic
+    if vocabulary != spec.vocab_size:  # what is not listed is written into the base, and both ends
+        semantic = semantic | {"modules_to_save": sorted(settings.modules_to_save)}
     return AdapterManifest(
         rank=max(ranks.values()),
         ranks=ranks,
@@ -144,7 +142,7 @@ def inspect(
         tensors=tensors,
         changes_kv=changes_kv(modules, spec),
         warnings=tuple(warnings),
-        semantic=settings.semantic | said,
+        semantic=semantic,
         text_files=text.files,
         weights_file=weights_file,
         num_tokens=text.num_tokens,

@@ -107,6 +107,7 @@ def test_embedding_and_head_are_what_peft_loads_into_a_resized_base(
     assert (head[:size] - tuned.head).abs().max() < 1e-5
     assert (bias[:size] - tuned.bias).abs().max() < 1e-5
     assert packed.modules == manifest.modules
+    assert all(m.tokens or m.rank >= V for m in packed.modules if m.replaces)
     assert packed.num_tokens == manifest.num_tokens == (88 if size < V else 0)
 
 
