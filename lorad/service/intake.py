@@ -9,7 +9,7 @@ nor the engine process.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -133,13 +133,14 @@ class Intake:
     async def pack(
         self,
         rev: str,
-        layout: str,
+        layouts: Sequence[str],
         num_bytes: int = 0,
         *,
         wanted: Callable[[], bool] = lambda: True,
     ) -> PackedManifest:
-        """Write the packed file of `rev`, of about `num_bytes`, beside its files; recording it
-        makes it last.  Unless it is `wanted` when its turn comes: then model_not_found."""
+        """Write the packed file of `rev`, of about `num_bytes`, beside its files, for one of
+        `layouts`; recording it makes it last.  Unless it is `wanted` when its turn comes: then
+        model_not_found."""
         folder = self.store.path(rev)
         async with self._packers.place(rev):
             if not wanted():
@@ -159,8 +160,9 @@ class Intake:
         if manifest.rev != rev:
             message = f"the stored files of {rev[:12]} were changed: they are {manifest.rev[:12]}"
             raise LoradError("adapter_damaged", message, hint="add it again from its source")
-        if manifest.layout != layout:
-            raise LoradError("load_failed", f"packed for {manifest.layout}, wanted {layout}")
+        if manifest.layout not in layouts:
+            wanted_layouts = " or ".join(layouts)
+            raise LoradError("load_failed", f"packed for {manifest.layout}, not {wanted_layouts}")
         return manifest
 
     async def discard(self, staging: StagingDir) -> None:

@@ -71,7 +71,8 @@ class PackedFiles:
         rev = record.rev
         estimate = record.packed_estimate(info)
         wanted = partial(self._catalog.needed, rev)
-        manifest = await self._intake.pack(rev, record.stream(info), estimate, wanted=wanted)
+        layouts = Packing.of(info, info.block_bytes).streams
+        manifest = await self._intake.pack(rev, layouts, estimate, wanted=wanted)
         recorded = self._registry.record_packed(
             rev,
             manifest.layout,

@@ -95,9 +95,12 @@ def test_the_engine_hears_of_a_vocabulary_as_it_was_registered(world):
             return msgspec.structs.replace(found, **own), rev
 
         async def rows(folder, out):
-            packed.append(await pack(folder, out))
+            # Which rows are its own is told by the base, whose id is in the file's name, then.
             modules = (PackedModule(1, "lm_head.rows", 1, 1.0, tokens=(258,)),)
-            return msgspec.structs.replace(packed[-1], modules=modules, num_tokens=7)
+            w.modules = lambda rev: modules
+            packed.append(await pack(folder, out))
+            assert packed[-1].layout == f"{w.info.layout}w{w.info.base}"
+            return msgspec.structs.replace(packed[-1], num_tokens=7)
 
         w.intake._inspect, w.intake._pack = other, rows
         added = await w.add("a", 1)
