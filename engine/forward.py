@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.graphs import StepGraphs
-from engine.kernels.lora_meta import LoraMeta
+from engine.kernels.lora_meta import LoraMeta, OwnRows
 from engine.ladder import Ladder
 from engine.memory.arena import Arena
 from engine.models.decoder import Decoder
@@ -23,11 +23,14 @@ Rows = tuple[int, int]
 class Forward:
     """A model over one arena.  Used from the step loop's thread only."""
 
-    def __init__(self, model: Decoder, arena: Arena, ladder: Ladder | None) -> None:
-        self.model = model
+    def __init__(
+        self, model: Decoder, arena: Arena, ladder: Ladder | None, own: OwnRows | None = None
+    ) -> None:
+        """`own`: what steps find rows of adapters' own in, whose embeddings are not given."""
+        self.model, self._own = model, own
         self._kv = [arena.kv(layer) for layer in range(model.spec.num_layers)]
         #: Padded steps; None where steps are not padded.
-        self.graphs = StepGraphs(model, self._kv, ladder) if ladder else None
+        self.graphs = StepGraphs(model, self._kv, ladder, own) if ladder else None
 
     def run(
         self,
@@ -44,7 +47,13 @@ class Forward:
             logits = self.graphs.run(batch, lora, embedded)
             return logits, self.graphs.hidden(batch)
         hidden = self.model(
-            batch.tokens, batch.positions, self._kv, batch.attn, lora, embedded=embedded
+            batch.tokens,
+            batch.positions,
+            self._kv,
+            batch.attn,
+            lora,
+            embedded=embedded,
+            own=self._own,
         )
         for first, last in owed:
             tell(self.model.logits(hidden[first:last]), hidden[first:last])

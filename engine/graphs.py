@@ -5,10 +5,11 @@ logits of the sampled rows, in a buffer that never moves either.  A decode-only 
 logits of all its rows, a mixed one with its hidden states: few of its rows are sampled, and a head
 of 512 rows would cost as much as a few layers.  Either leaves the hidden states behind, for what
 adapters have on the head; what they have on the embedding comes ahead: such a step's graph takes
-the embeddings of all rows.  The usual plans' graphs are captured at start, a plan that none of them
-holds when it comes back, as long as there is room for more.  A step without a graph runs eagerly
-and computes the same bits, only later.  All graphs share one memory pool: they run one after the
-other.  Knows no sequences.
+the embeddings of all rows, unless all that they have are a few rows, where a table in front of
+every graph says whose (`Decoder.forward`).  The usual plans' graphs are captured at start, a plan
+that none of them holds when it comes back, as long as there is room for more.  A step without a
+graph runs eagerly and computes the same bits, only later.  All graphs share one memory pool: they
+run one after the other.  Knows no sequences.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.kernels.lora_meta import LoraClass, LoraMeta
+from engine.kernels.lora_meta import LoraClass, LoraMeta, OwnRows
 from engine.ladder import Ladder, Rung
 from engine.models.decoder import Decoder
 from engine.recording import Recorder, Regulars, Replayable, parts_of
@@ -33,10 +34,12 @@ START_GRAPHS = 272
 
 class StepGraphs:
     """The model over one arena, whose view of each layer is in `kv`, for steps padded to a rung of
-    `ladder`."""
+    `ladder`; `own` as in `Decoder.forward`."""
 
-    def __init__(self, model: Decoder, kv: Sequence[Tensor], ladder: Ladder) -> None:
-        self._model = model
+    def __init__(
+        self, model: Decoder, kv: Sequence[Tensor], ladder: Ladder, own: OwnRows | None = None
+    ) -> None:
+        self._model, self._own = model, own
         self._kv = kv
         device, table = model.embedding.device, model.embedding
         seqs = ladder.decode[-1].seqs
@@ -150,6 +153,7 @@ class StepGraphs:
             lora,
             out=hidden,
             embedded=self._embedded[: batch.rung.rows] if given else None,
+            own=self._own,
         )
         batch.attn.derived.clear()
         if batch.rung.single:

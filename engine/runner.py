@@ -72,7 +72,9 @@ class Runner:
         self, model: Decoder, arena: Arena, batcher: Batcher, planner: StepPlanner, sampler: Sampler
     ) -> None:
         self._model = model
-        self.forward = Forward(model, arena, batcher.ladder)
+        may_bring = model.spec.extra_vocab and model.ranks is None
+        own = planner.own_embeddings() if may_bring else None
+        self.forward = Forward(model, arena, batcher.ladder, own)
         self._device = arena.device
         self._batcher = batcher
         self._planner = planner
@@ -278,16 +280,13 @@ class Runner:
         return self._model.embed(batch.tokens, ends)
 
     def _embedding_owners(self, work: StepWork) -> Owners | None:
-        """(rows, slot) of a step in which some row's adapter has a part in the embeddings; None in
-        a usual step."""
-        if not self._planner.has_ends:
-            return None
-        owners = [
-            part
-            for c in work.chunks
-            for part in ((c.inactive, -1), (c.length - c.inactive, c.seq.slot))
-        ]
-        return owners if self._planner.has_end(owners, "embed_tokens") else None
+        """(rows, slot) of a step for which some row's adapter has a part in the embeddings that is
+        computed ahead of it; None in a usual step."""
+        owners: Owners = []
+        if self._planner.has_ends:
+            for c in work.chunks:
+                owners += ((c.inactive, -1), (c.length - c.inactive, c.seq.slot))
+        return None if self._planner.place_own(owners) else owners
 
     def _adapted(self, batch: Batch, logits: Tensor | None, hidden: Tensor) -> Tensor | None:
         """The logits of the sampled rows as their adapters' heads have them; in a usual step none

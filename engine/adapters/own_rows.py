@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.lora_meta import OWN_WORDS, LoraRows, OwnRows
-from engine.upload import Parcel
+from engine.upload import Parcel, UploadRing
 
 #: Of a slot.  Of 1,024 rows of 4,096 numbers in bf16 64 decoding rows read 0.5 GB, mostly from L2.
 MOST_ROWS = 1024
@@ -60,6 +60,28 @@ class OwnTable:
         [sent] = self._parcel.send([table.reshape(-1)])
         most = max(entry[2] for _, _, entry in runs)
         return OwnRows(sent.view(rows, OWN_WORDS), most, self._arena)
+
+
+class PlacedRows:
+    """The same at one place, which every step reads, and whose graphs do: filled in those steps
+    alone in which it changes.  `rows`: of a step, at the most."""
+
+    def __init__(self, arena: Tensor, rows: int) -> None:
+        self._ring = UploadRing(rows * OWN_WORDS, arena.device)
+        self._filled = 0  # rows: behind them all is zeros
+        self.rows = OwnRows(self._ring.device_words.view(rows, OWN_WORDS), 0, arena)
+
+    def fill(self, runs: Sequence[Run], rows: int) -> None:
+        """For the next step, of `rows` rows."""
+        if not runs and not self._filled:
+            return
+        words = max(rows, self._filled) * OWN_WORDS
+        table = self._ring.next()[:words].reshape(-1, OWN_WORDS)
+        table[:] = 0
+        for first, count, entry in runs:
+            table[first : first + count] = entry
+        self._ring.send(words)
+        self._filled = rows if runs else 0
 
 
 def to_device(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:

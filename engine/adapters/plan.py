@@ -15,10 +15,10 @@ import numpy as np
 from torch import Tensor
 
 from engine.adapters.device_plan import DevicePlanner
-from engine.adapters.own_rows import OwnTable, Run, to_device
+from engine.adapters.own_rows import OwnTable, PlacedRows, Run, to_device
 from engine.adapters.slots import SlotRow
 from engine.adapters.work_items import cut_runs
-from engine.kernels.lora_meta import LoraClass, LoraMeta, LoraRows, Segment
+from engine.kernels.lora_meta import LoraClass, LoraMeta, LoraRows, OwnRows, Segment
 from engine.ladder import Rung
 from engine.layout import ENDS, PlacedModule, place
 from engine.memory.arena import Arena
@@ -55,6 +55,7 @@ class StepPlanner:
         self._own: OwnTable | None = None  # of these, what the kernels take
         if device is not None:
             self._own = OwnTable(device.store.arena, device.store.max_rows)
+        self._placed: PlacedRows | None = None
         #: Called when a slot is planned for that was given anew; None = nobody listens.
         self.on_slot: Callable[[SlotRow, PackedManifest], None] | None = None
 
@@ -144,9 +145,30 @@ class StepPlanner:
         """Whether any slot that was planned for has something at the model's ends."""
         return bool(self._ends)
 
-    def has_end(self, owners: Iterable[tuple[int, int]], module: str) -> bool:
-        """Whether `ends` would have anything to say."""
-        return any(count and self._changes(slot, module) for count, slot in owners)
+    def own_embeddings(self) -> OwnRows | None:
+        """Where `place_own` says from now on which rows have embeddings of their adapters' own;
+        None without kernels, which would look there."""
+        if self._device is not None:
+            store = self._device.store
+            self._placed = PlacedRows(store.arena, store.max_rows)
+        return self._placed.rows if self._placed is not None else None
+
+    def place_own(self, owners: Iterable[tuple[int, int]]) -> bool:
+        """Say it of the next step; `owners` as in `ends`.  False: some have what has to be computed
+        ahead, as `ends` has it, and nothing is said."""
+        runs, row = list[Run](), 0
+        for count, slot in owners:
+            if count and self._changes(slot, "embed_tokens"):
+                entry = None
+                if self._own is not None and self._placed is not None:
+                    entry = self._own.find(slot, "embed_tokens")
+                if entry is None:
+                    return False
+                runs.append((row, count, entry))
+            row += count
+        if self._placed is not None:
+            self._placed.fill(runs, row)
+        return True
 
     def ends(
         self, owners: Iterable[tuple[int, int]], module: str, *, joined: bool = False

@@ -75,6 +75,13 @@ def replace_embedding(x: Tensor, tokens: Tensor, rows: LoraRows, scale: float) -
     x.copy_(own if mine is None else torch.where(mine[:, None], own, x))
 
 
+def look_up(tokens: Tensor, base: Tensor, own: OwnRows, scale: float) -> Tensor:
+    """scale * the row of each of tokens (T,): its adapter's own where it has one, or the base's."""
+    from engine.kernels import lora_own
+
+    return lora_own.look_up(tokens, base, own, scale)
+
+
 def replace_embeddings(x: Tensor, tokens: Tensor, own: OwnRows, scale: float) -> None:
     """The same for all of a step's rows that `own` speaks of, in one launch."""
     from engine.kernels import lora_own

@@ -20,12 +20,13 @@ from engine.kernels.lora import lora_begin
 from engine.kernels.lora_ends import (
     add_embedding,
     add_head,
+    look_up,
     replace_embedding,
     replace_embeddings,
     replace_head,
     replace_logits,
 )
-from engine.kernels.lora_meta import LoraMeta
+from engine.kernels.lora_meta import LoraMeta, OwnRows
 from engine.messages import Purpose
 from engine.models import weights
 from engine.models.attention import Attention
@@ -165,14 +166,21 @@ class Decoder(nn.Module):
         out: Tensor | None = None,
         *,
         embedded: Tensor | None = None,
+        own: OwnRows | None = None,
     ) -> Tensor:
         """tokens and positions (T,) int64 -> normed hidden states (T, hidden), in `out` if given.
 
-        With `embedded` (T, hidden), which is overwritten, tokens are not looked up.  kv has one
+        With `embedded` (T, hidden), which is overwritten, tokens are not looked up; else `own` has
+        rows of adapters, if there may be any.  kv has one
         (num_blocks, 2, block_size, kv_heads, head_dim) view a layer; K and V of every row are
         written to it.  `lora` None: base rows only.
         """
-        x = self.embed(tokens) if embedded is None else embedded
+        if embedded is not None:
+            x = embedded
+        elif own is not None:
+            x = look_up(tokens, self.embedding, own, self.embedding_scale)
+        else:
+            x = self.embed(tokens)
         turns = [rotary(positions) for rotary in self.rotaries]
         angles = [None if which is None else turns[which] for which in self.rotary_of]
         if backend.use_kernels(x):
@@ -186,20 +194,19 @@ class Decoder(nn.Module):
     def embed(self, tokens: Tensor, lora: LoraMeta | None = None) -> Tensor:
         """tokens (T,) -> what goes into the first layer, (T, hidden): with what adapters have on
         the embedding, for the segments of `lora`; other rows keep their bits."""
-        known = tokens
-        if self.spec.extra_vocab and lora is not None:  # of ids behind the base's it has no rows
-            known = tokens.clamp(max=self.spec.vocab_size - 1)
-        x = F.embedding(known, self.embedding) if self.ranks is None else self._found(known)
-        if self.embedding_scale != 1.0:
-            x = x.mul_(self.embedding_scale)
-        if lora is not None and lora.own is not None:
-            replace_embeddings(x, tokens, lora.own, self.embedding_scale)
+        own = lora.own if lora is not None else None
+        if own is not None and self.ranks is None:
+            x = look_up(tokens, self.embedding, own, self.embedding_scale)
+        else:
+            x = self._bases(tokens, clamped=lora is not None)
+            if own is not None:
+                replace_embeddings(x, tokens, own, self.embedding_scale)
         for segment in lora.segments if lora is not None else ():
             assert lora is not None
             pairs = lora.slots[segment.slot]
             rows = slice(segment.start, segment.end)
-            if own := pairs.get((self.spec.num_layers, "embed_tokens.rows")):
-                replace_embedding(x[rows], tokens[rows], own, self.embedding_scale)
+            if rows_of := pairs.get((self.spec.num_layers, "embed_tokens.rows")):
+                replace_embedding(x[rows], tokens[rows], rows_of, self.embedding_scale)
             if pair := pairs.get((self.spec.num_layers, "embed_tokens")):
                 size = self.spec.num_ids, self.embedding_scale
                 add_embedding(x[rows], tokens[rows], pair, *size, deterministic=self.deterministic)
@@ -224,6 +231,17 @@ class Decoder(nn.Module):
             assert isinstance(layer, Layer)
             owed = layer.on_card(x, owed, turn, frame, attn, lora)
         return self.norm.after_sum(x, owed, out)
+
+    def _bases(self, tokens: Tensor, *, clamped: bool) -> Tensor:
+        """The base's embeddings of tokens (T,); `clamped`: some may be adapters' own, which it has
+        no rows for."""
+        if self.ranks is not None:
+            x = self._found(tokens)
+        else:
+            if clamped and self.spec.extra_vocab:
+                tokens = tokens.clamp(max=self.spec.vocab_size - 1)
+            x = F.embedding(tokens, self.embedding)
+        return x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
 
     def _found(self, tokens: Tensor) -> Tensor:
         """Embeddings of tokens (T,), of which each is in one rank's part."""

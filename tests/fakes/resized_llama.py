@@ -70,6 +70,10 @@ def _apply(model: Any, adapter: Any) -> None:
         if one.replaces:
             end = model.lm_head if "lm_head" in module else model.model.embed_tokens
             end.weight[list(one.tokens) if one.tokens else slice(None)] = a
+        elif module in ("embed_tokens", "lm_head"):
+            end = model.lm_head if module == "lm_head" else model.model.embed_tokens
+            delta = one.scaling * (b @ a)
+            end.weight += (delta if module == "lm_head" else delta.T)[: len(end.weight)]
         else:
             part = getattr(model.model.layers[layer], _PARTS[module])
             getattr(part, module).weight += one.scaling * (b @ a)

@@ -12,10 +12,10 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton and the kernels are imported
 
-from engine.adapters.own_rows import MOST_ROWS, OwnTable
+from engine.adapters.own_rows import MOST_ROWS, OwnTable, PlacedRows, Run
 from engine.kernels.lora_ends import replace_embedding, replace_head
 from engine.kernels.lora_meta import LoraRows, OwnRows
-from engine.kernels.lora_own import replace_embeddings, replace_logits
+from engine.kernels.lora_own import look_up, replace_embeddings, replace_logits
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCAB, LAST = 90, 3
@@ -38,14 +38,17 @@ class Ends:
     slots: dict[int, LoraRows]
     table: OwnTable
 
-    def rows(self, owners=OWNERS) -> OwnRows:
+    def runs(self, owners=OWNERS) -> list[Run]:
         runs, row = [], 0
         for count, slot in owners:
             if entry := self.table.find(slot, "lm_head"):
                 assert entry == self.table.find(slot, "embed_tokens")
                 runs.append((row, count, entry))
             row += count
-        return self.table.send(runs, row)
+        return runs
+
+    def rows(self, owners=OWNERS) -> OwnRows:
+        return self.table.send(self.runs(owners), sum(count for count, _ in owners))
 
 
 def make(width: int, dtype: torch.dtype) -> Ends:
@@ -93,6 +96,49 @@ def test_embeddings_are_those_of_each_adapter_to_the_bit(width: int, dtype: torc
         assert not torch.equal(wanted, x)
         replace_embeddings(x, tokens, ends.rows(), scale)
         assert torch.equal(x, wanted)
+
+
+@pytest.mark.parametrize("scale", [1.0, 7.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_looked_up_are_own_rows_where_there_are_some_and_else_the_bases(
+    dtype: torch.dtype, scale: float
+) -> None:
+    """With padding behind, of which the table says nothing, and an id beyond the base's table."""
+    ends, width = make(72, dtype), 72
+    base = torch.randn(VOCAB - 1, width, device=DEVICE).to(dtype)
+    tokens = torch.randint(0, VOCAB - 1, (COUNT + 5,), device=DEVICE)
+    tokens[3:7] = torch.tensor([0, VOCAB - 1, 1, 60])
+    tokens[-1] = VOCAB - 1  # nobody's
+    wanted = base[tokens.clamp(max=VOCAB - 2)]
+    wanted = wanted * scale if scale != 1.0 else wanted
+
+    def change(rows: slice, slot: int) -> None:
+        if slot in ends.slots:
+            replace_embedding(wanted[rows], tokens[rows], ends.slots[slot], scale)
+
+    by_segments(change)
+    placed = PlacedRows(ends.table._arena, COUNT + 5)
+    assert not torch.equal(look_up(tokens, base, placed.rows, scale), wanted)
+    placed.fill(ends.runs(), COUNT)
+    assert torch.equal(look_up(tokens, base, placed.rows, scale), wanted)
+    assert torch.equal(look_up(tokens, base, ends.rows(), scale), wanted)
+
+
+def test_a_placed_table_says_nothing_of_rows_that_are_no_more() -> None:
+    ends = make(72, torch.float32)
+    placed, sent = PlacedRows(ends.table._arena, 40), []
+    send = placed._ring.send
+    placed._ring.send = lambda words: (sent.append(words), send(words))
+    counts = placed.rows.table[:, 2]
+    placed.fill([], 12)
+    assert not sent
+    placed.fill(ends.runs(), COUNT)
+    assert int((counts > 0).sum()) == 4 + 1 + 5 + 6 + 2
+    placed.fill(ends.runs([(2, -1), (1, 1)]), 3)
+    assert counts.tolist() == [0, 0, 5, *[0] * 37]
+    placed.fill([], 30)
+    placed.fill([], 30)
+    assert not counts.any() and len(sent) == 3
 
 
 @pytest.mark.parametrize("cap", [0.0, 5.0])

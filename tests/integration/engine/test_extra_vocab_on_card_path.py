@@ -68,7 +68,10 @@ def test_mixed_batches_say_what_resized_models_say(
             extra_vocab=EXTRA,
             seed=2,
         ),
-        make_adapter("plain", extra_vocab=EXTRA, seed=5),
+        # What no kernel takes, and has to be there ahead of the step.
+        make_adapter(
+            "factors", modules=(), ends=("embed_tokens", "lm_head"), extra_vocab=EXTRA, seed=5
+        ),
         None,
     ]
     judge = Judge(model_dir)
@@ -118,7 +121,8 @@ def test_a_step_launches_one_thing_more_where_somebody_has_ids_of_its_own_and_el
     closed, joined, apart = [], [], []
     close, logits = sample_device.close, lora_own.replace_logits
     monkeypatch.setattr(lora_own, "replace_logits", lambda y, *r: (joined.append(1), logits(y, *r)))
-    monkeypatch.setattr(decoder, "replace_head", lambda *_, **__: apart.append(1))
+    for name in ("replace_head", "replace_embedding", "replace_embeddings"):
+        monkeypatch.setattr(decoder, name, lambda *_, **__: apart.append(1))
     monkeypatch.setattr(
         sample_device, "close", lambda x, *rest: (closed.append(len(x)), close(x, *rest))
     )
