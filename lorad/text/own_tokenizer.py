@@ -39,6 +39,8 @@ from lorad.text.tokenizer_file import (
 #: it wrote are spelled, up to 3 MB; another takes 3 to 5 bytes for each of its file besides.
 BUDGET = 512 << 20
 _REMEMBERED_BYTES, _BYTES_OF_FILE = 3 << 20, 5
+#: Of every kind a bit: some that can be made cannot read what they have no token for.
+TRIED = "\x00 a\u00e9\u4e2d\U0001f600\u2581\n"
 #: A vocabulary of its own may have so many times the base's bytes: the lock is kept for each.
 TIMES = 4
 
@@ -121,6 +123,7 @@ class OwnTokenizers:
             adds_end=files.adds_end,
             model_size=base.model_size if shares else None,
         )
+        made(lambda: own.decode(own.encode(TRIED, add_special=False)), files.path)
         around = made(lambda: own.encode("", add_special=True), files.path)
         if wrong := [i for i in around if i >= own.vocab_size]:
             raise TextError(

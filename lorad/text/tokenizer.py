@@ -119,6 +119,8 @@ class Tokenizer:
             return list(found.ids)
         except TypeError:  # a lone surrogate cannot become UTF-8
             raise TextError("the text holds a lone surrogate and is not valid Unicode") from None
+        except Exception as error:  # bare, of a vocabulary that lacks a character and its stand-in
+            raise TextError(f"the text cannot be read by this vocabulary: {_line(error)}") from None
 
     def pieces(self, text: str) -> tokenizers.Encoding:
         """`text` by itself, before special tokens are put around it: see `joined`."""

@@ -175,6 +175,13 @@ def test_many_added_tokens_do_not_take_seconds(tmp_path, own):
     assert time.process_time() - before < 5
 
 
+def lacking_a_character(content):
+    """With a stand-in that it lacks, too."""
+    model = content["model"]
+    model["vocab"]["zz"] = model["vocab"].pop("a")
+    model["unk_token"] = "<none>"
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -185,6 +192,7 @@ def test_many_added_tokens_do_not_take_seconds(tmp_path, own):
         ),
         (lambda c: c.update(added_tokens={}), "not a tokenizer"),
         (lambda c: c.pop("model"), "it has no model"),
+        (lacking_a_character, "Unk token"),
         (lambda c: c.update(decoder={"type": "Unheard"}), "not a tokenizer"),
         (lambda c: c.update(model={"type": "BPE", "vocab": 3}), "not a tokenizer"),
         (lambda c: c.update(model=None), "not a tokenizer"),
