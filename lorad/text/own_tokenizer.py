@@ -31,7 +31,8 @@ from lorad.text.tokenizer_file import (
     check_places,
     joined,
     parts_of,
-    refuse_expressions,
+    refuse_other_kind,
+    refuse_work,
     same_model,
 )
 
@@ -99,7 +100,7 @@ class OwnTokenizers:
     def _make(self, files: _Files) -> tuple[Tokenizer, int]:
         path = self._folder / TOKENIZER_FILE
         parts, theirs = parts_of(files.data, files.path), parts_of(path.read_bytes(), path)
-        refuse_expressions(parts, theirs, files.path)
+        refuse_work(parts, theirs, files.path)
         shares = same_model(parts["model"], theirs["model"])
         most = TIMES * path.stat().st_size
         if not shares and len(files.data) > most:
@@ -107,6 +108,8 @@ class OwnTokenizers:
                 f"{files.path} has {len(files.data):,} bytes, and a vocabulary of its own may have "
                 f"{most:,}, {TIMES} times the base's: remove the tokenizer files to use that"
             )
+        if not shares:
+            refuse_other_kind(parts, theirs, files.path)
         inner = (
             joined(self._base.bare(), parts, files.path)
             if shares

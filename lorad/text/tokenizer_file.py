@@ -1,10 +1,12 @@
 """A tokenizer.json beside that of a base: is its vocabulary the same, and may the rest be run?
 
 Goes in: the bytes of both.  Comes out: a tokenizer of the library's on the base's vocabulary, or
-TextError.  It is a stranger's: an expression that texts are split by may have no end, so only those
-of the base are run.
+TextError.  It is a stranger's: what may take any amount of work is done only as the base has it.
 """
 
+import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,15 @@ from lorad.text.tokenizer import TextError, add_tokens, made
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 Parts = dict[str, msgspec.Raw]
+
+#: What each part of a file may have more than the base's: a template of bos and eos takes 1 KB.
+MORE_BYTES = 4096
+#: How sentencepiece writes spaces, which some write as replacements and some as a step of its own.
+_USUAL = (
+    '{"prepend": "\u2581", "type": "Prepend"}',
+    '{"content": "\u2581", "pattern": {"String": " "}, "type": "Replace"}',
+    '{"content": " ", "pattern": {"String": "\u2581"}, "type": "Replace"}',
+)
 
 
 def parts_of(data: bytes, path: Path) -> Parts:
@@ -95,33 +106,59 @@ def check_places(inner: tokenizers.Tokenizer, parts: Parts, path: Path) -> None:
             )
 
 
-def refuse_expressions(parts: Parts, theirs: Parts, path: Path) -> None:
-    """Of a stranger: `(a+)+$` keeps the library busy for ever, with Python's lock in hand, and a
-    table of characters that is none breaks it off."""
-    known = {text for name in PARTS for text in _expressions(theirs.get(name))}
+def refuse_work(parts: Parts, theirs: Parts, path: Path) -> None:
+    """Of a stranger, whose requests hold up nobody else: `(a+)+$` keeps the library busy for ever,
+    with Python's lock in hand; "a" for "aa" forty times over takes all memory; and a table of
+    characters that is none breaks it off."""
+    left = Counter(text for name in PARTS for text in _acts(theirs.get(name))) | Counter(_USUAL)
     for name in PARTS:
-        for text in _expressions(parts.get(name)):
-            if text not in known:
+        for text in _acts(parts.get(name)):
+            if not left[text]:
                 raise TextError(
-                    f"{path}: {name} has an expression of its own ({text[:60]!r}), and only the "
-                    "base's are run: save the tokenizer with the base's"
+                    f"{path}: {name} has an expression of its own ({text[:60]}), and only "
+                    "the base's are run: save the tokenizer with the base's"
                 )
+            left[text] -= 1
+        size, most = (_size(p.get(name)) for p in (parts, theirs))
+        if size > most + MORE_BYTES:
+            raise TextError(
+                f"{path}: {name} has {size:,} bytes, and the base's {most:,}: save the tokenizer "
+                "with the base's"
+            )
 
 
-def _expressions(part: msgspec.Raw | None) -> list[str]:
-    """Every regular expression in it, and every table of characters."""
-    if part is None:
-        return []
-    found: list[str] = []
-    left: list[Any] = [msgspec.json.decode(part)]
+def _size(part: msgspec.Raw | None) -> int:
+    """In bytes, without blanks and line ends."""
+    return 0 if part is None else len(msgspec.json.encode(msgspec.json.decode(part)))
+
+
+def refuse_other_kind(parts: Parts, theirs: Parts, path: Path) -> None:
+    """A vocabulary of its own is read as the base's is: WordPiece looks at all beginnings of a word
+    of any length, and a long prefix is put before every character."""
+    try:
+        mine, base = (msgspec.json.decode(p["model"], type=Parts) for p in (parts, theirs))
+        other = {k for k in {**mine, **base} if not _alike(mine.get(k), base.get(k))}
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise TextError(f"{path} is not a tokenizer: model: {error}") from None
+    if other := other - {"vocab", "merges", "unk_id"}:
+        raise TextError(
+            f"{path} has a vocabulary of its own, and another {sorted(other)[0][:40]} than the "
+            "base's: remove the tokenizer files to use that"
+        )
+
+
+def _acts(part: msgspec.Raw | None) -> Iterator[str]:
+    """What in it can take any amount of work: each written as JSON in one form."""
+    left: list[Any] = [] if part is None else [msgspec.json.decode(part)]
     while left:
         value = left.pop()
         if isinstance(value, dict):
+            if value.get("type") in ("Replace", "Prepend"):
+                yield json.dumps(value, sort_keys=True, ensure_ascii=False)
             for key, inside in value.items():
                 if key in ("Regex", "precompiled_charsmap") and isinstance(inside, str):
-                    found.append(inside)
+                    yield repr(inside)
                 else:
                     left.append(inside)
         elif isinstance(value, list):
             left += value
-    return found

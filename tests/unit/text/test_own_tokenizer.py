@@ -124,7 +124,6 @@ def test_merges_in_the_old_spelling_are_the_same_vocabulary(tmp_path, own, joins
         lambda model: model["vocab"].update(th=258, er=256),
         lambda model: model["merges"].pop(),
         lambda model: model["merges"].reverse(),
-        lambda model: model.update(byte_fallback=True),
     ],
 )
 def test_what_another_vocabulary_says_is_never_taken_for_the_bases(tmp_path, own, change):
@@ -175,11 +174,14 @@ def test_many_added_tokens_do_not_take_seconds(tmp_path, own):
     assert time.process_time() - before < 5
 
 
-def lacking_a_character(content):
-    """With a stand-in that it lacks, too."""
-    model = content["model"]
-    model["vocab"]["zz"] = model["vocab"].pop("a")
-    model["unk_token"] = "<none>"
+def replacing(*texts):
+    """A normalizer that puts one for another, in turn."""
+    steps = [{"type": "Replace", "pattern": {"String": a}, "content": b} for a, b in texts]
+    return lambda c: c.update(normalizer={"type": "Sequence", "normalizers": steps})
+
+
+SPLIT = {"type": "Split", "pattern": {"String": "x"}, "behavior": "Isolated", "invert": False}
+SPACES = [(" ", "\u2581"), ("\u2581", " ")]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,15 @@ def lacking_a_character(content):
         ),
         (lambda c: c.update(added_tokens={}), "not a tokenizer"),
         (lambda c: c.pop("model"), "it has no model"),
-        (lacking_a_character, "Unk token"),
+        (replacing(("a", "aa")), "normalizer has an expression of its own"),
+        (replacing(*SPACES, SPACES[0]), "expression of its own"),
+        (
+            lambda c: c.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [SPLIT] * 99}),
+            "pre_tokenizer has .* bytes",
+        ),
+        (lambda c: c["model"].update(byte_fallback=True), "another byte_fallback than the base's"),
+        (lambda c: c["model"].update(continuing_subword_prefix="#" * 99), "continuing_subword"),
+        (lambda c: c["model"].update(type="WordPiece"), "another type"),
         (lambda c: c.update(decoder={"type": "Unheard"}), "not a tokenizer"),
         (lambda c: c.update(model={"type": "BPE", "vocab": 3}), "not a tokenizer"),
         (lambda c: c.update(model=None), "not a tokenizer"),
@@ -240,6 +250,26 @@ def test_an_expression_of_its_own_is_not_run_but_the_bases_is(tmp_path):
     base = make(tmp_path / "c", split=r"(\w+\w+)+$")
     found, _ = OwnTokenizers(ours.Tokenizer.load(base), base).read(hostile)
     assert found.token_id("<tool>") is not None
+
+
+def test_spaces_may_be_written_as_sentencepiece_has_them(tmp_path, own):
+    found, _ = own.read(edit(make(tmp_path / "a", "<tool>"), replacing(*SPACES)))
+    assert found.decode(found.encode("a b", False)) == "a b"
+
+
+def test_one_that_lacks_a_character_and_its_stand_in_is_refused(tmp_path):
+    def with_a_stand_in(content):
+        content["model"]["unk_token"] = "<none>"
+
+    def lacking(content):
+        vocab = content["model"]["vocab"]
+        vocab["zz"] = vocab.pop("a")
+
+    base = edit(make(tmp_path / "base"), with_a_stand_in)
+    own = OwnTokenizers(ours.Tokenizer.load(base), base)
+    folder = edit(edit(make(tmp_path / "a"), with_a_stand_in), lacking)
+    with pytest.raises(TextError, match="Unk token"):
+        own.read(folder)
 
 
 def test_a_large_vocabulary_of_its_own_is_refused(tmp_path, own):
