@@ -1,7 +1,7 @@
 """Pauses of a generator's streams while an embedder on the same card is kept busy.
 
     python benchmarks/beside.py --model DIR [--shape bge-large] [--rows 16384,4096,1024]
-                                [--share 1,0.5,0.2,0.1] [--graphs 0] [--streams 64]
+                                [--share 1,0.5,0.2,0.1] [--graphs 1] [--streams 64]
                                 [--seconds 3] [--stand-in]
 
 DIR is a model folder; if it holds no config.json, random weights of the shape of Llama-3-8B are
@@ -9,8 +9,8 @@ written there first.  The embedder has random weights of a shape of `pooling.py`
 own, as each model of a daemon has, and inputs of 256 tokens without an end.  First the streams
 decode alone, then beside it, once with each number of --rows, which is what one of its steps may
 hold, and each --share, which is its part of the card's time (`models.beside_generators`): below 1
-it gives way all the while, also while it is measured alone.  --graphs 1 has its small steps
-replayed from CUDA graphs then too, which it does by itself only while it does not give way.
+it gives way all the while, also while it is measured alone.  With --graphs 0 its small steps are
+launched kernel by kernel then, and not replayed from CUDA graphs as it does by itself.
 --stand-in: in the generator's place are the products of its decode steps alone (`stand_in.py`),
 which start in seconds.  One JSON line each: the streams' pauses in milliseconds, the embedder's
 tokens a second beside them (and, `alone`, without them), and `p99_over_alone` against its bar.
@@ -73,7 +73,7 @@ def embed_on(folder: Path, rows: int, share: float, graphs: bool, device: str) -
             engine.give_way(share)
             inputs = inputs[:AT_ONCE_SLOWLY]
             engine.embed(inputs)
-            engine.core._runner.pads = graphs
+            engine.core.machine.backbone.graphs.use_graphs = graphs
         print("ready", flush=True)
         while True:
             before, tokens, (steps, busy) = time.monotonic(), 0, _steps(engine)
@@ -211,7 +211,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=tuple(SHAPES), default="bge-large")
     parser.add_argument("--rows", default="16384,4096,1024", help="of a step of the embedder")
     parser.add_argument("--share", default="1", help="of the card's time, for the embedder")
-    parser.add_argument("--graphs", default="0", help="1: it replays them while it gives way")
+    parser.add_argument("--graphs", default="1", help="0: it replays none while it gives way")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--stand-in", action="store_true", help="products in a generator's place")
     parser.add_argument("--seconds", type=float, default=3.0)

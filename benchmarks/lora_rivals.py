@@ -120,6 +120,23 @@ FEW = (
     Case("T=64 k=8", shared(64, 8), R16, (), ()),
 )
 
+
+def few_rivals(case: Case) -> dict[str, Tiles]:
+    """Of the tiles that are picked: weights that leave L2 first or not, and other sizes."""
+    tiles = picked_by_engine(case)
+    streamed = streams(tiles, True)
+    rivals = {"streamed": streamed, "not streamed": streams(tiles, False)}
+    if tiles.shrink.form == "vec":
+        rivals |= {
+            f"chunks of {chunk}, columns of {columns}": streamed._replace(
+                shrink=streamed.shrink._replace(chunk=chunk, wide_chunk=chunk),
+                expand=streamed.expand._replace(columns=columns),
+            )
+            for chunk, columns in ((1024, 1024), (1024, 512), (2048, 512))
+        }
+    return rivals
+
+
 PE, PS = choices.PREFILL.expand, choices.PREFILL.shrink
 _ANY = choices.PREFILL.most_rows
 GATES = {
@@ -151,7 +168,7 @@ EVERY = (
     *choices.ALL,
     *RIVALS.values(),
     *RIVALS_16.values(),
-    *(streams(picked_by_engine(case), True) for case in FEW),
+    *(tiles for case in FEW for tiles in few_rivals(case).values()),
     *(prompt_tiles(expand=e) for e in EXPANDS.values()),
     *(prompt_tiles(shrink=s) for s in SHRINKS.values()),
 )
@@ -308,8 +325,7 @@ def checked(operands: Operands, plan: LoraDevicePlan) -> LoraDevicePlan:
 def few(fleets: dict[tuple[int, ...], Fleet]) -> bool:
     failed = False
     for case in FEW:
-        rivals = {"streamed": streams(picked_by_engine(case), True)}
-        failed |= _alone(fleets[case.ranks], case, rivals, None)
+        failed |= _alone(fleets[case.ranks], case, few_rivals(case), None)
     return failed
 
 
@@ -681,7 +697,7 @@ def compile_ahead(compiler: Compiler, parts: list[str]) -> None:
         compiler.ask((kernel, t) for t in mine for kernel in ("expand", "shrink"))
     if "few" in parts:
         mine = [picked_by_engine(case) for case in FEW]
-        mine += [streams(tiles, True) for tiles in mine]
+        mine += [tiles for case in FEW for tiles in few_rivals(case).values()]
         compiler.ask((kernel, t) for t in mine for kernel in ("expand", "shrink"))
     if "prompt" in parts or "kernels" in parts:
         tiles = picked_by_engine(PROMPT)

@@ -7,15 +7,15 @@ encoder's.  Knows no sequences and no device.
 
 from typing import NamedTuple
 
-#: Rows of decode-only steps.  Not 96: an 8B's step of 96 rows takes 5.62 ms on an H200, without the
-#: attention, and one of 128 rows 5.18: the tiles of its products have 128 rows either way.
-DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 128, 192, 256, 384, 512, 768, 1024)
+#: Rows of decode-only steps.  96, as there are products of so many rows: on an H200 an 8B's step of
+#: 96 sequences takes 6.69 ms, and 6.88 as one of 128; on 64 adapters 8.84 and 9.14.
+DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 #: Rows of mixed steps.  Below 64 a step of a large model takes the time of reading its weights,
 #: padded or not: on an H200 32 rows of an 8B take 4.37 ms and 64 take 4.39.  80 is for those who
 #: decode 64 rows while a short prompt comes, or the rest of a cached one: with 16 rows of another
-#: adapter such a step takes 6.51 ms, and 6.93 as one of 128 rows.  Above, a third of a step's rows
-#: are padding at most, and 47 of 128.
-MIXED = (64, 80, 128, 192, 256, 384, 512, 768, 1024)
+#: adapter such a step takes 6.51 ms, and 6.93 as one of 128 rows; with 24 rows it takes 6.69 ms as
+#: one of 96, and 6.95.  Above, a third of a step's rows are padding at most.
+MIXED = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 #: Sequences of mixed steps, where there may be twice as many, and half as many again in so many
 #: rows: attention launches a few programs for each, used or not.
 SEQS = (64, 256)

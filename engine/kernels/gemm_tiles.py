@@ -62,10 +62,11 @@ LEADING: tuple[Form, ...] = ("dot", "stream")
 #: The first rule that fits is taken; torch, if none does.  Shapes in the comments: Llama-3-8B's.
 #: Measured on an H200 in the chain of a step (docs/bench-log.md), all products by torch beside:
 #: 3.69 ms against 4.15 at 1 row, 4.10 against 4.43 at 16, 4.29 against 4.49 at 32, 4.38 against
-#: 4.65 at 64, 4.63 against 4.67 at 80, 4.90 against 5.04 at 128; 80 rows in the tiles of 128 took
-#: 5.82.  "o" is as quick with torch at 16 and 64 rows; it is here for the kernels before and behind
-#: it, which cannot overlap with torch's.  At 80 torch's is quicker, 4.54, but a mixed step on four
-#: adapters takes 6.51 ms with ours and 6.62 with torch's.
+#: 4.65 at 64, 4.63 against 4.67 at 80, 4.76 against 4.86 at 96, 4.90 against 5.04 at 128.  In the
+#: tiles of 128 rows 80 took 5.82, and 96 took 5.47.  "o" is as quick with torch at 16 and 64 rows;
+#: it is here for the kernels before and behind it, which cannot overlap with torch's.  At 80
+#: torch's is quicker, 4.54, but a mixed step on four adapters takes 6.51 ms with ours and 6.62
+#: with torch's.
 RULES = (
     Rule(1, 4096, 8192, Tile("vector", 1, 4, 4096)),  # o
     Rule(1, 8192, 8192, Tile("vector", 1, 4, 4096)),  # qkv
@@ -92,6 +93,11 @@ RULES = (
     Rule(80, 65536, 8192, Tile("stream", 80, 128, 128, warps=8, stages=2)),
     Rule(80, _ANY, 8192, Tile("stream", 80, 128, 128, warps=8, stages=2)),
     Rule(80, _ANY, _ANY, Tile("stream", 80, 64, 128, 2, stages=5)),
+    Rule(96, 4096, 8192, Tile("stream", 96, 64, 128, 2)),
+    Rule(96, 8192, 8192, Tile("stream", 96, 64, 128, stages=5)),
+    Rule(96, 65536, 8192, Tile("stream", 96, 128, 64, stages=3)),
+    Rule(96, _ANY, 8192, Tile("stream", 96, 128, 128, warps=8, stages=2)),
+    Rule(96, _ANY, _ANY, Tile("stream", 96, 64, 128, 2, stages=5)),
     Rule(128, 4096, 8192, Tile("dot", 128, 64, 128, 2, tma=True)),
     Rule(128, 8192, 8192, None),
     Rule(128, 65536, 8192, Tile("dot", 128, 128, 64, stages=3, tma=True)),

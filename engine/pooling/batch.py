@@ -49,8 +49,6 @@ class StepRunner:
         # What is computed ahead of it may go up on the same stream: a buffer of its own.
         self._parcel: Parcel | None = None
         self._words = 3 * max_seqs // 2 + 1
-        #: Whether small steps are padded, to replay graphs where there are any.
-        self.pads = True
 
     @torch.no_grad()
     def launch(self, placed: Iterable[Placed]) -> Landing:
@@ -58,7 +56,7 @@ class StepRunner:
         batch = sorted(placed, key=lambda p: (p.slot, p.item.length, p.item.order))
         owners = [(p.item.length, p.slot) for p in batch]
         items = [p.item for p in batch]
-        rung, known = self._backbone.padding(items) if self.pads else (None, ())
+        rung, known = self._backbone.padding(items)
         lora = self._answers.planner.of_runs(owners, rung, known)
         embedding = self._answers.planner.ends(owners, "embed_tokens")
         hidden = self._backbone.run(items, lora, embedding, rung)

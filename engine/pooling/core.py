@@ -8,8 +8,7 @@ files, tiers, commands and events (`adapters/residency.py`).
 On a card a step is launched before the one ahead of it is told of: what that has to say comes down,
 and what arrives meanwhile is made ready, while the card computes.  Not so while it gives way to an
 engine that generates on the same card: then steps are small, one at a time, and after each the card
-is left to the other (`pace.py`).  Nor are they replayed from graphs then: how long streams pause
-beside steps that come so often is not measured.
+is left to the other (`pace.py`).
 
 Everything happens on the thread that calls it; readers and copiers have threads of their own, and
 ring `bell` when there is something to do.
@@ -213,7 +212,6 @@ class PoolingCore:
                     self._forget(self._queue.remove(command.request_id))
                 case GiveWay():
                     self._pace.keep_to(command.share)
-                    self._runner.pads = not self._pace.gives_way
                 case _:
                     self.residency.command(command)
 
