@@ -153,13 +153,15 @@ def test_steps_beyond_the_ladder_are_not_padded(padding) -> None:
     assert batch.attn.query_starts == (0, 13) and batch.attn.seq_lens == (13,)
 
 
-def test_a_short_prompt_beside_64_who_decode_is_padded_to_80_rows_and_only_once() -> None:
+def test_a_short_prompt_beside_64_who_decode_is_padded_to_80_or_96_rows_and_only_once() -> None:
     ladder = Ladder(max_seqs=256, mixed_rows=512)
-    assert [rung for rung in ladder.mixed if rung.rows == 80] == [Rung(80, 79)]
+    assert [rung for rung in ladder.mixed if rung.rows in (80, 96)] == [Rung(80, 79), Rung(96, 95)]
     assert ladder.find(64 + 16, 64 + 1) == Rung(80, 79)
-    assert ladder.find(64 + 17, 64 + 1) == Rung(128, 127)
+    assert ladder.find(64 + 17, 64 + 1) == Rung(96, 95)
+    assert ladder.find(64 + 33, 64 + 1) == Rung(128, 127)
     assert ladder.find(63 + 17, 63 + 1) == Rung(80, 79)
-    assert ladder.find(63 + 18, 63 + 1) == Rung(128, 64)
+    assert ladder.find(63 + 33, 63 + 1) == Rung(96, 95)
+    assert ladder.find(63 + 34, 63 + 1) == Rung(128, 64)
 
 
 def test_rungs_hold_every_step_up_to_their_sizes() -> None:
