@@ -100,6 +100,23 @@ def test_after_eviction_and_reload_and_under_preemption_they_say_the_same(
     assert driver.core.scheduler.num_preemptions > 0
 
 
+def test_prefixes_that_hold_ids_of_its_own_are_found_by_its_own_requests(
+    start_core, family, judge
+) -> None:
+    driver = start_core(extra_vocab=EXTRA, max_batch_tokens=24)  # in chunks
+    driver.add(family["few"], family["many"])
+    wish = {"logprobs": 0, "ignore_eos": True, "max_tokens": 6}
+    shared = [*own_prompt(family["few"], 40, 1), 256]
+    cached = []
+    for n, who in enumerate(("few", "few", "many", "few")):
+        prompt = [*shared, *own_prompt(family["few"], 3 + n, n)]
+        story = driver.submit(f"p{n}", prompt, family[who].rev, **wish)
+        driver.finish()
+        judge.check(story, family[who], prompt)
+        cached.append(story.cached)
+    assert cached == [0, 32, 0, 32]
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_bases_rows_have_the_same_bits_with_more_ids_and_beside_those_who_use_them(
     start_core, family, make_adapter, deterministic

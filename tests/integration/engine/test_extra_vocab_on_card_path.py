@@ -123,6 +123,7 @@ def test_a_step_launches_one_thing_more_where_somebody_has_ids_of_its_own_and_el
     monkeypatch.setattr(lora_own, "replace_logits", lambda y, *r: (joined.append(1), logits(y, *r)))
     for name in ("replace_head", "replace_embedding", "replace_embeddings"):
         monkeypatch.setattr(decoder, name, lambda *_, **__: apart.append(1))
+    monkeypatch.setattr(decoder.Decoder, "embed", lambda *_, **__: apart.append(1))
     monkeypatch.setattr(
         sample_device, "close", lambda x, *rest: (closed.append(len(x)), close(x, *rest))
     )
