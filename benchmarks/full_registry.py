@@ -21,6 +21,7 @@ from engine.adapters.peft import inspect, revision_digest
 from engine.client import packed_layout, read_spec
 from engine.layout import MODULES
 from engine.messages import PackedManifest
+from lorad.config_sections import Lora
 from lorad.registry.records import RevisionRecord
 from lorad.registry.registry import Registry
 from lorad.registry.store import Store
@@ -100,7 +101,7 @@ class _Maker:
     """Folders of one shape, and what becomes of them."""
 
     def __init__(self, model: Path) -> None:
-        self._model, self._spec = model, read_spec(model)
+        self._model, self._spec = model, read_spec(model, extra_vocab=Lora().extra_vocab)
         self._layout = packed_layout(self._spec, block_size=16, dtype="float32")
         self._rng = np.random.default_rng(1)
 

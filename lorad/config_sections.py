@@ -73,7 +73,7 @@ class Lora(_Section, frozen=True, kw_only=True):
 
     slots: int = 1024
     max_rank: int = 512
-    extra_vocab: int = 0  # token ids behind the base's that adapters may bring rows for
+    extra_vocab: int = 256  # token ids behind the base's that adapters may bring rows for
     ram_cache: Size = GIB
     kv_floor: AutoSize = 0
     adapter_floor: AutoSize = 0

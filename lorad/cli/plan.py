@@ -102,7 +102,7 @@ def plan(
             metavar="N",
             min=0,
             max=65536,
-            help="Token ids that adapters may bring; the daemon's, or 0.",
+            help="Token ids that adapters may bring; the daemon's, or 256.",
         ),
     ] = None,
     bandwidth: Annotated[
@@ -188,6 +188,7 @@ def _base(
     from engine.client import read_spec
     from engine.layout import ITEMSIZE
     from lorad import capacity
+    from lorad.config_sections import Lora
 
     length, held, slots, held_bytes = 0, blocks, 1024, 0
     if model is None:
@@ -201,7 +202,7 @@ def _base(
         extra_vocab = status.extra_vocab if extra_vocab is None else extra_vocab
         if not block_size:
             raise Usage("the daemon's engine is not ready", hint="name the model's folder")
-    spec = read_spec(model, extra_vocab=extra_vocab or 0)
+    spec = read_spec(model, extra_vocab=Lora().extra_vocab if extra_vocab is None else extra_vocab)
     dtype, block_size = dtype or spec.dtype, block_size or 16
     if dtype not in ITEMSIZE:
         raise Usage(f"unknown --dtype {dtype}: one of {', '.join(ITEMSIZE)}")

@@ -84,7 +84,7 @@ def test_tokens_of_adapters_own_widen_what_is_on_the_head(server, loractl, folde
         return adapter["modules"][0]["d_out"]
 
     alone = (folder, "--blocks", "1000")
-    assert outputs(*alone) == 260
+    assert outputs(*alone) == 260 + 256
     assert outputs(*alone, "--extra-vocab", "64") == 324
     assert outputs() == 300 and outputs("--extra-vocab", "0") == 260
 

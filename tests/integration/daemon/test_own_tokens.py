@@ -85,13 +85,16 @@ def upload(daemon, folder, **start):
 
 
 def test_its_tokens_are_read_drawn_and_written(make_daemon, tuned, tmp_path):
-    daemon = make_daemon().start()
+    daemon = make_daemon()
+    config = daemon.config.read_text()
+    daemon.config.write_text(config.replace("slots", "extra_vocab = 1\nslots"))
+    daemon.start()
     with pytest.raises(ApiError) as refused:
         upload(daemon, tuned.folder)
     assert refused.value.details["reason"] == "E_VOCAB_RESIZED"
     assert "extra_vocab` = 64 (2 or more)" in refused.value.hint
     assert daemon.stop() == 0
-    daemon.config.write_text(daemon.config.read_text().replace("slots", "extra_vocab = 3\nslots"))
+    daemon.config.write_text(config)  # 256 unless told
     daemon.start()
     upload(daemon, tuned.folder)
     daemon.upload("bible", 1)
@@ -166,8 +169,7 @@ def test_its_tokens_are_read_drawn_and_written(make_daemon, tuned, tmp_path):
 
     # Without its room it is not served, and nothing is lost.
     assert daemon.stop() == 0
-    config = daemon.config.read_text()
-    daemon.config.write_text(config.replace("extra_vocab = 3", "extra_vocab = 0"))
+    daemon.config.write_text(config.replace("slots", "extra_vocab = 0\nslots"))
     daemon.start()
     refused = daemon.ask("tools", 2)
     assert refused.status_code == 404 and "262 tokens" in refused.json()["error"]["message"]

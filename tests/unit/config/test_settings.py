@@ -54,8 +54,10 @@ def test_defaults_need_nothing_but_a_base(write, env, base, tmp_path):
 
 
 def test_token_ids_of_adapters_own_are_a_setting_with_bounds(write, env):
-    write("[lora]\nextra_vocab = 256\n")
+    write("")
     assert load(None, env)[0].engine_config().extra_vocab == 256
+    write("[lora]\nextra_vocab = 0\n")
+    assert load(None, env)[0].engine_config().extra_vocab == 0
     write("[lora]\nextra_vocab = 65537\n")
     with pytest.raises(BadConfig, match=r"^lora\.extra_vocab .*65536.*lorad\.toml"):
         load(None, env)

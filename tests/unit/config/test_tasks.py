@@ -168,11 +168,12 @@ def test_a_decoder_that_does_both_has_the_settings_of_both(configure, tmp_path):
 def test_adapters_may_bring_tokens_where_a_model_generates(configure, tmp_path):
     folder = write_qwen3(tmp_path / "qwen3")
     rest = "[lora]\nextra_vocab = 7"
-    plain = base.spec_of(configure(folder))
+    usual = base.spec_of(configure(folder))
     for tasks in ('["generate"]', '["generate", "embed"]'):
         spec = base.spec_of(configure(folder, f"tasks = {tasks}", rest))
-        assert (spec.extra_vocab, spec.num_ids) == (7, plain.vocab_size + 7)
-    assert plain.extra_vocab == 0
+        assert (spec.extra_vocab, spec.num_ids) == (7, usual.vocab_size + 7)
+    assert usual.extra_vocab == 256
+    assert base.spec_of(configure(folder, 'tasks = ["embed"]')).extra_vocab == 0
 
 
 @pytest.mark.parametrize(
