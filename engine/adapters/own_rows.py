@@ -5,7 +5,7 @@ by one upload.  Only of slots with few such rows, and no factors on that end: th
 each logit by itself.  Others are left to `lora_ends.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ class OwnTable:
         self._arena = arena
         self._parcel = Parcel(rows * OWN_WORDS, arena.device)
         self._entries: dict[tuple[int, str], Entry] = {}
+        self._sent: tuple[list[Run], int, OwnRows] | None = None  # the last
 
     def note(self, slot: int, layer: int, pairs: Mapping[tuple[int, str], LoraRows]) -> None:
         """What is in a slot now, at the ends, which are `layer`; `pairs` stay until it changes."""
@@ -52,14 +53,19 @@ class OwnTable:
     def forget(self) -> None:
         self._entries.clear()
 
-    def send(self, runs: Sequence[Run], rows: int) -> OwnRows:
-        """Of a step's first `rows` rows."""
+    def send(self, runs: list[Run], rows: int) -> OwnRows:
+        """Of a step's first `rows` rows; valid until the next one.  The same as of the last step is
+        there."""
+        if self._sent is not None and self._sent[:2] == (runs, rows):
+            return self._sent[2]
         table: npt.NDArray[np.int64] = np.zeros((rows, OWN_WORDS), dtype=np.int64)
         for first, count, entry in runs:
             table[first : first + count] = entry
         [sent] = self._parcel.send([table.reshape(-1)])
         most = max(entry[2] for _, _, entry in runs)
-        return OwnRows(sent.view(rows, OWN_WORDS), most, self._arena)
+        own = OwnRows(sent.view(rows, OWN_WORDS), most, self._arena)
+        self._sent = runs, rows, own
+        return own
 
 
 class PlacedRows:
@@ -69,11 +75,12 @@ class PlacedRows:
     def __init__(self, arena: Tensor, rows: int) -> None:
         self._ring = UploadRing(rows * OWN_WORDS, arena.device)
         self._filled = 0  # rows: behind them all is zeros
+        self._runs: list[Run] = []
         self.rows = OwnRows(self._ring.device_words.view(rows, OWN_WORDS), 0, arena)
 
-    def fill(self, runs: Sequence[Run], rows: int) -> None:
+    def fill(self, runs: list[Run], rows: int) -> None:
         """For the next step, of `rows` rows."""
-        if not runs and not self._filled:
+        if runs == self._runs:
             return
         words = max(rows, self._filled) * OWN_WORDS
         table = self._ring.next()[:words].reshape(-1, OWN_WORDS)
@@ -81,7 +88,7 @@ class PlacedRows:
         for first, count, entry in runs:
             table[first : first + count] = entry
         self._ring.send(words)
-        self._filled = rows if runs else 0
+        self._filled, self._runs = rows if runs else 0, runs
 
 
 def to_device(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:

@@ -104,13 +104,19 @@ class Zoo:
 
 @contextmanager
 def zoo_of(
-    kind: str, root: Path, *, names: Sequence[str] = tuple(ADAPTERS), **settings: Any
+    kind: str,
+    root: Path,
+    *,
+    names: Sequence[str] = tuple(ADAPTERS),
+    vocab_size: int = 0,
+    **settings: Any,
 ) -> Iterator[Zoo]:
-    """Adapters of ADAPTERS on a base of this kind; `settings` are EngineConfig's."""
+    """Adapters of ADAPTERS on a base of this kind, of `vocab_size` if that is not 0; `settings` are
+    EngineConfig's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT on configs without a Hub name, and on tied ends
-        _make_base(kind, root / "base")
-        size = SIZES["vocab_size"] if "vocab_size" not in BASES[kind] else BASES[kind]["vocab_size"]
+        size = vocab_size or (SIZES | BASES[kind])["vocab_size"]
+        _make_base(kind, root / "base", size)
         models: dict[str, Any] = {"": _load(kind, root / "base")}
         limits = {"": size}
         for seed, name in enumerate(names):
@@ -136,11 +142,11 @@ def zoo_of(
         yield Zoo(engine, revs, limits, models)
 
 
-def _make_base(kind: str, folder: Path) -> None:
+def _make_base(kind: str, folder: Path, size: int) -> None:
     import transformers
 
     torch.manual_seed(2)
-    config = getattr(transformers, f"{kind}Config")(**SIZES | BASES[kind])
+    config = getattr(transformers, f"{kind}Config")(**SIZES | BASES[kind] | {"vocab_size": size})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

@@ -134,6 +134,7 @@ def test_a_placed_table_says_nothing_of_rows_that_are_no_more() -> None:
     assert not sent
     placed.fill(ends.runs(), COUNT)
     assert int((counts > 0).sum()) == 4 + 1 + 5 + 6 + 2
+    placed.fill(ends.runs(), COUNT)
     placed.fill(ends.runs([(2, -1), (1, 1)]), 3)
     assert counts.tolist() == [0, 0, 5, *[0] * 37]
     placed.fill([], 30)
