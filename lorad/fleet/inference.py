@@ -32,7 +32,7 @@ from lorad.spelling import is_reference
 #: A member says so when another one may take the request.
 ELSEWHERE = ("engine_restarting", "engine_stalled", "loading_base", "draining")
 #: A request that a member had at hand when it was lost may be why: it goes on this many times, and
-#: besides from each member that takes no more or sends it on.
+#: besides from each member that takes no more or sends it on, which none may after a loss.
 MOST_MOVES = 1
 #: A name that moves while it is asked for is looked up again, this many times.
 MOST_LOOKS = 4
@@ -115,13 +115,15 @@ class Inference:
         `vouched` for is told by a member that there is no such model, once that knows who it is."""
         left: list[str] = []
         looks = moves = 0
+        stays = False  # it may be sent on no more
         while True:
             entry, headers = None, ask.headers
             if vouched or not self._is_unknown(model):
                 entry = self.find(model)
             else:
                 headers = (*headers, (REV_HEADER, _NO_REVISION))
-            headers = (*headers, (MOVES_HEADER, "1"))
+            if not (moves or stays):
+                headers = (*headers, (MOVES_HEADER, "1"))
             to = Ask(ask.method, ask.path, ask.query, headers, ask.body, model=id_of(entry))
             shut = entry is not None and entry.drained and ask.method != "GET"
             if shut and entry is not None:
@@ -152,6 +154,10 @@ class Inference:
                 if self._others(left):
                     moves += why != "draining"  # a member that takes no more has lost nothing
                     self.moved += 1
+                    continue
+                if why == "draining" and not stays and self._others(()):
+                    # Sent on for one that is gone again, or was asked before and is another now.
+                    left, stays = left[-1:] if self._others(left[-1:]) else [], True
                     continue
             return answer
 

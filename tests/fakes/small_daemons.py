@@ -171,6 +171,7 @@ class SmallDaemon:
                 return failure(LoradError("model_not_found", f"no {name} of {rev[:8]}"))
         if self.queued is not None:
             self.queued.append(turn := asyncio.get_running_loop().create_future())
+            turn.moves = "x-lorad-moves" in request.headers
             if (error := await turn) is not None:
                 return failure(error)
         if body == b"whole":
@@ -284,8 +285,8 @@ class SmallDaemon:
         return _json(wire.Results(items=items))
 
     def _shed(self, load):
-        newest = self.queued[load:]
-        del self.queued[load:]
+        newest = [turn for turn in self.queued[load:] if turn.moves]
+        self.queued = [turn for turn in self.queued if turn not in newest]
         for turn in newest:
             turn.set_result(LoradError("draining", "another member has room for it"))
         return len(newest)

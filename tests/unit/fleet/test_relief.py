@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from lorad.errors import LoradError
 from lorad.fleet import relief
 from lorad.fleet.relief import Relief
 from tests.fakes.small_clusters import run
@@ -92,3 +93,63 @@ def test_only_a_gateway_says_that_a_request_may_be_sent_on():
         assert refused.status_code == 404 and "at a member" in refused.text
 
     run(scenario)
+
+
+def test_what_was_sent_from_a_lost_member_stays_where_it_is_when_that_comes_back():
+    async def scenario(c, front):
+        a, b = c.daemons.values()
+        relief = Relief(front.members)
+        await a.stop()
+        await relief.look()
+        asking = await filled(front, (b,), 4)
+        await front.members.look()
+        await relief.look()
+        a.instance = "another"
+        await a.start()
+        while {member.state for member in front.members.seen()} != {"ready"}:
+            await front.members.look()
+        moved = [headers for headers, _ in b.asked if "x-lorad-moves" not in headers]
+        assert moved, "some were for the one that was lost"
+        await relief.look()
+        assert ["shed"] == [word for word, *_ in b.wishes]
+        assert await let_go((b,), asking) == [200] * 4
+
+    run(scenario, names=("a", "b"))
+
+
+def test_what_is_sent_on_comes_back_if_whoever_joined_is_gone_again():
+    async def scenario(c, front):
+        a, late = c.daemons.values()
+        late.state = "loading_base"
+        await front.members.look()
+        (asking,) = await filled(front, (a,), 1)
+        a._shed(0)
+        while len(a.asked) < 2:
+            await asyncio.sleep(0.001)
+        assert "x-lorad-moves" not in a.asked[1][0], "it stays there"
+        while not a.queued:
+            await asyncio.sleep(0.001)
+        assert await let_go((a,), [asking]) == [200]
+        a.answer = LoradError("draining", "it takes no more")
+        answer = await front.ask("tiny")
+        assert answer.json()["error"]["code"] == "draining" and len(a.asked) == 4
+
+    run(scenario, names=("a", "b"))
+
+
+def test_what_was_sent_on_from_everywhere_comes_back_to_one_that_has_joined_anew():
+    async def scenario(c, front):
+        a, b = c.daemons.values()
+        b.state = "loading_base"
+        await front.members.look()
+        (asking,) = await filled(front, (a,), 1)
+        b.state, b.queued = "ready", []
+        await front.members.look()
+        for full, other in ((a, b), (b, a)):
+            full._shed(0)
+            while not other.queued:
+                await asyncio.sleep(0.001)
+        assert await let_go((a,), [asking]) == [200]
+        assert len(a.asked) == 2 and len(b.asked) == 1
+
+    run(scenario, names=("a", "b"))
