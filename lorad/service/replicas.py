@@ -51,6 +51,8 @@ class _Flight:
     aborted: bool = False
     left: list[str] = field(default_factory=list)  # replicas that went away from under it
     been: set[str] = field(default_factory=set)  # where it was, or is
+    #: Where it was taken from, and the last word of it, by the same id, is yet to come.
+    leaving: set[str] = field(default_factory=set)
 
 
 class Replicas:
@@ -174,12 +176,12 @@ class Replicas:
         """That engine hangs: what it has not answered goes elsewhere, as when it dies.  If it goes
         on after all, it finds that taken back; what it has begun to answer waits for it."""
         replica = self._by_name[name]
-        for id, flight in list(self._flights.items()):
+        for flight in list(self._flights.values()):
             if flight.at is replica and not flight.answered:
                 began = flight.began
                 if self._go_on(flight):
                     replica.leave(flight.submit.rev, began=began)
-                    replica.link.abort(id)
+                    self._take_from(replica, flight)
         if self._alive_but(replica):
             for id in [id for id, at in self._inputs.items() if at is replica]:
                 replica.link.take_back(id)
@@ -190,13 +192,13 @@ class Replicas:
         stay: they are short."""
         replica = self._by_name[name]
         queued = {other.name: other.num_queued for other in self._replicas}
-        for id, flight in reversed(list(self._flights.items())):
+        for flight in reversed(list(self._flights.values())):
             before = flight.at
             if before is None or name in flight.been or flight.began or flight.aborted:
                 continue
             if queued[before.name] and self._moves(flight, before, replica):
                 queued[before.name] -= 1
-                before.link.abort(id)
+                self._take_from(before, flight)
 
     async def pool(self, request: PoolRequest) -> PoolResult:
         """As EngineLink's; nobody sees half a result, so that one loss is made good."""
@@ -243,7 +245,7 @@ class Replicas:
 
     def _send(self, flight: _Flight) -> bool:
         """To the engine that it belongs to; False: none is ready."""
-        chosen = self._route(flight.submit.rev, flight.left)
+        chosen = self._route(flight.submit.rev, {*flight.left, *flight.leaving})
         if chosen is not None:
             self._give(flight, chosen)
         return chosen is not None
@@ -262,6 +264,10 @@ class Replicas:
             chosen.leave(submit.rev, began=False)
             raise
 
+    def _take_from(self, before: Replica, flight: _Flight) -> None:
+        flight.leaving.add(before.name)
+        before.link.abort(flight.submit.request_id)
+
     def _moves(self, flight: _Flight, before: Replica, to: Replica) -> bool:
         """Send it there, if that is where it belongs by now."""
         rev = flight.submit.rev
@@ -279,6 +285,8 @@ class Replicas:
     def _take(self, flight: _Flight, replica: Replica, delta: SequenceDelta) -> None:
         """A delta of one sequence; from where it is no more, nobody wants any."""
         if flight.at is not replica:
+            if delta.finish_reason is not None:
+                flight.leaving.discard(replica.name)
             return
         if delta.queued_seconds is not None:  # there; where it was before it waited too
             waited = delta.queued_seconds + flight.given - flight.came

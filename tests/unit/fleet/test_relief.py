@@ -111,7 +111,7 @@ def test_what_was_sent_from_a_lost_member_stays_where_it_is_when_that_comes_back
         moved = [headers for headers, _ in b.asked if "x-lorad-moves" not in headers]
         assert moved, "some were for the one that was lost"
         await relief.look()
-        assert ["shed"] == [word for word, *_ in b.wishes]
+        assert [word for word, *_ in b.wishes] == ["shed"]
         assert await let_go((b,), asking) == [200] * 4
 
     run(scenario, names=("a", "b"))

@@ -319,6 +319,54 @@ def test_a_request_stays_where_it_is_if_the_engine_that_joins_is_gone_again(flee
     fleet(scenario)
 
 
+async def moved(f, eventually):
+    """Of a request that goes from the first to the second, which joins; the third is away."""
+    f.silence()
+    f.born_silent = True
+    at, joins, last = NAMES
+    gates = {name: asyncio.Event() for name in (joins, last)}
+    for name, gate in gates.items():
+        f.links[name].turn = partial(held_back, f.links[name].config, gate)
+        f.engine(name).die()
+    await eventually(lambda: "ready" not in {f.links[name].state for name in gates})
+    f.submit("q")
+    deltas = f.submit("r")
+    f.say_queued(at, 1)
+    gates[joins].set()
+    await eventually(lambda: f.replicas.where("r") == joins)
+    return deltas
+
+
+def test_a_request_does_not_come_back_to_an_engine_that_has_not_heard_that_it_left(
+    fleet, eventually
+):
+    async def scenario(f):
+        at, joins, *_ = NAMES
+        aborted, f.engine(at).abort = [], lambda id: aborted.append(id)
+        deltas = await moved(f, eventually)
+        assert aborted == ["r"]
+        f.engine(joins).die()
+        await eventually(lambda: deltas)
+        f.engine(at).finish("r", "abort")  # its word of the request that had left
+        await eventually(lambda: "r" not in f.links[at].flights._sinks)
+        assert [(d.finish_reason, d.code) for d in deltas] == [("error", "engine_restarting")]
+        assert f.loads()[0] == (1, 0, {})
+
+
+def test_a_request_comes_back_to_an_engine_that_has_heard_that_it_left(fleet, eventually):
+    async def scenario(f):
+        at, joins, *_ = NAMES
+        deltas = await moved(f, eventually)
+        await eventually(lambda: "r" not in f.engine(at).submitted)
+        f.engine(joins).die()
+        await eventually(lambda: f.replicas.where("r") == at)
+        f.engine(at).finish("r")
+        await eventually(lambda: deltas)
+        assert [delta.finish_reason for delta in deltas] == ["stop"]
+
+    fleet(scenario)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_requests_that_go_from_engine_to_engine_end_once_each(fleet, eventually, seed):
     """Engines join again and again, some die, clients leave; each says how many it has queued."""
