@@ -131,7 +131,10 @@ class Desk:
         if submit.prompt and not 0 <= min(submit.prompt) <= max(submit.prompt) < held:
             foreign = next(token for token in submit.prompt if not 0 <= token < held)
             return f"the prompt holds a token id outside 0..{held - 1}: {foreign}"
-        return problem(submit.sampling, self._vocabulary.limit(manifest))
+        limit = self._vocabulary.limit(manifest)
+        if submit.alora_fallback:  # it may come to run on the base
+            limit = min(limit, self._vocabulary.limit(None))
+        return problem(submit.sampling, limit)
 
     def _manifest(self, rev: str | None) -> PackedManifest | None:
         """None of the base, or of a revision that is not known."""

@@ -40,9 +40,9 @@ LARGEST = 22.18070977791825
 class ReferenceOps:
     """Draws by torch, on the device of the logits.  `DeviceOps` has the same methods."""
 
-    """`width` columns are the most that any row has; 0 = `vocab`, whatever anybody asks for."""
-
     def __init__(self, vocab: int, width: int = 0) -> None:
+        """Rows have `vocab` columns, or `width` at the most where some have a limit of their own;
+        0 = `vocab`, whatever anybody asks for."""
         self._vocab, self._width = vocab, max(vocab, width)
 
     def close(self, logits: Tensor, meta: SampleMeta) -> None:
@@ -228,16 +228,20 @@ def tell(
     each = torch.tensor(limits, device=raw.device)
     for limit in sorted(set(limits)):
         own = (meta.ints(Field.ASKED) > 0) & (each == limit)
-        _tell(raw[:, :limit], own, tokens, width, told)
+        _tell(raw, limit, own, tokens, width, told)
 
 
-def _tell(raw: Tensor, own: Tensor, tokens: Tensor, width: int, told: Tensor) -> None:
-    """The same for those rows that are marked in own (rows,)."""
+def _tell(raw: Tensor, limit: int, own: Tensor, tokens: Tensor, width: int, told: Tensor) -> None:
+    """The same for those rows that are marked in own (rows,), of so many columns."""
     rows = len(own)
     [asked] = torch.nonzero(own, as_tuple=True)
-    x = raw.index_select(0, asked)
+    x = raw[:, :limit].index_select(0, asked)
     logprobs = torch.log_softmax(x, -1)
-    chosen = logprobs.gather(1, tokens.index_select(0, asked).clamp(min=0)[:, None])
+    picked = tokens.index_select(0, asked).clamp(min=0)[:, None]
+    chosen = logprobs.gather(1, picked.clamp(max=limit - 1))
+    if bool((picked >= limit).any()):  # a prompt's, of the padding: told beside those, as it is
+        beside = raw.index_select(0, asked).gather(1, picked) - x.logsumexp(-1, keepdim=True)
+        chosen = torch.where(picked < limit, chosen, beside)
     told[:rows].index_copy_(0, asked, chosen[:, 0].double())
     if width:
         ids = _best(x, width)

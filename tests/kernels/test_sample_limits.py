@@ -140,6 +140,17 @@ def test_prompts_tell_of_their_own_ids_alone(kernels: bool) -> None:
         assert [t for t, _ in one.top] == right.topk(3).indices.tolist()
 
 
+def test_a_prompts_id_of_the_padding_is_told_beside_the_bases_whoever_computes() -> None:
+    rows, told = torch.randn(2, WIDTH, device=DEVICE), []
+    right = rows.double()[:, :BASE].logsumexp(-1)
+    for kernels in (False, True):
+        one, other = make(kernels).prompt_logprobs(rows.clone(), [PADDED - 1, 7], 3)
+        assert one.logprob == pytest.approx(float(rows[0, PADDED - 1] - right[0]), abs=1e-5)
+        assert other.logprob == pytest.approx(float(rows[1, 7] - right[1]), abs=1e-5)
+        told.append([[token for token, _ in each.top] for each in (one, other)])
+    assert told[0] == told[1] and max(told[0][0]) < BASE
+
+
 def test_masks_of_any_vocabulary_lie_side_by_side() -> None:
     """A guide's mask has a bit for each id of its row's own vocabulary."""
     seqs = [sequence(limit, temperature=0.0) for limit in (0, 277, 400)]

@@ -264,8 +264,14 @@ class Driver:
         **sampling: object,
     ) -> Story:
         params = SamplingParams(**{"temperature": 0.0, "max_tokens": 12, **sampling})
-        self.core.take(Submit(request_id=request_id, prompt=list(prompt), sampling=params, rev=rev))
-        return self.stories.setdefault(request_id, Story())
+        return self.follow(
+            Submit(request_id=request_id, prompt=list(prompt), sampling=params, rev=rev)
+        )
+
+    def follow(self, submit: Submit) -> Story:
+        """Send it; what is said about it from now on."""
+        self.core.take(submit)
+        return self.stories.setdefault(submit.request_id, Story())
 
     def step(self) -> StepFrame:
         frame = self.core.step()
