@@ -56,11 +56,13 @@ def differs(held: Mapping[str, bytes], base: BaseTokenizer) -> bool:
 
 def _differ(one: bytes, other: bytes) -> bool:
     key = digest(one), digest(other)
-    if key not in _compared:
+    known = _compared.get(key)  # another thread may empty it meanwhile
+    if known is None:
+        known = _compare(one, other)
         if len(_compared) >= _REMEMBERED:
             _compared.clear()
-        _compared[key] = _compare(one, other)
-    return _compared[key]
+        _compared[key] = known
+    return known
 
 
 def _compare(one: bytes, other: bytes) -> bool:

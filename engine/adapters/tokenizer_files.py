@@ -131,11 +131,13 @@ def _in_tokenizer(data: bytes, most: int) -> int:
     if too_many := _too_many(raw, b"[" if is_list else b'":', most):
         return too_many
     key = digest(raw)
-    if key not in _highest:
+    known = _highest.get(key)  # another thread may empty it meanwhile
+    if known is None:
+        known = _in_vocabulary(raw, is_list)
         if len(_highest) >= _REMEMBERED:
             _highest.clear()
-        _highest[key] = _in_vocabulary(raw, is_list)
-    return max(added, _highest[key])
+        _highest[key] = known
+    return max(added, known)
 
 
 def _in_vocabulary(raw: bytes, is_list: bool) -> int:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from engine.adapters import own_tokenizer, tokenizer_files
 from engine.adapters.manifest import AdapterManifest
 from engine.adapters.own_tokenizer import differs
 from engine.adapters.pack import pack_into
@@ -232,6 +233,25 @@ def test_merges_in_two_spellings_are_never_parsed_at_once(
     parsed.clear()
     assert not differs(files, base)
     assert parsed and max(parsed) < 100
+
+
+class _Emptied(dict[Any, Any]):
+    """Another thread's clear() comes behind every entry."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        super().__setitem__(key, value)
+        self.clear()
+
+
+def test_what_is_remembered_may_be_forgotten_while_another_file_is_read(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders are inspected on several threads."""
+    monkeypatch.setattr(tokenizer_files, "_highest", _Emptied())
+    monkeypatch.setattr(own_tokenizer, "_compared", _Emptied())
+    data = changed(base, reordered, indent=3)["tokenizer.json"]
+    assert tokenizer_files.highest_id("tokenizer.json", data, 100) == 99
+    assert not differs({"tokenizer.json": data}, BaseTokenizer(base))
 
 
 def test_an_own_tokenizer_lies_beside_what_is_packed_of_it(
