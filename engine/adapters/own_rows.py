@@ -1,8 +1,8 @@
 """Which of a step's rows have rows of their adapter's own at an end, as a table for the kernels.
 
 Goes in: slots as they are planned for, then the owners of a step's rows.  Comes out: an `OwnRows`,
-by one upload.  Only of slots with few such rows, and no factors on that end: the kernels compute
-each logit by itself.  Others are left to `lora_ends.py`.
+by one upload.  Only of slots without factors on that end, and of the head with few such rows: the
+kernels compute each logit by itself.  Others are left to `lora_ends.py`.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,8 @@ from torch import Tensor
 from engine.kernels.lora_meta import OWN_WORDS, LoraRows, OwnRows
 from engine.upload import Parcel, UploadRing
 
-#: Of a slot.  Of 1,024 rows of 4,096 numbers in bf16 64 decoding rows read 0.5 GB, mostly from L2.
+#: Of a slot, on its head.  Of 1,024 rows of 4,096 numbers in bf16 64 decoding rows read 0.5 GB,
+#: mostly from L2.
 MOST_ROWS = 1024
 
 #: Ids' and places' address, and how many there are.
@@ -39,12 +40,13 @@ class OwnTable:
         for end in ("embed_tokens", "lm_head"):
             self._entries.pop((slot, end), None)
             own = pairs.get((layer, f"{end}.rows"))
-            if own is None or own.ids is None or (layer, end) in pairs:
+            if own is None or (layer, end) in pairs:
                 continue
             assert own.places is not None
-            if len(own.ids) <= MOST_ROWS:
-                entry = own.ids.data_ptr(), own.places.data_ptr(), len(own.ids)
-                self._entries[slot, end] = entry
+            count = len(own.places)
+            if end == "embed_tokens" or (own.ids is not None and count <= MOST_ROWS):
+                ids = own.ids.data_ptr() if own.ids is not None else 0
+                self._entries[slot, end] = ids, own.places.data_ptr(), count
 
     def find(self, slot: int, end: str) -> Entry | None:
         """What the kernels can do for rows of a slot."""

@@ -172,7 +172,7 @@ class OwnRows:
     """For each of a step's first rows which ids its adapter has rows of its own for, at one end."""
 
     #: (rows, OWN_WORDS) int64: where its ids and its rows' places lie, as addresses of int64, and
-    #: how many there are of each; 0 = none.
+    #: how many there are of each; 0 = none.  Without ids, of an embedding, 0: tokens from 0 on.
     table: Tensor
     most: int  # the highest count
     arena: Tensor  # as one row: places count its elements

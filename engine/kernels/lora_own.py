@@ -1,5 +1,5 @@
-"""Rows of adapters' own at the model's ends, for all rows of a step in one launch: the few tokens
-that an adapter has of its own, or has trained.
+"""Rows of adapters' own at the model's ends, for all rows of a step in one launch: embeddings, and
+the logits of the few tokens that an adapter has of its own, or has trained.
 
 Goes in: a step's rows, and for each where its adapter's ids and rows lie (`OwnRows`).  Comes out:
 embeddings, or logits in fp32, in which these rows replace the base's.  What they are is said by
@@ -32,14 +32,19 @@ def _place(entry, token):
     count = tl.load(entry + 2)
     place = count * 0 - 1
     if count > 0:
-        ids = tl.load(entry).to(tl.pointer_type(tl.int64))
-        low, high = count * 0, count - 1  # the first id that is not below the token, or the last
-        while low < high:
-            middle = (low + high) // 2
-            below = tl.load(ids + middle) < token
-            low = tl.where(below, middle + 1, low)
-            high = tl.where(below, high, middle)
-        if tl.load(ids + low) == token:
+        address = tl.load(entry)
+        low = tl.minimum(token, count - 1)
+        mine = low == token
+        if address != 0:  # else it has all tokens up to the count
+            ids = address.to(tl.pointer_type(tl.int64))
+            low, high = count * 0, count - 1  # the first id that is not below, or the last
+            while low < high:
+                middle = (low + high) // 2
+                below = tl.load(ids + middle) < token
+                low = tl.where(below, middle + 1, low)
+                high = tl.where(below, high, middle)
+            mine = tl.load(ids + low) == token
+        if mine:
             place = tl.load(tl.load(entry + 1).to(tl.pointer_type(tl.int64)) + low)
     return place
 

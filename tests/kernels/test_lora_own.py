@@ -124,6 +124,20 @@ def test_looked_up_are_own_rows_where_there_are_some_and_else_the_bases(
     assert torch.equal(look_up(tokens, base, ends.rows(), scale), wanted)
 
 
+@pytest.mark.parametrize("count", [1, 40, VOCAB])
+def test_an_embedding_of_its_own_is_looked_up_as_far_as_it_goes(count: int) -> None:
+    own = torch.randn(count, 72, device=DEVICE)
+    table, places = OwnTable(own.view(-1), 8), 72 * torch.arange(count, device=DEVICE)
+    rows = LoraRows(1.0, count, (own,), (), places=places)
+    table.note(3, LAST, {(LAST, "embed_tokens.rows"): rows})
+    base, tokens = torch.randn(60, 72, device=DEVICE), torch.randint(0, 60, (8,), device=DEVICE)
+    tokens[:3] = torch.tensor([count - 1, min(count, 59), 0])
+    theirs = base[tokens.clamp(max=59)]
+    wanted = torch.where((tokens < count)[:, None], own[tokens.clamp(max=count - 1)], theirs)
+    entry = table.find(3, "embed_tokens")
+    assert torch.equal(look_up(tokens, base, table.send([(0, 8, entry)], 8), 1.0), wanted)
+
+
 def test_a_placed_table_says_nothing_of_rows_that_are_no_more() -> None:
     ends = make(72, torch.float32)
     placed, sent = PlacedRows(ends.table._arena, 40), []
@@ -187,8 +201,9 @@ def test_many_rows_and_those_beside_factors_are_left_to_others() -> None:
     whole = LoraRows(1.0, 1, (arena[None],), (), places=ids)
     head, embedding = (LAST, "lm_head.rows"), (LAST, "embed_tokens.rows")
     for pairs, found in (
-        ({head: rows, embedding: few}, [False, True]),
-        ({head: few, (LAST, "lm_head"): few, embedding: whole}, [False, False]),
+        ({head: rows, embedding: rows}, [False, True]),
+        ({head: few, (LAST, "lm_head"): few, embedding: whole}, [False, True]),
+        ({head: whole, embedding: few, (LAST, "embed_tokens"): few}, [False, False]),
         ({head: few}, [True, False]),
         ({}, [False, False]),
     ):

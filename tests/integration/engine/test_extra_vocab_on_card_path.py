@@ -68,6 +68,15 @@ def test_mixed_batches_say_what_resized_models_say(
             extra_vocab=EXTRA,
             seed=2,
         ),
+        make_adapter(
+            "whole",
+            modules=("o_proj",),
+            rows={"embed_tokens": (), "lm_head": ()},
+            num_tokens=270,
+            extra_vocab=EXTRA,
+            seed=3,
+            strength=0.3,
+        ),
         # What no kernel takes, and has to be there ahead of the step.
         make_adapter(
             "factors", modules=(), ends=("embed_tokens", "lm_head"), extra_vocab=EXTRA, seed=5
@@ -92,7 +101,7 @@ def test_mixed_batches_say_what_resized_models_say(
     if graphs is not None:
         graphs.use_graphs = True
         driver.core.runner.capture()
-    driver.add(*own[:3])
+    driver.add(*own[:-1])
     for round in range(2):
         stories = [
             driver.submit(
