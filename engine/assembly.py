@@ -138,7 +138,7 @@ def make_draft_model(
         runner.sampler,
         longest=config.draft_tokens,
         max_seqs=seqs,
-        num_ids=runner.num_ids,
+        vocab_size=runner.vocab_size,
     )
 
 

@@ -42,13 +42,14 @@ class DraftModel:
         *,
         longest: int,
         max_seqs: int,
-        num_ids: int,
+        vocab_size: int,
     ) -> None:
         self._model, self._kv = model, kv
         self._batcher, self._sampler = batcher, sampler
         self._device = model.embedding.device
-        #: Ids that only the served model's embedding has, or adapters: they are in none of its own.
-        self._narrow = model.spec.vocab_size < num_ids
+        self._vocab = model.spec.vocab_size
+        #: Ids that only the served model's embedding has; they are in no tokenizer.
+        self._narrow = self._vocab < vocab_size
         self._told = torch.zeros(longest, max_seqs, dtype=torch.int64, device=self._device)
         self._host = self._told
         if self._device.type == "cuda":
@@ -114,8 +115,8 @@ class DraftModel:
     def _pass(self, chunks: list[Chunk], drawing: dict[Sequence, int]) -> Tensor | None:
         """Logits of the rows that are drawn for; `drawing`: where the last pass's tokens are."""
         batch = self._batcher.pack(StepWork(tuple(chunks)), drawing)
-        if self._narrow:
-            batch.tokens.clamp_(max=self._model.spec.vocab_size - 1)
+        if self._narrow or any(chunk.seq.num_tokens > self._vocab for chunk in chunks):
+            batch.tokens.clamp_(max=self._vocab - 1)
         self.forward_passes += 1
         if self.graphs is not None and batch.rung is not None:
             return self.graphs.run(batch, None)

@@ -96,9 +96,9 @@ class Runner:
         self.fence: torch.cuda.Event | None = None
 
     @property
-    def num_ids(self) -> int:
-        """Of the embedding and of adapters: any of these ids may be in a sequence."""
-        return self._model.spec.num_ids
+    def vocab_size(self) -> int:
+        """Of the embedding: any of these ids may be in a sequence, and others of its adapter's."""
+        return self._model.spec.vocab_size
 
     @property
     def room(self) -> int:
