@@ -103,8 +103,10 @@ class StepGraphs:
         logits = self._logits[: rung.rows]
         if batch.samples_every_row:
             return logits[: len(batch.sampled)]
-        count = len(batch.sampled)
-        return logits.index_select(0, batch.sample_rows[:count]) if count else None
+        if not (count := len(batch.sampled)):
+            return None
+        picked = self._model.new_logits(count)  # rows begin alike: no kernel is compiled for others
+        return torch.index_select(logits, 0, batch.sample_rows[:count], out=picked)
 
     def hidden(self, batch: Batch) -> Tensor:
         """Normed hidden states (T, width) of all rows of the `batch` that ran last."""

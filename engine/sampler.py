@@ -136,7 +136,7 @@ class Sampler:
         width = min(max(plan.num_top.values(), default=0), meta.least or self._vocab)
         told = _empty(rows + bool(plan.num_top) * rows * (1 + 2 * width), logits, torch.float64)
         ops.close(logits, meta)
-        raw = logits.clone() if plan.changes_asked else logits
+        raw = _copied(logits) if plan.changes_asked else logits
         ops.draw(logits, meta, tokens, told[:rows])
         if plan.num_top:
             ops.tell(raw, tokens, meta, width, told[rows:])
@@ -220,6 +220,12 @@ def _told(drawn: Drawn, values: np.ndarray, tokens: Seq[int]) -> list[TokenLogpr
         )
         for token, (row, count) in zip(tokens, drawn.num_top.items(), strict=True)
     ]
+
+
+def _copied(logits: Tensor) -> Tensor:
+    """A copy whose rows begin as the original's: kernels are compiled for how they do."""
+    size, stride = logits.size(), logits.stride()
+    return torch.empty_strided(size, stride, dtype=logits.dtype, device=logits.device).copy_(logits)
 
 
 def _empty(count: int, like: Tensor, dtype: torch.dtype) -> Tensor:
