@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from engine.messages import SamplingParams
 from lorad.errors import LoradError
 from lorad.service import guides
+from lorad.service import text as text_module
 from lorad.service.ask import Ask, Format
 from lorad.service.plan import plan
 from lorad.service.requests import _ends
@@ -105,6 +107,24 @@ def test_equal_tokenizers_are_held_once_and_read_again_when_they_had_to_go(servi
         kept._kept.clear()
     assert not kept._alive, "a revision that is known holds no tokenizer"
     assert service("r1").encode("<tool>", add_special=False) == [258]
+
+
+def test_the_registry_is_asked_once_of_each_of_many_plain_revisions(service, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "CACHED", 2)
+    asked = []
+    counted = TextService(tmp_path / "base", lambda rev: tmp_path / rev, asked.append)
+    for n in range(6):
+        (tmp_path / f"r{n}").mkdir()
+    templated = write(tmp_path / "own", template="own")
+    for _ in range(3):
+        for n in range(6):
+            counted(f"r{n}")
+    assert len(asked) == 6
+    for n in range(3):
+        shutil.copytree(templated, tmp_path / f"t{n}")
+        counted(f"t{n}")
+    counted("t0")
+    assert asked[6:] == ["t0", "t1", "t2", "t0"], "templates are few"
 
 
 def test_requests_that_come_together_read_a_tokenizer_once(service, tmp_path, monkeypatch):
