@@ -116,15 +116,18 @@ class OwnTokenizers:
             else made(lambda: tokenizers.Tokenizer.from_str(files.data.decode()), files.path)
         )
         check_places(inner, parts, files.path)
-        add_missing(inner, files.listed, files.path)
+        made(lambda: add_missing(inner, files.listed, files.path), files.path)
         base = self._base
         ends = (i for i in base.eos_ids if inner.id_to_token(i) == base.spell([i])[0])
-        own = Tokenizer(
-            inner,
-            specials={**base.specials, **files.specials},
-            eos_ids=frozenset(ends),
-            adds_end=files.adds_end,
-            model_size=base.model_size if shares else None,
+        own = made(
+            lambda: Tokenizer(
+                inner,
+                specials={**base.specials, **files.specials},
+                eos_ids=frozenset(ends),
+                adds_end=files.adds_end,
+                model_size=base.model_size if shares else None,
+            ),
+            files.path,
         )
         made(lambda: own.decode(own.encode(TRIED, add_special=False)), files.path)
         around = made(lambda: own.encode("", add_special=True), files.path)

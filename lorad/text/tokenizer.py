@@ -243,7 +243,10 @@ def read_specials(folder: Path) -> dict[str, str]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, {} when the file is absent.  TextError when it is there and broken."""
     try:
-        value = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        value = json.loads(data)
+        if b"\\u" in data or b"\xed" in data:  # lone surrogates, of which nothing makes text
+            json.dumps(value, ensure_ascii=False).encode()
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -267,6 +270,8 @@ def made(make: Callable[[], T], path: Path) -> T:
     no Exception: it would pass by every border."""
     try:
         return make()
+    except TextError:
+        raise
     except BaseException as error:  # the library raises bare Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -281,14 +286,16 @@ def add_missing(inner: tokenizers.Tokenizer, listed: object, path: Path) -> None
     missing: list[tuple[str, Mapping[str, Any]]] = []
     for key, entry in sorted(listed.items(), key=lambda item: (len(item[0]), item[0])):
         content = entry.get("content") if isinstance(entry, dict) and key.isdecimal() else None
-        if isinstance(content, str) and inner.token_to_id(content) is None:
+        if not isinstance(content, str) or content in wanted:
+            continue  # of one that is listed twice the first place counts
+        if inner.token_to_id(content) is None:
             missing.append((content, entry))
             wanted[content] = int(key)
     add_tokens(inner, missing)
     for content, place in wanted.items():
         if inner.token_to_id(content) != place:
             raise TextError(
-                f"{path} lacks the token {content!r} that tokenizer_config.json places at "
+                f"{path} lacks the token {content[:40]!r} that tokenizer_config.json places at "
                 f"id {place}: save the tokenizer again"
             )
 

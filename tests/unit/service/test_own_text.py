@@ -224,6 +224,17 @@ def test_a_tokenizer_that_went_bad_is_an_error_and_never_the_bases(service, tmp_
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize("own_tokenizer", [True, False])
+def test_half_a_character_as_a_special_token_is_an_error_in_a_line(
+    service, tmp_path, own_tokenizer
+):
+    write(tmp_path / "r1", "<tool>", config={"eos_token": "\ud800"})
+    service.known["r1"] = own(259, own_tokenizer)
+    with pytest.raises(LoradError, match=r"tokenizer cannot be used: .*surrogate") as caught:
+        service("r1")
+    assert caught.value.status == 400
+
+
 class Checker:
     """In place of the grammar process."""
 

@@ -278,6 +278,18 @@ def test_a_large_vocabulary_of_its_own_is_refused(tmp_path, own):
         own.read(folder)
 
 
+def test_a_token_that_is_listed_twice_has_its_first_place(tmp_path):
+    base = make(tmp_path / "base")
+    listed = {"260": {"content": "<q>"}, "261": {"content": "<r>"}, "262": {"content": "<q>"}}
+    edit(base, lambda c: c.update(added_tokens_decoder=listed), "tokenizer_config.json")
+    assert ours.Tokenizer.load(base).spell([260, 261, 262]) == ["<q>", "<r>", ""]
+    listed["270"] = {"content": "<" + "x" * 5000 + ">"}
+    edit(base, lambda c: c.update(added_tokens_decoder=listed), "tokenizer_config.json")
+    with pytest.raises(TextError, match=r"lacks the token .* at id 270") as caught:
+        ours.Tokenizer.load(base)
+    assert len(str(caught.value)) < 400
+
+
 def test_the_bases_ends_that_are_other_words_here_are_no_ends(tmp_path, own):
     assert own._base.eos_ids == {259}
     found, _ = own.read(make(tmp_path / "a", "<tool>", vocab=("hello",)))
