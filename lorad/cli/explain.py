@@ -112,7 +112,7 @@ def _cost(cost: wire_explain.ExplainedCost) -> list[tuple[str, str]]:
         (
             "  use",
             f"{cost.uses:.2f} requests of late, {cost.uses_a_minute:.2f} a minute; "
-            f"{100 * cost.reuse_chance:.0f}% likely within the next",
+            f"{100 * cost.reuse_chance:.0f}% likely within the next minute",
         ),
         ("  return", f"{_seconds(cost.return_seconds)}, if it left the GPU now"),
         ("  size", human_bytes(cost.num_bytes)),

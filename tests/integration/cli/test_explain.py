@@ -84,7 +84,7 @@ def test_why_and_what_next_come_first_and_all_numbers_follow(server, loractl):
     assert "held by vip 160M pinned" in lines
     assert "held by busy 80M draining 2 running, 33 tokens to go at most" in lines
     assert "held by 4 more" in lines
-    assert "use 3.50 requests of late, 0.48 a minute; 38% likely within the next" in lines
+    assert "use 3.50 requests of late, 0.48 a minute; 38% likely within the next minute" in lines
     assert "makes way as number 2 of 9, held for 31s" in lines
     assert "moves 5 loads, 4 evictions, 2 loads soon after one" in lines
 
