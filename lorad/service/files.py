@@ -18,11 +18,11 @@ from lorad.registry.store import StagingDir
 from lorad.service.seams import Informed
 from lorad.sources.local import LocalSourceError, copy_folder
 from lorad.text.own_tokenizer import OwnTokenizers
-from lorad.text.template import ChatTemplate
+from lorad.text.template import ChatTemplate, find_templates
 from lorad.text.tokenizer import TextError, read_specials
 
 RESAVE = "save the tokenizer again, or remove the tokenizer files to use the base's"
-OWN_TEMPLATE = "it brings its own chat template, which its chats are rendered with"
+OWN_TEMPLATE = "its chats are rendered with its own chat template, which is not the base model's"
 
 
 class AdapterFiles:
@@ -84,7 +84,8 @@ class AdapterFiles:
         if manifest.own_tokenizer and self._tokenizers is not None:
             self._read_tokenizer(self._tokenizers, folder, manifest)
         digest = revision_digest(folder, manifest)
-        if template is not None:
+        # transformers writes one beside any tokenizer that it saves: mostly a copy.
+        if template is not None and template.sources != find_templates(self._base):
             warnings = (*manifest.warnings, OWN_TEMPLATE)
             manifest = msgspec.structs.replace(manifest, warnings=warnings)
         return manifest, digest

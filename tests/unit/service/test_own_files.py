@@ -117,3 +117,13 @@ def test_the_engine_hears_of_a_vocabulary_as_it_was_registered(world):
         assert len(packed) == 1
 
     world(scenario)
+
+
+def test_only_a_chat_template_that_is_not_the_bases_is_told(inspected, tmp_path):
+    base = write(tmp_path / "base", template="{{ messages[0].content }}")
+    config = {"chat_template": "{{ messages[0].content }}"}
+    for copy in (write(tmp_path / "a", template=config["chat_template"]), base):
+        assert inspected(copy, 0, False)[0].warnings == ()
+    assert inspected(write(tmp_path / "b", config=config), 0, False)[0].warnings == ()
+    own = write(tmp_path / "c", template="{{ messages | length }}")
+    assert inspected(own, 0, False)[0].warnings == (files_module.OWN_TEMPLATE,)
