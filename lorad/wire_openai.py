@@ -92,6 +92,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     alora_fallback: Literal["base"] | None = None
+    skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     # vLLM's names for the same; a schema as JSON, or as text that holds it
     guided_json: Raw = field(default_factory=Raw)

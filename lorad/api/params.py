@@ -30,7 +30,6 @@ _BOTH: dict[str, Refused] = {
     "length_penalty": Refused("beam search is not served; leave it out", (1,)),
     "bad_words": Refused("use logit_bias", ([],)),
     "include_stop_str_in_output": Refused("append the stop string yourself", (False,)),
-    "skip_special_tokens": Refused("leave it out", (True,)),
     "spaces_between_special_tokens": Refused("leave it out", (True,)),
     "truncate_prompt_tokens": Refused("shorten the prompt; /tokenize counts tokens"),
     "prompt_logprobs": Refused("use echo with logprobs on /v1/completions"),

@@ -47,6 +47,7 @@ class Ask:
     max_tokens_param: str = "max_tokens"  # which parameter said so, for error messages
     stop: tuple[str, ...] = ()
     echo: bool = False
+    skip_special: bool = True  # tokens that the tokenizer calls special are no part of the text
     priority: int | None = None  # None = the adapter's; more than that is not to be had
     timeout: float | None = None  # seconds that the client allows, if less than limits.deadline
     cache_salt: str = ""

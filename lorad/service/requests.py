@@ -31,6 +31,7 @@ from lorad.service.seams import Adapters, Backend, Finder, Limits, Resolved, Tex
 from lorad.service.tenants import ANYBODY, Account, Caller, Tenant, account_of
 from lorad.service.text_threads import TextThreads
 from lorad.service.trace import Trace
+from lorad.text import tool_calls
 
 T = TypeVar("T")
 
@@ -276,7 +277,13 @@ class RequestService:
         choices = []
         for index in range(ask.num_sequences):
             prompt = prompts[index // ask.n]
-            new_decoder = partial(text.detokenizer, prompt, ask.stop)
+            new_decoder = partial(
+                text.detokenizer,
+                prompt,
+                ask.stop,
+                skip_special=ask.skip_special,
+                shown=tool_calls.TAGS if ask.tools else (),
+            )
             choices.append(
                 Choice(
                     index,
@@ -400,4 +407,6 @@ def _echo(ask: Ask, text: Text, number: int) -> str:
     if not ask.echo:
         return ""
     prompt = ask.prompts[number]
-    return prompt if isinstance(prompt, str) else text.decode(prompt)
+    if isinstance(prompt, str):
+        return prompt
+    return text.decode(prompt, skip_special=ask.skip_special)

@@ -139,7 +139,15 @@ class Text(Protocol):
         variables: Mapping[str, object],
         tools: Sequence[Tool] = (),
     ) -> str: ...
-    def detokenizer(self, prompt: Sequence[int], stop: Sequence[str]) -> Decoder: ...
+    def detokenizer(
+        self,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        *,
+        skip_special: bool = True,
+        shown: Sequence[str] = (),
+    ) -> Decoder:
+        """`shown`: special tokens that are text all the same."""
 
 
 class Guide(Protocol):

@@ -99,8 +99,17 @@ class RevisionText:
         except TextError as error:
             raise LoradError("invalid_value", str(error), param="messages") from error
 
-    def detokenizer(self, prompt: Sequence[int], stop: Sequence[str]) -> Detokenizer:
-        return Detokenizer(self.tokenizer, prompt, stop)
+    def detokenizer(
+        self,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        *,
+        skip_special: bool = True,
+        shown: Sequence[str] = (),
+    ) -> Detokenizer:
+        """`shown`: special tokens that are text all the same, where the vocabulary has them."""
+        ids = frozenset(i for i in map(self.tokenizer.token_id, shown) if i is not None)
+        return Detokenizer(self.tokenizer, prompt, stop, skip_special=skip_special, shown=ids)
 
 
 class _Kept:

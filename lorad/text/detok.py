@@ -29,7 +29,8 @@ class Piece(NamedTuple):
 
 class Detokenizer:
     """One sequence.  `prompt_ids` are its context: a first token's leading space is kept when
-    text precedes it.  A string of `stop` is left out of the text, or ends it if `include_stop`."""
+    text precedes it.  Special tokens are left out of the text but for those of `shown`, and a
+    string of `stop` is, or ends it if `include_stop`."""
 
     def __init__(
         self,
@@ -38,9 +39,10 @@ class Detokenizer:
         stop: Sequence[str] = (),
         *,
         skip_special: bool = True,
+        shown: frozenset[int] = frozenset(),
         include_stop: bool = False,
     ) -> None:
-        self._skip = tokenizer.special_ids if skip_special else frozenset()
+        self._skip = tokenizer.special_ids - shown if skip_special else frozenset()
         context = [i for i in prompt_ids[-8 * _CONTEXT_TOKENS :] if i not in self._skip]
         self._stream = _stream(tokenizer, context[-_CONTEXT_TOKENS:])
         self._stops = StopStrings(stop, include=include_stop)

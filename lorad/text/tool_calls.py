@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+#: A vocabulary may have them as special tokens; with them left out nobody would see a call.
+TAGS = (OPEN, CLOSE)
 #: Characters in which a call has to say its name; what is longer is read at its end, or is text.
 MAX_HEAD = 1024
 

@@ -1,11 +1,14 @@
 """Tools and calls as openai-python 3.x types them."""
 
 import json
+from dataclasses import replace
 
 import openai
 import pytest
 
 from engine import grammar
+from lorad.text.tokenizer import Tokenizer
+from tests.fakes.api_server import TOOL_TEMPLATE, byte_text
 
 ASK = [{"role": "user", "content": "Weather?"}]
 TOOL = {
@@ -224,3 +227,19 @@ def test_a_call_that_cannot_be_forced_is_refused(api, client, more, param):
         ask(client, **more)
     assert caught.value.param == param
     assert not api.engine.submits
+
+
+def test_a_vocabulary_whose_tags_are_special_tokens_calls_too(api, client, monkeypatch):
+    text = byte_text(TOOL_TEMPLATE)
+    text.tokenizer._inner.add_special_tokens(["<tool_call>", "</tool_call>"])
+    text = replace(text, tokenizer=Tokenizer(text.tokenizer._inner, specials={}))
+    backends = api.requests._backends
+    monkeypatch.setitem(backends, "tiny", replace(backends["tiny"], text=lambda rev: text))
+    said = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'.encode()
+    api.engine.reply = lambda submit: [*b"Wait.", 257, *said, 258]
+    [choice] = ask(client).choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Wait.")
+    [choice] = ask(client, tools=openai.omit).choices
+    assert choice.message.content == "Wait." + said.decode(), "special tokens are no text"
+    [choice] = ask(client, tools=openai.omit, extra_body={"skip_special_tokens": False}).choices
+    assert choice.message.content == f"Wait.<tool_call>{said.decode()}</tool_call>"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.late
 TEMPLATE = "{% for m in messages %}<tool>{{ m.content }}<note>{% endfor %}"
 MESSAGES = [{"role": "user", "content": "a <note> of mine"}]
 #: Behind the base's 260 rows, of which its tokenizer has 258.
-TOOL, NOTE, DONE, SIZE = 258, 259, 261, 262
+TOOL, NOTE, MORE, DONE, SIZE = 258, 259, 260, 261, 262
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,10 @@ def test_its_tokens_are_read_drawn_and_written(make_daemon, tuned, tmp_path):
     drawn = post(daemon, "/v1/completions", **prompt, logit_bias={str(TOOL): 100}, logprobs=2)
     assert drawn["choices"][0]["text"] == "<tool>" * 4
     assert drawn["choices"][0]["logprobs"]["tokens"] == ["<tool>"] * 4
+    bias = {str(MORE): 100}
+    for skip, text in ((True, ""), (False, "<|more|>" * 4)):
+        body = {**prompt, "logit_bias": bias, "skip_special_tokens": skip}
+        assert post(daemon, "/v1/completions", **body)["choices"][0]["text"] == text
     bias = {str(NOTE): 100}
     stopped = post(daemon, "/v1/completions", **prompt, logit_bias=bias, stop=["note"])
     assert stopped["choices"][0]["text"] == "<" and stopped["choices"][0]["finish_reason"] == "stop"
@@ -136,6 +140,9 @@ def test_its_tokens_are_read_drawn_and_written(make_daemon, tuned, tmp_path):
     # Its own end ends its answers, of both kinds.
     ended = post(daemon, "/v1/completions", **prompt, logit_bias={str(DONE): 100})
     assert (ended["choices"][0]["text"], ended["choices"][0]["finish_reason"]) == ("", "stop")
+    bias, shown = {str(DONE): 100}, {"skip_special_tokens": False}
+    ended = post(daemon, "/v1/completions", **prompt, logit_bias=bias, **shown)
+    assert ended["choices"][0]["text"] == "", "an end is no part of the text"
     assert chat(daemon, "tools", logit_bias={str(DONE): 100})["finish_reason"] == "stop"
 
     # Ids are checked for whom they are.

@@ -87,6 +87,19 @@ def test_new_tokens_are_read_and_written_by_their_adapter_alone(service, tmp_pat
     assert (base.num_tokens, base.vocabulary) == (0, None)
 
 
+def test_special_tokens_are_text_where_they_are_asked_for(service, tmp_path):
+    write(tmp_path / "r1", "<|tool|>", "<|note|>")
+    service.known["r1"] = own(260)
+    text = service("r1")
+
+    def told(**which):
+        return text.detokenizer((), (), **which).push([258, 65, 259]).text
+
+    assert told() == told(shown=("<|nowhere|>",)) == text.decode([65])
+    assert told(skip_special=False) == text.decode([258, 65, 259], skip_special=False)
+    assert told(shown=("<|tool|>",)) == "<|tool|>" + text.decode([65])
+
+
 def test_what_the_registry_does_not_know_as_its_own_is_the_bases(service, tmp_path):
     write(tmp_path / "r1", "<tool>")
     for service.known["r1"] in (own(0, False), own(200, False)):

@@ -147,6 +147,7 @@ def test_special_tokens_count_but_do_not_show(byte_level: Tokenizer) -> None:
     piece = Detokenizer(byte_level).push(ids)
     assert (piece.text, piece.consumed_tokens) == ("he", len(ids))
     assert Detokenizer(byte_level, skip_special=False).push(ids).text == "he</s>"
+    assert Detokenizer(byte_level, shown=frozenset(ids[-1:])).push(ids).text == "he</s>"
 
 
 def test_the_first_words_space_is_kept_only_after_text(space_mark: Tokenizer) -> None:

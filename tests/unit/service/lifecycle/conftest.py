@@ -85,7 +85,7 @@ class Words:
     def ends(self, base, *, chat):
         return frozenset(base)
 
-    def detokenizer(self, prompt, stop):
+    def detokenizer(self, prompt, stop, **which):
         return self
 
     def push(self, ids):
