@@ -31,8 +31,11 @@ from lorad.text.tokenizer_file import (
     check_places,
     joined,
     parts_of,
+    refuse_expressions,
     refuse_other_kind,
+    refuse_tokens,
     refuse_work,
+    rest_of,
     same_model,
 )
 
@@ -100,7 +103,11 @@ class OwnTokenizers:
     def _make(self, files: _Files) -> tuple[Tokenizer, int]:
         path = self._folder / TOKENIZER_FILE
         parts, theirs = parts_of(files.data, files.path), parts_of(path.read_bytes(), path)
-        refuse_work(parts, theirs, files.path)
+        refuse_expressions(parts, theirs, files.path)
+        listed = files.listed, read_json(self._folder / CONFIG_FILE).get("added_tokens_decoder")
+        refuse_tokens(parts, theirs, listed, files.path)
+        rest = rest_of(parts, files.path)
+        refuse_work(rest, rest_of(theirs, path), files.path)
         shares = same_model(parts["model"], theirs["model"])
         most = TIMES * path.stat().st_size
         if not shares and len(files.data) > most:
@@ -111,7 +118,7 @@ class OwnTokenizers:
         if not shares:
             refuse_other_kind(parts, theirs, files.path)
         inner = (
-            joined(self._base.bare(), parts, files.path)
+            joined(self._base.bare(), rest, parts, files.path)
             if shares
             else made(lambda: tokenizers.Tokenizer.from_str(files.data.decode()), files.path)
         )

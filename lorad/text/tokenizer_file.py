@@ -19,8 +19,25 @@ PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 Parts = dict[str, msgspec.Raw]
 
+#: tokenizer_config.json's added_tokens_decoder, of an adapter and of its base.
+Listed = tuple[object, object]
+
 #: What each part of a file may have more than the base's: a template of bos and eos takes 1 KB.
 MORE_BYTES = 4096
+#: A MB of added tokens' contents takes 0.8 s of Python's lock and 60 MB of memory.  Most have 2 to
+#: 30 characters: room for 10,000 of them more than the base has.
+MORE_CHARACTERS = 1 << 18
+#: Steps that one library writes where another writes none, each once: sentencepiece's spaces,
+#: and what goes around texts.  Any other doubles a text as often as it stands there: forty times
+#: "ByteLevel" took all memory as soon as the adapter was added.
+_USUAL_STEPS = {
+    "normalizer": ("NFC",),
+    "pre_tokenizer": ("Metaspace",),
+    "post_processor": ("ByteLevel", "RobertaProcessing", "TemplateProcessing"),
+    "decoder": ("ByteFallback", "Fuse", "Metaspace", "Strip"),
+}
+#: Steps that are held against the base's whole.
+_WRITTEN = ("Replace", "Prepend")
 #: How sentencepiece writes spaces, which some write as replacements and some as a step of its own.
 _USUAL = (
     '{"prepend": "\u2581", "type": "Prepend"}',
@@ -67,17 +84,23 @@ def _value(raw: msgspec.Raw | None) -> Any:
     return value or None
 
 
-def joined(inner: tokenizers.Tokenizer, parts: Parts, path: Path) -> tokenizers.Tokenizer:
-    """`inner`, whose vocabulary the file has, with all else that the file has."""
+def rest_of(parts: Parts, path: Path) -> tokenizers.Tokenizer:
+    """All of a file but its tokens, which runs nothing of it."""
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     rest = parts | {
         "model": msgspec.Raw(msgspec.json.encode(empty)),
         "added_tokens": msgspec.Raw(b"[]"),
     }
     text = msgspec.json.encode(rest).decode()
-    read = made(lambda: tokenizers.Tokenizer.from_str(text), path)
+    return made(lambda: tokenizers.Tokenizer.from_str(text), path)
+
+
+def joined(
+    inner: tokenizers.Tokenizer, rest: tokenizers.Tokenizer, parts: Parts, path: Path
+) -> tokenizers.Tokenizer:
+    """`inner`, whose vocabulary the file has, with all else that the file has."""
     for part in PARTS:
-        if (value := getattr(read, part)) is not None:
+        if (value := getattr(rest, part)) is not None:
             setattr(inner, part, value)
     listed = [(token["content"], token) for token in _added(parts, path)]
     made(lambda: add_tokens(inner, listed), path)
@@ -106,25 +129,78 @@ def check_places(inner: tokenizers.Tokenizer, parts: Parts, path: Path) -> None:
             )
 
 
-def refuse_work(parts: Parts, theirs: Parts, path: Path) -> None:
+def refuse_expressions(parts: Parts, theirs: Parts, path: Path) -> None:
     """Of a stranger, whose requests hold up nobody else: `(a+)+$` keeps the library busy for ever,
-    with Python's lock in hand; "a" for "aa" forty times over takes all memory; and a table of
-    characters that is none breaks it off."""
-    left = Counter(text for name in PARTS for text in _acts(theirs.get(name))) | Counter(_USUAL)
+    with Python's lock in hand; and a table of characters that is none breaks it off."""
+    left = Counter(text for name in PARTS for text in _expressions(_value_of(theirs, name)))
     for name in PARTS:
-        for text in _acts(parts.get(name)):
-            if not left[text]:
-                raise TextError(
-                    f"{path}: {name} has an expression of its own ({text[:60]}), and only "
-                    "the base's are run: save the tokenizer with the base's"
-                )
-            left[text] -= 1
+        _refuse_more(_expressions(_value_of(parts, name)), left, name, path)
         size, most = (_size(p.get(name)) for p in (parts, theirs))
         if size > most + MORE_BYTES:
             raise TextError(
                 f"{path}: {name} has {size:,} bytes, and the base's {most:,}: save the tokenizer "
                 "with the base's"
             )
+
+
+def refuse_work(rest: tokenizers.Tokenizer, base: tokenizers.Tokenizer, path: Path) -> None:
+    """The same of steps: "a" for "aa" forty times over takes all memory.  As the library has read
+    them, which knows more than one way to write each."""
+    mine, theirs = json.loads(rest.to_str()), json.loads(base.to_str())
+    left = Counter(text for name in PARTS for text in _acts(theirs[name])) | Counter(_USUAL)
+    for name in PARTS:
+        _refuse_more(_acts(mine[name]), left, name, path)
+        usual = Counter(dict.fromkeys(_USUAL_STEPS[name], 1))
+        if more := Counter(_steps(mine[name])) - (Counter(_steps(theirs[name])) | usual):
+            raise TextError(
+                f"{path} is not a tokenizer that is run beside the base's: {name} has a step of "
+                f"its own ({min(more)[:40]}): save the tokenizer with the base's"
+            )
+
+
+def _refuse_more(texts: Iterator[str], left: Counter[str], name: str, path: Path) -> None:
+    """What is not `left`, where it is counted down."""
+    for text in texts:
+        if not left[text]:
+            raise TextError(
+                f"{path}: {name} has an expression of its own ({text[:60]}), and only "
+                "the base's are run: save the tokenizer with the base's"
+            )
+        left[text] -= 1
+
+
+def refuse_tokens(parts: Parts, theirs: Parts, listed: Listed, path: Path) -> None:
+    """Some cost more than they say: of blanks that take the blanks beside them along, each in a row
+    is held with all of the row behind it, 2.4 GB for 16,000.  `listed`: what the two folders'
+    tokenizer_config.json have besides."""
+    mine, base = (
+        [*_added(p, path), *_contents(more)]
+        for p, more in zip((parts, theirs), listed, strict=True)
+    )
+    known = {_written(token) for token in base}
+    for token in mine:
+        content, strips = token["content"], token.get("lstrip") or token.get("rstrip")
+        if strips and not content.strip() and _written(token) not in known:
+            raise TextError(
+                f"{path} has the token {content[:40]!r}, of blanks alone, with lstrip or rstrip: "
+                "save the tokenizer without these flags"
+            )
+    contents = ({token["content"] for token in tokens} for tokens in (mine, base))
+    size, most = (sum(map(len, each)) for each in contents)
+    if size > most + MORE_CHARACTERS:
+        raise TextError(
+            f"{path} has added tokens of {size:,} characters, and may have "
+            f"{most + MORE_CHARACTERS:,}: remove the tokenizer files to use the base's"
+        )
+
+
+def _contents(listed: object) -> list[dict[str, Any]]:
+    entries = listed.values() if isinstance(listed, dict) else ()
+    return [e for e in entries if isinstance(e, dict) and isinstance(e.get("content"), str)]
+
+
+def _written(token: dict[str, Any]) -> tuple[str, bool, bool]:
+    return token["content"], bool(token.get("lstrip")), bool(token.get("rstrip"))
 
 
 def _size(part: msgspec.Raw | None) -> int:
@@ -147,18 +223,44 @@ def refuse_other_kind(parts: Parts, theirs: Parts, path: Path) -> None:
         )
 
 
-def _acts(part: msgspec.Raw | None) -> Iterator[str]:
+def _steps(part: Any) -> Iterator[str]:
+    """Kinds of its steps, as often as they are there, but for those that are told as written."""
+    for value in _objects(part):
+        kind, single = value.get("type"), value.get("single")
+        if isinstance(kind, str) and kind not in ("Sequence", *_WRITTEN):
+            yield kind
+        if isinstance(single, list):  # what goes around a text, which stands there once
+            texts = [piece for piece in single if isinstance(piece, dict) and "Sequence" in piece]
+            yield from ["text again" for _ in texts[1:]]
+
+
+def _expressions(part: Any) -> Iterator[str]:
+    """What in it the library compiles, before it runs it."""
+    for value in _objects(part):
+        for key in ("Regex", "precompiled_charsmap"):
+            if isinstance(value.get(key), str):
+                yield repr(value[key])
+
+
+def _acts(part: Any) -> Iterator[str]:
     """What in it can take any amount of work: each written as JSON in one form."""
-    left: list[Any] = [] if part is None else [msgspec.json.decode(part)]
+    yield from _expressions(part)
+    for value in _objects(part):
+        if value.get("type") in _WRITTEN:
+            yield json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _objects(part: Any) -> Iterator[dict[str, Any]]:
+    """All in it, itself included."""
+    left = [part]
     while left:
         value = left.pop()
         if isinstance(value, dict):
-            if value.get("type") in ("Replace", "Prepend"):
-                yield json.dumps(value, sort_keys=True, ensure_ascii=False)
-            for key, inside in value.items():
-                if key in ("Regex", "precompiled_charsmap") and isinstance(inside, str):
-                    yield repr(inside)
-                else:
-                    left.append(inside)
+            yield value
+            left += value.values()
         elif isinstance(value, list):
             left += value
+
+
+def _value_of(parts: Parts, name: str) -> Any:
+    return msgspec.json.decode(parts.get(name, b"null"))

@@ -252,6 +252,73 @@ def test_an_expression_of_its_own_is_not_run_but_the_bases_is(tmp_path):
     assert found.token_id("<tool>") is not None
 
 
+def sequence(key, kind, times=40, **more):
+    return {"type": "Sequence", key: [{"type": kind, **more}] * times}
+
+
+BYTES = {"add_prefix_space": True, "trim_offsets": True, "use_regex": False}
+TEXTS = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]
+TWICE = [[TEXTS[0]] * 2, TEXTS, {}]
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "step"),
+    [
+        ("normalizer", sequence("normalizers", "ByteLevel"), "ByteLevel"),
+        ("pre_tokenizer", sequence("pretokenizers", "ByteLevel", **BYTES), "ByteLevel"),
+        ("decoder", sequence("decoders", "BPEDecoder", suffix=""), "BPEDecoder"),
+        ("post_processor", TWICE, "text again"),
+        ("normalizer", [["NFC"], ["NFC"]], "not a tokenizer"),
+        ("normalizer", {"normalizers": [["NFC"], ["NFC"]]}, "NFC"),
+    ],
+)
+def test_a_step_that_the_base_lacks_is_not_run_however_it_is_written(
+    tmp_path, own, part, value, step
+):
+    """Forty that double a text take all memory as soon as one is read."""
+    folder = edit(make(tmp_path / "a", "<tool>"), lambda c: c.update({part: value}))
+    with pytest.raises(TextError, match="not a tokenizer") as caught:
+        own.read(folder)
+    assert step in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("content", "flags", "said"),
+    [
+        (" ", {"rstrip": True}, "of blanks alone"),
+        ("\n\u3000", {"lstrip": True}, "of blanks alone"),
+        ("x" * (1 << 19), {}, "added tokens of 524,3"),
+    ],
+)
+def test_added_tokens_that_take_more_than_they_say_are_refused(
+    tmp_path, own, place, content, flags, said
+):
+    folder = make(tmp_path / "a", "<tool>")
+    config = place == "tokenizer_config.json"
+    token = {"id": 261, "content": content, "lstrip": False, "rstrip": False, **flags}
+    own.read(folder)
+
+    def add(written):
+        if config:
+            written["added_tokens_decoder"] = {"261": token}
+        else:
+            written["added_tokens"].append(token)
+
+    with pytest.raises(TextError, match=said):
+        own.read(edit(folder, add, place))
+
+
+def test_blanks_of_the_bases_own_may_take_others_along(tmp_path):
+    def take(content):
+        content["added_tokens"][1].update(content="  ", rstrip=True)
+
+    base = edit(make(tmp_path / "base", "<x>"), take)
+    own = OwnTokenizers(ours.Tokenizer.load(base), base)
+    found, _ = own.read(edit(make(tmp_path / "a", "<x>", "<tool>"), take))
+    assert found.spell(found.encode("a   <tool>", False)) == ["a", "  ", "<tool>"]
+
+
 def test_spaces_may_be_written_as_sentencepiece_has_them(tmp_path, own):
     found, _ = own.read(edit(make(tmp_path / "a", "<tool>"), replacing(*SPACES)))
     assert found.decode(found.encode("a b", False)) == "a b"
