@@ -116,5 +116,13 @@ class DownloadRing:
         return Arrival(host, event)
 
 
+def to_device(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    """A copy there of what is uploaded once and kept, which nobody waits for."""
+    tensor = torch.from_numpy(numbers)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from engine.kernels.lora_meta import OWN_WORDS, LoraRows, OwnRows
 from engine.upload import Parcel, UploadRing
 
-#: Of a slot, on its head.  Of 1,024 rows of 4,096 numbers in bf16 64 decoding rows read 0.5 GB,
-#: mostly from L2.
+#: Of a slot, on its head.  Of 1,024 rows of 4,096 numbers in bf16 64 decoding rows read 0.5 GB
+#: together, whether they are one adapter's or 64.
 MOST_ROWS = 1024
 
 #: Ids' and places' address, and how many there are.
@@ -33,7 +32,8 @@ class OwnTable:
         self._arena = arena
         self._parcel = Parcel(rows * OWN_WORDS, arena.device)
         self._entries: dict[tuple[int, str], Entry] = {}
-        self._sent: tuple[list[Run], int, OwnRows] | None = None  # the last
+        #: The last: a table is its runs' addresses and counts, whichever slots have these now.
+        self._sent: tuple[list[Run], int, OwnRows] | None = None
 
     def note(self, slot: int, layer: int, pairs: Mapping[tuple[int, str], LoraRows]) -> None:
         """What is in a slot now, at the ends, which are `layer`; `pairs` stay until it changes."""
@@ -77,7 +77,7 @@ class PlacedRows:
     def __init__(self, arena: Tensor, rows: int) -> None:
         self._ring = UploadRing(rows * OWN_WORDS, arena.device)
         self._filled = 0  # rows: behind them all is zeros
-        self._runs: list[Run] = []
+        self._runs: list[Run] = []  # all that the table says: addresses and counts, and no slots
         self.rows = OwnRows(self._ring.device_words.view(rows, OWN_WORDS), 0, arena)
 
     def fill(self, runs: list[Run], rows: int) -> None:
@@ -91,11 +91,3 @@ class PlacedRows:
             table[first : first + count] = entry
         self._ring.send(words)
         self._filled, self._runs = rows if runs else 0, runs
-
-
-def to_device(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    """A copy there, which nobody waits for."""
-    tensor = torch.from_numpy(numbers)
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

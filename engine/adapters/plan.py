@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.adapters.device_plan import DevicePlanner
-from engine.adapters.own_rows import OwnTable, PlacedRows, Run, to_device
+from engine.adapters.own_rows import OwnTable, PlacedRows, Run
 from engine.adapters.slots import SlotRow
 from engine.adapters.work_items import cut_runs
 from engine.kernels.lora_meta import LoraClass, LoraMeta, LoraRows, OwnRows, Segment
@@ -24,7 +24,7 @@ from engine.layout import ENDS, PlacedModule, place
 from engine.memory.arena import Arena
 from engine.messages import PackedManifest, PackedModule
 from engine.sequence import Chunk, StepWork
-from engine.upload import Words
+from engine.upload import Words, to_device
 
 Pairs = Mapping[tuple[int, str], LoraRows]
 
