@@ -6,14 +6,14 @@ TextError.  It is a stranger's: what may take any amount of work is done only as
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import tokenizers
 
-from lorad.text.tokenizer import TextError, add_tokens, made
+from lorad.text.tokenizer import TextError, add_tokens, made, num_values
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
@@ -24,6 +24,8 @@ Listed = tuple[object, object]
 
 #: What each part of a file may have more than the base's: a template of bos and eos takes 1 KB.
 MORE_BYTES = 4096
+#: And times the base's values: a merge is one as "a b", and three as ["a", "b"].
+TIMES_VALUES = 3
 #: A MB of added tokens' contents takes 0.8 s of Python's lock and 60 MB of memory.  Most have 2 to
 #: 30 characters: room for 10,000 of them more than the base has.
 MORE_CHARACTERS = 1 << 18
@@ -44,17 +46,48 @@ _USUAL = (
     '{"content": "\u2581", "pattern": {"String": " "}, "type": "Replace"}',
     '{"content": " ", "pattern": {"String": "\u2581"}, "type": "Replace"}',
 )
+_NONE = msgspec.Raw()
+
+
+class _File(msgspec.Struct):
+    """Of tokenizer.json; whatever else there is says nothing, and is not made."""
+
+    model: msgspec.Raw = _NONE
+    added_tokens: msgspec.Raw = _NONE
+    normalizer: msgspec.Raw = _NONE
+    pre_tokenizer: msgspec.Raw = _NONE
+    post_processor: msgspec.Raw = _NONE
+    decoder: msgspec.Raw = _NONE
+
+
+class _Words(msgspec.Struct):
+    """Of a model, what is long."""
+
+    vocab: msgspec.Raw = _NONE
+    merges: msgspec.Raw = _NONE
+
+
+class _Added(msgspec.Struct):
+    """A token as added_tokens lists it."""
+
+    id: int
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    special: bool = False
 
 
 def parts_of(data: bytes, path: Path) -> Parts:
     """By name, each as it is written: the vocabulary is not looked into yet."""
     try:
-        parts = msgspec.json.decode(data, type=Parts)
+        file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise TextError(f"{path} is not a tokenizer: {error}") from None
-    if "model" not in parts:
+    if not bytes(file.model):
         raise TextError(f"{path} is not a tokenizer: it has no model")
-    return parts
+    return {name: raw for name, raw in msgspec.structs.asdict(file).items() if bytes(raw)}
 
 
 def same_model(one: msgspec.Raw, other: msgspec.Raw) -> bool:
@@ -64,17 +97,38 @@ def same_model(one: msgspec.Raw, other: msgspec.Raw) -> bool:
     if bytes(one) == bytes(other):
         return True
     try:
-        mine, theirs = (msgspec.json.decode(raw, type=Parts) for raw in (one, other))
-        return all(_alike(mine.get(key), theirs.get(key)) for key in {**mine, **theirs})
+        return not _unlike(one, other)
     except (msgspec.MsgspecError, RecursionError):
         return False  # the library says what is wrong with it
+
+
+def _unlike(one: msgspec.Raw, other: msgspec.Raw, besides: Collection[str] = ()) -> set[str]:
+    """Names of what two models have otherwise, `besides` these."""
+    if _beside_words(one) > _beside_words(other) + MORE_BYTES:
+        return {"kind"}
+    mine, theirs = (msgspec.json.decode(raw, type=Parts) for raw in (one, other))
+    names = {**mine, **theirs}.keys() - besides
+    return {name for name in names if not _alike(mine.get(name), theirs.get(name))}
+
+
+def _beside_words(model: msgspec.Raw) -> int:
+    """Bytes of a model without its vocabulary and merges."""
+    words = msgspec.json.decode(model, type=_Words)
+    return len(bytes(model)) - len(bytes(words.vocab)) - len(bytes(words.merges))
 
 
 def _alike(one: msgspec.Raw | None, other: msgspec.Raw | None) -> bool:
     """What is off or absent says the same."""
     if one is not None and other is not None and bytes(one) == bytes(other):
         return True
-    return bool(_value(one) == _value(other))
+    return not _has_many_more(one, other) and bool(_value(one) == _value(other))
+
+
+def _has_many_more(one: msgspec.Raw | None, other: msgspec.Raw | None) -> bool:
+    """Whether `one` has so many values more that it says something else: to make 20 million empty
+    lists took 1.7 GB, and kept Python's lock for 4 s."""
+    mine, theirs = (num_values(bytes(raw or b"")) for raw in (one, other))
+    return mine > TIMES_VALUES * theirs + MORE_BYTES
 
 
 def _value(raw: msgspec.Raw | None) -> Any:
@@ -110,12 +164,10 @@ def joined(
 def _added(parts: Parts, path: Path) -> list[dict[str, Any]]:
     """As the file lists them."""
     try:
-        found = msgspec.json.decode(parts.get("added_tokens", b"[]"), type=list[dict[str, Any]])
+        found = msgspec.json.decode(parts.get("added_tokens", b"[]"), type=list[_Added])
+        return [msgspec.structs.asdict(token) for token in found]
     except (msgspec.MsgspecError, RecursionError) as error:
         raise TextError(f"{path} is not a tokenizer: added_tokens: {error}") from None
-    if not all(isinstance(t.get("content"), str) and type(t.get("id")) is int for t in found):
-        raise TextError(f"{path} is not a tokenizer: added_tokens without content or id")
-    return found
 
 
 def check_places(inner: tokenizers.Tokenizer, parts: Parts, path: Path) -> None:
@@ -134,6 +186,11 @@ def refuse_expressions(parts: Parts, theirs: Parts, path: Path) -> None:
     with Python's lock in hand; and a table of characters that is none breaks it off."""
     left = Counter(text for name in PARTS for text in _expressions(_value_of(theirs, name)))
     for name in PARTS:
+        if _has_many_more(parts.get(name), theirs.get(name)):
+            raise TextError(
+                f"{path}: {name} has many times the values of the base's: save the tokenizer with "
+                "the base's"
+            )
         _refuse_more(_expressions(_value_of(parts, name)), left, name, path)
         size, most = (_size(p.get(name)) for p in (parts, theirs))
         if size > most + MORE_BYTES:
@@ -212,14 +269,14 @@ def refuse_other_kind(parts: Parts, theirs: Parts, path: Path) -> None:
     """A vocabulary of its own is read as the base's is: WordPiece looks at all beginnings of a word
     of any length, and a long prefix is put before every character."""
     try:
-        mine, base = (msgspec.json.decode(p["model"], type=Parts) for p in (parts, theirs))
-        other = {k for k in {**mine, **base} if not _alike(mine.get(k), base.get(k))}
+        other = _unlike(parts["model"], theirs["model"], besides=("vocab", "merges", "unk_id"))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise TextError(f"{path} is not a tokenizer: model: {error}") from None
-    if other := other - {"vocab", "merges", "unk_id"}:
+    if other:
+        named = ascii(min(other)[:40])[1:-1]
         raise TextError(
-            f"{path} has a vocabulary of its own, and another {sorted(other)[0][:40]} than the "
-            "base's: remove the tokenizer files to use that"
+            f"{path} has a vocabulary of its own, and another {named} than the base's: remove the "
+            "tokenizer files to use that"
         )
 
 

@@ -1,7 +1,9 @@
 """An adapter's own tokenizer: as if it were read whole, with the base's vocabulary held once."""
 
+import contextlib
 import gc
 import json
+import tracemalloc
 
 import pytest
 from tokenizers import (
@@ -180,6 +182,7 @@ def replacing(*texts):
     return lambda c: c.update(normalizer={"type": "Sequence", "normalizers": steps})
 
 
+MANY = [[]] * 200_000
 SPLIT = {"type": "Split", "pattern": {"String": "x"}, "behavior": "Isolated", "invert": False}
 SPACES = [(" ", "\u2581"), ("\u2581", " ")]
 
@@ -190,7 +193,7 @@ SPACES = [(" ", "\u2581"), ("\u2581", " ")]
         (lambda c: c["added_tokens"].append({"id": 9999, "content": "<x>"}), "'<x>' at id 9999"),
         (
             lambda c: c["added_tokens"].append({"id": "1", "content": "<x>"}),
-            "without content or id",
+            r"added_tokens: Expected `int`",
         ),
         (lambda c: c.update(added_tokens={}), "not a tokenizer"),
         (lambda c: c.pop("model"), "it has no model"),
@@ -200,6 +203,7 @@ SPACES = [(" ", "\u2581"), ("\u2581", " ")]
             lambda c: c.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [SPLIT] * 99}),
             "pre_tokenizer has .* bytes",
         ),
+        (lambda c: c.update(normalizer=MANY), "normalizer has many times the values"),
         (lambda c: c["model"].update(byte_fallback=True), "another byte_fallback than the base's"),
         (lambda c: c["model"].update(continuing_subword_prefix="#" * 99), "continuing_subword"),
         (lambda c: c["model"].update(type="WordPiece"), "another type"),
@@ -232,6 +236,31 @@ def test_a_file_that_the_library_cannot_use_is_refused_in_a_line(tmp_path, own, 
     with pytest.raises(TextError, match=said) as caught:
         own.read(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(normalizer=MANY),
+        lambda c: c.update(unheard=MANY),
+        lambda c: c["model"].update(merges=MANY),
+        lambda c: c["model"].update(unheard=MANY),
+        lambda c: c["added_tokens"][0].update(unheard=MANY),
+        lambda c: edit(c["folder"], lambda d: d.update(unheard=MANY), "tokenizer_config.json"),
+    ],
+)
+def test_values_by_the_million_are_not_made_to_be_refused(tmp_path, base, change, monkeypatch):
+    """Those of 60 MB took 1.7 GB, and kept Python's lock for 4 s."""
+    monkeypatch.setattr(ours, "MOST_VALUES", 100_000)
+    folder = make(tmp_path / "a", "<tool>")
+    edit(folder, lambda c: change(c | {"folder": folder}))
+    own = OwnTokenizers(ours.Tokenizer.load(base), base)
+    tracemalloc.start()
+    with contextlib.suppress(TextError):
+        own.read(folder)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 3 << 20, "the file has 0.6 MB, and as lists 14"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\x00", '{"model": "\\ud800"}', "[" * 100_000])
