@@ -27,7 +27,7 @@ from engine.conjunctions import MOST, lark_is_too_much, schema_is_too_much
 from engine.errors import GrammarInvalid, GuidesMissing
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 #: Compiled grammars that are kept; each is copied for the sequence that follows it.
 CACHED = 64
@@ -171,13 +171,13 @@ class Grammars:
 
     def __init__(self, path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         require()
-        from llguidance import LLParserLimits, LLTokenizer
+        from llguidance import LLParserLimits
 
         self._num_words = -(-vocab_size // 32)
         try:
-            text = path.read_text("utf-8")
+            text = path.read_text("utf-8").lstrip()  # what begins otherwise is taken for a path
             self._marks = _marks(text)
-            self._tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+            self._tokenizer = _tokenizer_of(text, vocab_size, eos_token_ids)
         except (OSError, ValueError) as error:
             message = f"answers cannot be guided with this model's tokenizer: {_line(str(error))}"
             raise GrammarInvalid(message) from None
@@ -219,6 +219,14 @@ class Grammars:
             while len(self._known) > CACHED:
                 self._known.popitem(last=False)
         return made
+
+
+@_without_panics
+def _tokenizer_of(text: str, vocab_size: int, ends: Sequence[int]) -> "LLTokenizer":
+    """A stranger's may be anything: one whose byte token is `<0xZZ>` was such a panic."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(ends))
 
 
 class _Added(Struct):
