@@ -151,7 +151,7 @@ class Matcher:
         if self._inner.is_error():
             raise self._trouble()
         if ends and self._inner.is_accepting():
-            for token in (token for token in ends if token // 32 < len(words)):
+            for token in (token for token in ends if 0 <= token // 32 < len(words)):
                 words[token // 32] |= np.uint32(1 << token % 32)
         return words
 

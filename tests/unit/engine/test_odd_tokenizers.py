@@ -42,3 +42,11 @@ def test_one_that_begins_with_a_blank_is_no_path(tmp_path: Path) -> None:
     matcher.take([2])
     [word] = matcher.mask()
     assert word == 0b1000
+
+
+def test_ends_of_no_vocabulary_allow_nothing(tmp_path: Path) -> None:
+    vocab = VOCAB | {f"<{i}>": i for i in range(8, 32)}  # a mask of just one word
+    matcher = Grammars(written(tmp_path, vocab=vocab), 32, (7,)).matcher(regex("a"))
+    matcher.take([0])
+    [word] = matcher.mask((-1, 32, 1 << 40, 5))
+    assert word == 1 << 7 | 1 << 5
