@@ -377,6 +377,7 @@ def test_a_sequence_without_a_token_ends_alone(start_core, prompt, lookahead) ->
     wishes = {
         "not finite": {"logit_bias": {7: float("nan")}},
         "ruled out": {"allowed_token_ids": (2,), "min_tokens": 4},
+        "told its prompt": {"allowed_token_ids": (2,), "min_tokens": 4, "prompt_logprobs": 0},
     }
     ends = {
         name: driver.submit(name, prompt(5, n), max_tokens=8, **wish)
@@ -389,6 +390,7 @@ def test_a_sequence_without_a_token_ends_alone(start_core, prompt, lookahead) ->
     assert codes == {
         "not finite": ("error", "internal_error", []),
         "ruled out": ("error", "invalid_value", []),
+        "told its prompt": ("error", "invalid_value", []),
     }
     assert driver.core.snapshot().pool.kv_active == 0
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,25 @@ def test_merges_in_two_spellings_are_never_parsed_at_once(
     parsed.clear()
     assert not differs(files, base)
     assert parsed and max(parsed) < 100
+
+
+@pytest.mark.parametrize("inside", ["file", "model"])
+def test_keys_by_the_million_are_not_made_to_tell_that_a_file_differs(
+    tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four million of them kept the interpreter's lock for 1.7 s."""
+    monkeypatch.setattr(own_tokenizer, "_MOST_PART", 100_000)
+    file: dict[str, Any] = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    many = {f"key {n}": n for n in range(60_000)}
+    (file if inside == "file" else file["model"]).update(many)
+    files, base = {"tokenizer.json": json.dumps(file).encode()}, BaseTokenizer(tmp_path)
+    assert base.size == 1
+    tracemalloc.start()
+    assert differs(files, base) == (inside == "model")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 3 << 20, "the file has 1 MB, and as a dict 12"
 
 
 class _Emptied(dict[Any, Any]):
