@@ -9,7 +9,7 @@ waits for the device.  Whatever the mix of adapters, there is one forward pass a
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -330,7 +330,7 @@ class Runner:
         if len(known) < seq.num_prompt - 1:  # a second Submit of this id was refused meanwhile
             return sampled
         rows = (None, *(known[i] for i in range(1, seq.num_prompt)))
-        return Sampled(sampled.token, sampled.logprobs, rows)
+        return replace(sampled, prompt_logprobs=rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,17 @@ def test_wishes_about_single_ids_are_heeded_for_ids_of_its_own(start_core, famil
     assert max(token for token, _ in top.logprobs[0].top) < 259
 
 
+def test_a_request_that_tells_of_its_prompt_and_may_draw_nothing_ends_alone(start_core) -> None:
+    """What was drawn for it is no token: the next step would look up row -1."""
+    driver = start_core()
+    beside = driver.submit("b", [5, 6, 7], max_tokens=8)
+    nothing = {"allowed_token_ids": (2,), "min_tokens": 3, "prompt_logprobs": 1}
+    story = driver.submit("n", [8, 9, 10], **nothing)
+    driver.finish()
+    assert (story.finish, story.code, story.tokens) == ("error", "invalid_value", [])
+    assert len(beside.tokens) == 8
+
+
 def test_a_manifest_that_lacks_rows_for_its_ids_is_not_taken(start_core, make_adapter) -> None:
     driver = start_core(extra_vocab=EXTRA)
     ids = (3, *range(256, 260))
