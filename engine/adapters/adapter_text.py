@@ -24,6 +24,8 @@ from engine.adapters.tokenizer_files import (
 )
 from engine.models.bases import BaseSpec
 
+_BESIDE = "put the tokenizer files that it was trained with beside the weights"
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterText:
@@ -53,7 +55,7 @@ def read_text(
             raise refuse(
                 "E_TOKENIZER_TOO_LARGE",
                 f"{name} has token ids up to {highest}, {whose} embedding has {vocabulary} rows",
-                "remove the tokenizer files to use the base's, or serve the resized model as base",
+                _more_rows(spec),
             )
         if name in (TOKENIZER, CONFIG):
             held[name], last = data, max(last, highest)
@@ -68,8 +70,16 @@ def read_text(
         return AdapterText(files, num_tokens=_of_the_base(theirs.size, vocabulary))
     more = vocabulary - spec.vocab_size
     said = f"it has rows for {more} more tokens than the base, and no tokenizer that knows them"
-    warnings = (f"{said}: they can be neither written nor drawn",) if more else ()
+    warnings = (f"{said}: they can be neither written nor drawn; {_BESIDE}",) if more else ()
     return AdapterText(files, warnings=warnings)
+
+
+def _more_rows(spec: BaseSpec) -> str:
+    """A model that only pools reads by its own tokenizer, and has no room for rows."""
+    of_the_base = "remove the tokenizer files to use the base's"
+    if not spec.generates:
+        return of_the_base
+    return f"train it with rows for them (model.resize_token_embeddings), or {of_the_base}"
 
 
 def _highest(name: str, data: bytes, most: int, theirs: BaseTokenizer) -> int:
@@ -92,7 +102,7 @@ def _of_the_base(size: int, vocabulary: int) -> int:
         raise refuse(
             "E_VOCAB_RESIZED",
             f"its embedding has {vocabulary} rows, and the base's tokenizer has {size} ids",
-            "put the tokenizer files that it was trained with beside the weights",
+            _BESIDE,
         )
     return size
 

@@ -19,7 +19,11 @@ from engine.models.bases import BaseSpec
 
 #: What is proposed for the setting is a multiple of this, as rows of logits are.
 _STEP = 64
-_SAVE_BOTH = 'save it with both: modules_to_save=["embed_tokens", "lm_head"]'
+
+
+def _train_with(end: str) -> str:
+    """What PEFT left out of the file is in no file: nothing helps but to train it again."""
+    return f"train it with {end} in trainable_token_indices or modules_to_save, too"
 
 
 def vocabulary_of(ends: Ends, pairs: tuple[Pair, ...], spec: BaseSpec) -> int:
@@ -73,7 +77,7 @@ def _check_new_rows(name: str, end: End, ref: TensorRef, count: int, spec: BaseS
         raise _resized(
             f"{shown(ref.name)} is for {count} tokens, the base has {spec.vocab_size}, and the"
             f" file has no row of {name} for token {min(absent)}",
-            _SAVE_BOTH,
+            _train_with(name),
         )
 
 
@@ -88,7 +92,7 @@ def _agreed(said: dict[str, tuple[TensorRef, int]], spec: BaseSpec) -> int:
             raise _resized(
                 f"{shown(ref.name)} is for {count} tokens, and the file has no rows of {other_end}"
                 f" for those beyond the base's {spec.vocab_size}",
-                _SAVE_BOTH,
+                _train_with(other_end),
             )
         return count
     return spec.vocab_size

@@ -122,7 +122,8 @@ def test_of_a_resized_vocabulary_the_new_rows_are_packed_alone(
     assert packed.num_blocks * layout.block_bytes < 32 << 10
     assert manifest.warnings == (
         "it has rows for 4 more tokens than the base, and no tokenizer that knows them: they can be"
-        " neither written nor drawn",
+        " neither written nor drawn; put the tokenizer files that it was trained with beside the"
+        " weights",
     )
 
 
