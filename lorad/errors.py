@@ -146,6 +146,11 @@ class LoradError(Exception):
         return TABLE[self.code].type
 
     @property
+    def advised(self) -> str:
+        """Cause and next step in one line, for where there is one alone."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+    @property
     def retryable(self) -> bool:
         return TABLE[self.code].retryable if self.again is None else self.again
 

@@ -41,7 +41,7 @@ class Catalog:
         self._leaving: Counter[str] = Counter()  # names that somebody waits to remove
         self._last_name: dict[str, str] = {}  # how a revision without a name is called in events
         self._models: dict[str, str] = {}  # revision -> the model that it is served on
-        #: Revisions that no disk had room to pack at the last request: cause and next step.
+        #: Revisions that could not be packed when that was last tried: cause and next step.
         self.unpacked: dict[str, tuple[str, str]] = {}
         self._counts: Counter[str] = Counter()  # model -> names that serve
         for entry in entries:

@@ -69,7 +69,7 @@ class Explaining:
         elif rev in catalog.unpacked and (told is None or state is State.REMOTE):
             message, hint = catalog.unpacked[rev]
             told = Told(
-                why=f"the last request could not have it packed: {message}",
+                why=f"it could not be packed: {message}",
                 next="the next request tries again",
                 hint=hint or "loractl doctor",
             )

@@ -41,7 +41,7 @@ class Finishing:
                     await self._revisions.load(entry.rev)
                 except LoradError as error:
                     self._revisions.news.publish(
-                        "adapter.not_loaded", entry.rev, "warn", error.code, error.message
+                        "adapter.not_loaded", entry.rev, "warn", error.code, error.advised
                     )
 
     async def bring_up(self, info: EngineInfo, revival: Revival) -> None:
@@ -74,5 +74,7 @@ class Finishing:
             leaving = self._names.catalog.is_leaving(entry.name)
             if entry.rev is not None and error.code not in LATER and not leaving:
                 self._revisions.news.publish(
-                    "adapter.unfinished", entry.rev, "warn", error.code, error.message
+                    "adapter.unfinished", entry.rev, "warn", error.code, error.advised
                 )
+                if entry.candidate is None:
+                    self._names.catalog.unpacked[entry.rev] = error.message, error.hint

@@ -87,7 +87,7 @@ class Mending:
                 return await self._give_up(rev, error.message)
             self._mends.pop(rev, None)
             self._later.add(rev)
-            self._news.publish("adapter.unfinished", rev, "warn", error.code, error.message)
+            self._news.publish("adapter.unfinished", rev, "warn", error.code, error.advised)
             return False
         self._forget_failure(rev)
         self._news.publish("adapter.repacked", rev, "warn", "damaged", message)

@@ -233,7 +233,7 @@ class Registration:
         """File what was refused before it had a revision; what serves goes on.  `model` "": nobody
         knows whose it was to be."""
         reason = error.details.get("reason", error.code.upper())
-        before, message = self._names.registry.get(name), _with_advice(error)
+        before, message = self._names.registry.get(name), error.advised
         if before is not None and (before.reason, before.reason_message) == (reason, message):
             return  # said so before
         await self._names.write(
@@ -264,7 +264,7 @@ class Registration:
     async def _reject(self, name: str, rev: str, error: LoradError) -> None:
         """Clear the candidate, and quarantine the name if nothing else serves under it."""
         reason = error.details.get("reason", error.code.upper())
-        change = self._names.registry.fail_candidate(name, reason, _with_advice(error))
+        change = self._names.registry.fail_candidate(name, reason, error.advised)
         await self._names.write(name, change)
         self._tell(name, rev, reason, error)
         entry = self._names.catalog.get(name)
@@ -278,10 +278,5 @@ class Registration:
             name=name,
             rev=rev,
             cause=reason,
-            message=_with_advice(error),
+            message=error.advised,
         )
-
-
-def _with_advice(error: LoradError) -> str:
-    """What `loractl show` prints for as long as the refusal stands: the cause and the next step."""
-    return f"{error.message}; {error.hint}" if error.hint else error.message

@@ -96,7 +96,7 @@ class ReplicaRevisions:
             await self.standing.follow(rev)
         except LoradError as error:
             if error.code not in LOST:
-                self.news.publish("adapter.not_loaded", rev, "warn", error.code, error.message)
+                self.news.publish("adapter.not_loaded", rev, "warn", error.code, error.advised)
 
     # ------------------------------------------------------------- towards the engines
     async def prepare(self, rev: str) -> None:

@@ -39,11 +39,12 @@ class RevisionNews:
         return True
 
     def publish_unpacked(self, rev: str, error: LoradError) -> None:
-        """A request found no disk space to pack it: an event for the first of many, as clients come
-        again at once, and kept for `loractl explain` until it is packed."""
+        """A request could not have it packed, for want of disk space or as it fits no longer: an
+        event for the first of many, as clients come again at once, and kept for `loractl explain`
+        until it is packed."""
         log.warning("%s cannot be packed: %s", self._catalog.label(rev), error.message)
         if rev not in self._catalog.unpacked:
-            message = f"a request could not have it packed: {error.message}"
+            message = f"a request could not have it packed: {error.advised}"
             self.publish("adapter.not_loaded", rev, "warn", error.code, message)
         self._catalog.unpacked[rev] = error.message, error.hint
 

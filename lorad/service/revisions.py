@@ -164,7 +164,9 @@ class Revisions:
                 await self.prepare(rev)
         except LoradError as error:
             if error.code in ("adapter_invalid", "load_failed"):
-                raise LoradError("model_not_found", error.message) from error
+                if error.code == "adapter_invalid":  # it was fit once: a setting has changed
+                    self.news.publish_unpacked(rev, error)
+                raise LoradError("model_not_found", error.advised) from error
             if error.code == "insufficient_storage":
                 self.news.publish_unpacked(rev, error)
                 message = "no disk space to bring up the adapter now"

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from engine.errors import AdapterInvalid
 from engine.messages import AddRevision, RemoveRevision
 from lorad import disk
 from lorad.errors import LoradError
@@ -320,6 +321,35 @@ def test_what_may_not_come_back_as_it_was_stays(world, origin, more):
         await w.housekeeping._round()
         assert w.listing.page().items[0].state == "registered"
         assert (w.store.path(w.rev(1)) / "adapter_config.json").exists()
+
+    world(scenario)
+
+
+def test_what_fits_no_longer_says_at_every_place_what_would_help(world):
+    async def refuse(folder, out):
+        raise AdapterInvalid("E_VOCAB_RESIZED", "too many", hint="raise it")
+
+    async def scenario(w):
+        await w.add("a", 1)
+        w.store.drop_packed(w.rev(1), (w.info.layout,))
+        w.link.known.discard(w.rev(1))
+        packing, w.intake._pack = w.intake._pack, refuse
+        explaining = Explaining(w.names, {"base": lambda rev: (w.link, "")})
+        await w.model.finishing.finish(w.catalog.get("a"))
+        said = await explaining.explain("a")
+        assert (said.why, said.hint) == ("it could not be packed: too many", "raise it")
+        w.catalog.unpacked.clear()
+        for _ in range(2):  # clients come again
+            with pytest.raises(LoradError, match=r"^too many; raise it$") as refused:
+                await ask(w, "a")
+            assert refused.value.code == "model_not_found"
+        assert (await explaining.explain("a")).hint == "raise it"
+        told = [e for e in w.events.newest(99) if e.level == "warn"]
+        assert [e.type for e in told] == ["adapter.unfinished", "adapter.not_loaded"]
+        assert all(e.message.endswith("too many; raise it") for e in told)
+        w.intake._pack = packing
+        await ask(w, "a")
+        assert w.rev(1) not in w.catalog.unpacked
 
     world(scenario)
 
