@@ -32,6 +32,7 @@ from lorad.text.tokenizer_file import (
     joined,
     parts_of,
     refuse_expressions,
+    refuse_long,
     refuse_other_kind,
     refuse_tokens,
     refuse_work,
@@ -122,6 +123,8 @@ class OwnTokenizers:
             if shares
             else made(lambda: tokenizers.Tokenizer.from_str(files.data.decode()), files.path)
         )
+        if not shares:
+            refuse_long(inner.get_vocab(), files.path)
         check_places(inner, parts, files.path)
         made(lambda: add_missing(inner, files.listed, files.path), files.path)
         base = self._base

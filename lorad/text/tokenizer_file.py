@@ -29,6 +29,9 @@ TIMES_VALUES = 3
 #: A MB of added tokens' contents takes 0.8 s of Python's lock and 60 MB of memory.  Most have 2 to
 #: 30 characters: room for 10,000 of them more than the base has.
 MORE_CHARACTERS = 1 << 18
+#: Of one token; the longest of known bases has 256.  An answer may be of it alone: 4,096 times
+#: 256K characters are a GB in the daemon's memory.
+LONGEST = 512
 #: Steps that one library writes where another writes none, each once: sentencepiece's spaces,
 #: and what goes around texts.  Any other doubles a text as often as it stands there: forty times
 #: "ByteLevel" took all memory as soon as the adapter was added.
@@ -242,12 +245,22 @@ def refuse_tokens(parts: Parts, theirs: Parts, listed: Listed, path: Path) -> No
                 f"{path} has the token {content[:40]!r}, of blanks alone, with lstrip or rstrip: "
                 "save the tokenizer without these flags"
             )
-    contents = ({token["content"] for token in tokens} for tokens in (mine, base))
-    size, most = (sum(map(len, each)) for each in contents)
+    contents, others = ({token["content"] for token in tokens} for tokens in (mine, base))
+    refuse_long(contents - others, path)
+    size, most = (sum(map(len, each)) for each in (contents, others))
     if size > most + MORE_CHARACTERS:
         raise TextError(
             f"{path} has added tokens of {size:,} characters, and may have "
             f"{most + MORE_CHARACTERS:,}: remove the tokenizer files to use the base's"
+        )
+
+
+def refuse_long(tokens: Collection[str], path: Path) -> None:
+    """Of a token that nobody could have trained on: answers would be of any size."""
+    if (longest := max(map(len, tokens), default=0)) > LONGEST:
+        raise TextError(
+            f"{path} has a token of {longest:,} characters, and {LONGEST} is the most: "
+            "remove the tokenizer files to use the base's"
         )
 
 

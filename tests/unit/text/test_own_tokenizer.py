@@ -320,7 +320,7 @@ def test_a_step_that_the_base_lacks_is_not_run_however_it_is_written(
     [
         (" ", {"rstrip": True}, "of blanks alone"),
         ("\n\u3000", {"lstrip": True}, "of blanks alone"),
-        ("x" * (1 << 19), {}, "added tokens of 524,3"),
+        ("x" * 513, {}, "a token of 513 characters"),
     ],
 )
 def test_added_tokens_that_take_more_than_they_say_are_refused(
@@ -339,6 +339,20 @@ def test_added_tokens_that_take_more_than_they_say_are_refused(
 
     with pytest.raises(TextError, match=said):
         own.read(edit(folder, add, place))
+
+
+def test_added_tokens_are_of_so_many_characters_in_all(tmp_path, own):
+    many = {str(261 + n): {"content": f"<{n:0500}>"} for n in range(600)}
+    folder = make(tmp_path / "a", "<tool>")
+    edit(folder, lambda c: c.update(added_tokens_decoder=many), "tokenizer_config.json")
+    with pytest.raises(TextError, match="added tokens of 301,2"):
+        own.read(folder)
+
+
+def test_a_vocabulary_of_its_own_has_no_token_of_any_length(tmp_path, own):
+    own.read(make(tmp_path / "a", vocab=("x" * 512,)))
+    with pytest.raises(TextError, match="a token of 513 characters"):
+        own.read(make(tmp_path / "b", vocab=("x" * 513,)))
 
 
 def test_blanks_of_the_bases_own_may_take_others_along(tmp_path):
