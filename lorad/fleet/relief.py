@@ -28,7 +28,7 @@ class Relief:
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        self._ready: frozenset[tuple[str, str]] | None = None  # at the last look
+        self._ready: frozenset[tuple[str, str]] = frozenset()  # at the last look
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -37,10 +37,10 @@ class Relief:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Once.  Those that are there at the first look have not joined."""
+        """Once.  Where nobody was ready before, as when this gateway begins, nobody has joined."""
         ready = [member for member in self._members.seen() if member.state == "ready"]
         now = frozenset((member.name, member.instance) for member in ready)
-        joined = self._ready is not None and bool(now - self._ready)
+        joined = self._ready and now - self._ready
         self._ready = now
         if not joined:
             return

@@ -60,6 +60,25 @@ def test_who_waits_is_sent_on_to_a_member_that_joins_the_newest_first():
     run(scenario)
 
 
+def test_a_gateway_that_begins_takes_nobody_it_finds_for_one_that_joins():
+    async def scenario(c, front):
+        a, b = c.daemons.values()
+        b.state = "loading_base"
+        await front.members.look()
+        asking = await filled(front, (a,), 4)
+        b.state = "ready"
+        await front.members.look()
+        relief, seen = Relief(front.members), front.members.seen
+        front.members.seen = lambda: []
+        await relief.look()
+        front.members.seen = seen
+        await relief.look()
+        assert not a.wishes and len(a.queued) == 4
+        assert await let_go((a,), asking) == [200] * 4
+
+    run(scenario, names=("a", "b"))
+
+
 def test_a_member_that_knows_no_such_word_keeps_what_it_has():
     async def scenario(c, front):
         a, late = c.daemons.values()
