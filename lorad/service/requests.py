@@ -26,6 +26,7 @@ from lorad.service.generation import Generation, Owner
 from lorad.service.live import Crowd, Live, Running
 from lorad.service.meter import Meter, Span
 from lorad.service.plan import plan
+from lorad.service.prompts import echo_of, ends_of, read_prompts
 from lorad.service.reception import Guest, Reception
 from lorad.service.seams import Adapters, Backend, Finder, Limits, Resolved, Text
 from lorad.service.tenants import ANYBODY, Account, Caller, Tenant, account_of
@@ -124,9 +125,9 @@ class RequestService:
             starts_per_second=backend.link.starts_per_second,
         )
         try:
-            preparing = partial(_prepare, ask, partial(backend.text, guest.rev))
+            preparing = partial(read_prompts, ask, partial(backend.text, guest.rev))
             text, prompts = await self.threads.run(ask.num_characters, preparing)
-            ends = _ends(ask, text, info)
+            ends = ends_of(ask, text, info)
             ask = await _guided(ask, backend, info, account.tenant.name, text)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens, text.num_tokens)
             closed = partial(self._closed, guest, trace)
@@ -292,7 +293,7 @@ class RequestService:
                     silent=ends,
                     keep=ask.max_tokens != 0,
                     echo_ids=prompt if ask.echo else (),
-                    echo_text=_echo(ask, text, index // ask.n),
+                    echo_text=echo_of(ask, text, index // ask.n),
                     new_decoder=new_decoder,
                 )
             )
@@ -354,18 +355,6 @@ def _where(backend: Backend, generation: Generation) -> str:
     return ",".join(sorted(found - {""}))
 
 
-def _prepare(ask: Ask, text_of: Callable[[], Text]) -> tuple[Text, list[tuple[int, ...]]]:
-    """In a worker thread: the text of the revision, and the ids of every prompt."""
-    text = text_of()
-    if ask.chat:
-        rendered = text.render(ask.messages, ask.template_vars, ask.tools)
-        return text, [tuple(text.encode(rendered, add_special=False))]
-    return text, [
-        tuple(text.encode(prompt, add_special=True)) if isinstance(prompt, str) else prompt
-        for prompt in ask.prompts
-    ]
-
-
 async def _guided(ask: Ask, backend: Backend, info: EngineInfo, tenant: str, text: Text) -> Ask:
     """With the grammar of the format that it asks for."""
     if ask.format is None:
@@ -392,21 +381,3 @@ def _check_fallback(ask: Ask, tenant: Tenant, model: str) -> None:
     if ask.alora_fallback == "base" and not tenant.may_base(model):
         message = "alora_fallback: the base model is not served here"
         raise LoradError("invalid_value", message, param="alora_fallback")
-
-
-def _ends(ask: Ask, text: Text, info: EngineInfo) -> frozenset[int]:
-    """Ids that end the answer and are no part of its text; a turn's end is the end of a chat's."""
-    ends = frozenset(ask.sampling.stop_token_ids)
-    if not ask.sampling.ignore_eos:
-        ends |= text.ends(info.eos_token_ids, chat=ask.chat)
-    return ends
-
-
-def _echo(ask: Ask, text: Text, number: int) -> str:
-    """The prompt as it was given, in front of its answer."""
-    if not ask.echo:
-        return ""
-    prompt = ask.prompts[number]
-    if isinstance(prompt, str):
-        return prompt
-    return text.decode(prompt, skip_special=ask.skip_special)

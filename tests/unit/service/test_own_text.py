@@ -16,7 +16,7 @@ from lorad.service import guides
 from lorad.service import text as text_module
 from lorad.service.ask import Ask, Format
 from lorad.service.plan import plan
-from lorad.service.requests import _ends
+from lorad.service.prompts import ends_of
 from lorad.service.seams import OwnVocabulary
 from lorad.service.text import TextService
 from tests.unit.service.conftest import INFO
@@ -157,12 +157,12 @@ def test_its_own_end_ends_answers_of_both_kinds(service, tmp_path):
     write(tmp_path / "r1", "<|stop|>", config={"eos_token": "<|stop|>"})
     service.known["r1"] = own(259)
     text = service("r1")
-    assert _ends(ask(), text, info()) == {END, 258}
-    assert _ends(ask(chat=True), text, info()) == {END, TURN, 258}
-    assert _ends(ask(ignore_eos=True, stop_token_ids=(7,)), text, info()) == {7}
+    assert ends_of(ask(), text, info()) == {END, 258}
+    assert ends_of(ask(chat=True), text, info()) == {END, TURN, 258}
+    assert ends_of(ask(ignore_eos=True, stop_token_ids=(7,)), text, info()) == {7}
     base = service(None)
-    assert _ends(ask(), base, info()) == {END}
-    assert _ends(ask(chat=True), base, info()) == {END, TURN}
+    assert ends_of(ask(), base, info()) == {END}
+    assert ends_of(ask(chat=True), base, info()) == {END, TURN}
 
 
 def test_an_end_of_its_own_needs_no_tokenizer_of_its_own(service, tmp_path):
@@ -170,7 +170,7 @@ def test_an_end_of_its_own_needs_no_tokenizer_of_its_own(service, tmp_path):
     folder.mkdir()
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     service.known["r1"] = own(0, False)
-    assert _ends(ask(), service("r1"), info()) == {END, TURN}
+    assert ends_of(ask(), service("r1"), info()) == {END, TURN}
     assert service("r1").tokenizer is service.base.tokenizer
 
 
@@ -188,18 +188,18 @@ def test_an_end_of_the_base_that_is_a_word_of_its_own_does_not_end_its_answers(s
     service.known["r1"] = own(259)
     text = service("r1")
     assert text.spell([END, END + 1]) == ["hello", "<|end|>"]
-    ends = _ends(ask(), text, info())
+    ends = ends_of(ask(), text, info())
     assert ends == {END + 1}
     [params] = plan(ask(), [(1, 2)], info(), ends, 9, text.num_tokens)
     assert params.ignore_eos and params.stop_token_ids == (END + 1,)
-    [params] = plan(ask(), [(1, 2)], info(), _ends(ask(), service(None), info()), 9)
+    [params] = plan(ask(), [(1, 2)], info(), ends_of(ask(), service(None), info()), 9)
     assert not params.ignore_eos and params.stop_token_ids == ()
     assert text.vocabulary.ends == (END + 1,)
 
 
 def test_a_stop_token_that_is_named_stops_one_that_ignores_the_end(service):
     asked = ask(ignore_eos=True, stop_token_ids=(END,))
-    [params] = plan(asked, [(1, 2)], info(), _ends(asked, service(None), info()), 9)
+    [params] = plan(asked, [(1, 2)], info(), ends_of(asked, service(None), info()), 9)
     assert params.ignore_eos and params.stop_token_ids == (END,)
 
 
