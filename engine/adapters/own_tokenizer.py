@@ -65,11 +65,33 @@ def _differ(one: bytes, other: bytes) -> bool:
     return known
 
 
+class _RawFile(msgspec.Struct):
+    """What of tokenizer.json decides anything: other keys, which may be millions, are not made."""
+
+    model: msgspec.Raw = msgspec.Raw(b"{}")
+    added_tokens: msgspec.Raw = msgspec.Raw(b"null")
+    normalizer: msgspec.Raw = msgspec.Raw(b"null")
+    pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
+    post_processor: msgspec.Raw = msgspec.Raw(b"null")
+    decoder: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _RawWords(msgspec.Struct):
+    """Of a model, what is long."""
+
+    vocab: msgspec.Raw = msgspec.Raw(b"")
+    merges: msgspec.Raw = msgspec.Raw(b"")
+
+
 def _compare(one: bytes, other: bytes) -> bool:
-    ours, theirs = _parts(one), _parts(other)
+    ours, theirs = (
+        msgspec.structs.asdict(msgspec.json.decode(data, type=_RawFile)) for data in (one, other)
+    )
     if any(_unlike(ours.get(part), theirs.get(part), _value) for part in _PARTS):
         return True
     if _unlike(ours.get("added_tokens"), theirs.get("added_tokens"), _added):
+        return True
+    if max(_beside_words(file["model"]) for file in (ours, theirs)) > _MOST_PART:
         return True
     first, second = _parts(ours["model"]), _parts(theirs["model"])
     vocab = first.pop("vocab", None), second.pop("vocab", None)
@@ -82,7 +104,13 @@ def _compare(one: bytes, other: bytes) -> bool:
     return merges[0] != merges[1] and any(a != b for a, b in zip_longest(*map(_pairs, merges)))
 
 
-def _parts(data: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
+def _beside_words(model: msgspec.Raw) -> int:
+    """Bytes of a model without its vocabulary and merges."""
+    words = msgspec.json.decode(model, type=_RawWords)
+    return len(memoryview(model)) - len(memoryview(words.vocab)) - len(memoryview(words.merges))
+
+
+def _parts(data: msgspec.Raw) -> dict[str, msgspec.Raw]:
     return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
 
 
