@@ -45,15 +45,20 @@ class PinRoom:
         records = self._registry.revisions([*pinned, rev])
         beside = [r for r in pinned if r in records and self._keeps(r) == self._keeps(rev)]
         held = sum(self._blocks(records[r]) for r in beside)
-        asked = self._blocks(records[rev]) if rev in records else self._estimate(file_bytes)
-        limit = self._limit()
+        record, limit = records.get(rev), self._limit()
+        packed = record is not None and record.packed_for(self._link.info) is not None
+        asked = self._blocks(record) if record is not None else self._estimate(file_bytes)
         if held + asked > limit:
             block = self._link.info.block_bytes
+            source, hint = "", "unpin another one, or raise lora.pin_limit"
+            if not packed:  # PEFT's file of three added tokens was 52 times what was packed of it
+                source = " by its file"
+                hint += ", or pin it once it is packed: that may be less"
             raise LoradError(
                 "no_room",
-                f"pinned adapters hold {held * block} bytes, this one takes {asked * block}, "
-                f"the limit is {limit * block}",
-                hint="unpin another one, or raise lora.pin_limit",
+                f"pinned adapters hold {held * block} bytes, this one takes {asked * block}"
+                f"{source}, the limit is {limit * block}",
+                hint=hint,
             )
 
     def _limit(self) -> int:

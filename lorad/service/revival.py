@@ -65,7 +65,7 @@ class Revival:
                 try:
                     await self._load(rev)
                 except LoradError as error:
-                    self._news.publish("slot.load_failed", rev, "warn", cause, error.message)
+                    self._news.publish("slot.load_failed", rev, "warn", cause, error.advised)
                     if error.code == "engine_restarting":
                         return
                 self._lost.pop(rev, None)

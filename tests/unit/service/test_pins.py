@@ -22,6 +22,8 @@ def test_pins_leave_the_kv_floor_and_the_largest_adapter(world):
         pins.check("0" * 64, 50 << 16)
         with pytest.raises(LoradError) as caught:
             pins.check("0" * 64, 51 << 16)
+        assert f"takes {51 << 16} by its file," in caught.value.message
+        assert "pin it once it is packed" in caught.value.hint
         assert (caught.value.code, caught.value.exit) == ("no_room", 9)
 
     world(scenario)
@@ -32,8 +34,9 @@ def test_a_limit_in_bytes_is_a_limit(world):
         await w.add("a", 1, pin=True)
         await w.add("b", 2)
         room(w, pin_limit=4 << 16).check(w.rev(2))
-        with pytest.raises(LoradError):
+        with pytest.raises(LoradError, match=f"takes {2 << 16},") as caught:
             room(w, pin_limit=3 << 16).check(w.rev(2))
+        assert "packed" not in caught.value.hint
 
     world(scenario)
 
