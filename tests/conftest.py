@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 
-from tests.fakes import quick_clients, quick_interpreter
+from tests.fakes import card_tests, quick_clients, quick_interpreter
 
 
 class Backwards(pytest.Dir):
@@ -50,6 +50,11 @@ def pytest_collection() -> Generator[None, object, object]:
         quick_clients.quicken()
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)  # ahead of fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    card_tests.leave_out(item)
 
 
 #: Files whose cases say one thing of many numbers, and take a minute: `make test` takes every n-th
