@@ -55,6 +55,7 @@ from lorad.service.shelf import Shelf
 from lorad.service.snapshot import Snapshot
 from lorad.service.tasks import Tasks
 from lorad.service.tenancy import Tenancy
+from lorad.service.text_ahead import TextAhead
 from lorad.service.text_threads import TextThreads
 from lorad.service.verification import Verification
 from lorad.sources import choice
@@ -100,6 +101,7 @@ class Services:
             self.metrics.run(),
             self.board.run(),
             self.audit.run(),
+            self.ahead.run(),
         )
 
     @property
@@ -217,6 +219,12 @@ class Services:
         settings, registry = self.settings, self.registry
         for one in self.models:
             one.text.on_missing = self._on_missing
+        self.ahead = TextAhead(
+            {one.name: one.text for one in self.models if not one.entry.pools},
+            self._catalog,
+            registry.own_tokenizers,
+            loading=lambda: not any(link.informed.is_set() for link in self.links),
+        )
         self.tracing = self._make_tracing()
         self.threads = TextThreads()
         self.requests = RequestService(

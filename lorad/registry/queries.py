@@ -102,6 +102,21 @@ def served_revs(connection: Connection) -> set[str]:
     return {rev for rev in connection.execute(served).scalars() if rev is not None}
 
 
+def own_tokenizers(connection: Connection) -> tuple[str, ...]:
+    """What registered names mean, where it has a tokenizer of its own: the pinned first, then by
+    the last use; one that was never used by when it was added."""
+    rev = func.coalesce(adapters.c.serving_rev, adapters.c.candidate_rev)
+    used = func.max(func.max(adapters.c.last_used_at, adapters.c.created_at))
+    own = (
+        select(revisions.c.rev)
+        .join(adapters, rev == revisions.c.rev)
+        .where(revisions.c.own_tokenizer, adapters.c.state == State.REGISTERED)
+        .group_by(revisions.c.rev)
+        .order_by(func.max(adapters.c.pinned).desc(), used.desc(), revisions.c.rev)
+    )
+    return tuple(connection.execute(own).scalars())
+
+
 # ----------------------------------------------------------------- revisions
 def revisions_by_rev(
     connection: Connection, store: Store, revs: Iterable[str]

@@ -125,6 +125,11 @@ class Reader:
         with self._read() as connection:
             return queries.served_revs(connection)
 
+    def own_tokenizers(self) -> tuple[str, ...]:
+        """Revisions with one that a registered name means, the most wanted first."""
+        with self._read() as connection:
+            return queries.own_tokenizers(connection)
+
     def unused_revs(self, leased: Collection[str] = ()) -> set[str]:
         """What `collect` would take."""
         with self._read() as connection:

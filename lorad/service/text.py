@@ -134,6 +134,10 @@ class _Kept:
     def forget(self, rev: str) -> None:
         self._texts.pop(rev, None)
 
+    @property
+    def full(self) -> bool:
+        return len(self._texts) >= self._most
+
 
 class TextService:
     """Of one model, whose base is the setting `key`.  Call it with a revision, or None for the
@@ -178,6 +182,12 @@ class TextService:
         with self._lock:
             kept.put(rev, known, key)
         return text
+
+    def fits(self, rev: str) -> bool:
+        """Whether one with a tokenizer of its own is kept, once it is read, beside all others."""
+        with self._lock:
+            full = self._templated.full or self._plain.full
+        return not full and self.tokenizers.fits(self._folder_of(rev))
 
     def forget(self, rev: str) -> None:
         with self._lock:

@@ -95,6 +95,15 @@ class OwnTokenizers:
                 self._keep(key, found, num_bytes)
         return found, key
 
+    def fits(self, folder: Path) -> bool:
+        """Whether that of a folder can be kept beside all that are: reckoned from above, as if it
+        had a vocabulary of its own."""
+        path = folder / TOKENIZER_FILE
+        size = path.stat().st_size if path.is_file() else 0
+        with self._lock:
+            left = self._budget - sum(n for _, n in self._kept.values())
+        return _REMEMBERED_BYTES + _BYTES_OF_FILE * size <= left
+
     def _keep(self, key: bytes, found: Tokenizer, num_bytes: int) -> None:
         with self._lock:
             self._alive[key], self._kept[key] = found, (found, num_bytes)

@@ -191,4 +191,7 @@ def test_its_tokens_are_read_drawn_and_written(make_daemon, tuned, tmp_path):
         **drawn,
         **{key: ANY for key in ("id", "created")},
     }
+    # Both starts that found it registered have read its tokenizer before they were ready.
+    told = [line for line in daemon.log.read_text().splitlines() if "tokenizers of" in line]
+    assert len(told) == 2 and all("tokenizers of adapters: 1 read in" in line for line in told)
     assert daemon.stop() == 0

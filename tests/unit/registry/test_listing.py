@@ -46,6 +46,24 @@ def test_filters_narrow_the_list(five: Registry) -> None:
     assert five.list(q="nothing") == five.list(tenant="nobody")
 
 
+def test_tokenizers_are_told_of_in_the_order_in_which_they_are_wanted(
+    registry: Registry, add: Add
+) -> None:
+    for name in ("old", "used", "new", "pinned", "refused"):
+        add(name, name.encode(), pin=name == "pinned")
+    add("plain", b"plain", pin=True, facts={"own_tokenizer": False})
+    add("same", b"old", pin=True)
+    add("waits", b"waits", as_candidate=True)
+    names = ("old", "used", "new", "pinned", "waits", "plain", "refused")
+    revs = {hashlib.sha256(name.encode()).hexdigest(): name for name in names}
+    refused = next(rev for rev, name in revs.items() if name == "refused")
+    registry.condemn("refused", refused, "E_X", "bad").result()
+    later = max(a.created_at for a in registry.list().items) + 1.0
+    registry.touch_used({"used": later, "same": later + 1.0}).result()
+    told = [revs[rev] for rev in registry.own_tokenizers()]
+    assert told == ["old", "pinned", "used", "waits", "new"]
+
+
 def test_a_percent_sign_is_a_character_and_not_a_pattern(five: Registry) -> None:
     assert _names(five, q="%") == [] and _names(five, q="_") == []
 
@@ -195,6 +213,7 @@ def test_ten_thousand_adapters_open_within_a_second_and_page_within_200_ms(many:
     try:
         assert _cpu_seconds(registry.all_serving) < 1.5
         assert len(registry.all_serving()) == MANY
+        assert _cpu_seconds(registry.own_tokenizers) < 0.2
         for sort in paging.SORTS:
             seconds = _cpu_seconds(lambda sort=sort: registry.list(sort=sort, limit=100))
             assert seconds < 0.2, f"{sort}: {seconds}"
