@@ -12,9 +12,9 @@ from pathlib import Path
 from engine.errors import GrammarInvalid
 from engine.grammar import Grammars
 
-#: Tokenizers of adapters' own that are held besides the base's: of 128k tokens each takes 80 MB,
-#: and reading one again 0.6 s (2 cores).
-HELD = 4
+#: Tokenizers of adapters' own that are held besides the base's.  Of 128k tokens each takes 80 MB;
+#: to read one again holds up all streams (see `Grammars`).
+HELD = 8
 #: Paths whose contents are known.
 KNOWN = 1024
 

@@ -50,3 +50,21 @@ def test_ends_of_no_vocabulary_allow_nothing(tmp_path: Path) -> None:
     matcher.take([0])
     [word] = matcher.mask((-1, 32, 1 << 40, 5))
     assert word == 1 << 7 | 1 << 5
+
+
+def test_a_tokenizer_is_read_in_two_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each the library keeps the interpreter's lock, and an engine begins no step."""
+    import llguidance
+
+    real, asked = llguidance.LLTokenizer, list[object]()
+
+    class Noted:
+        general_slices = staticmethod(real.general_slices)
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            asked.append(options["slices"])
+            return real(*args, **options)
+
+    monkeypatch.setattr(llguidance, "LLTokenizer", Noted)
+    matcher = Grammars(written(tmp_path), 8, (7,)).matcher(regex("[ac]d"))
+    assert asked == [[]] and matcher.mask()[0] == 0b101
