@@ -51,6 +51,7 @@ class _Flight:
     aborted: bool = False
     left: list[str] = field(default_factory=list)  # replicas that went away from under it
     been: set[str] = field(default_factory=set)  # where it was, or is
+    offered: bool = False  # while it is given to an engine that joins
     #: Where it was taken from, and the last word of it, by the same id, is yet to come.
     leaving: set[str] = field(default_factory=set)
 
@@ -273,13 +274,23 @@ class Replicas:
         rev = flight.submit.rev
         before.leave(rev, began=False)
         found = self._router.look(rev, self._seen(flight.left))
-        if found is not None and found.name == to.name:
-            with contextlib.suppress(LoradError):  # it is gone again
-                self._give(flight, to)
-                to.routed[found.reason] += 1
-                return True
+        if found is not None and found.name == to.name and self._took(flight, to):
+            to.routed[found.reason] += 1
+            return True
         flight.at = before
         before.enter(rev)
+        return False
+
+    def _took(self, flight: _Flight, to: Replica) -> bool:
+        """Offer it there; False: that engine is gone again, and it goes on where it was."""
+        given, flight.offered = flight.given, True
+        with contextlib.suppress(LoradError):
+            self._give(flight, to)
+            if flight.offered:
+                flight.offered = False
+                return True
+        flight.given, flight.offered = given, False
+        flight.been.discard(to.name)
         return False
 
     def _take(self, flight: _Flight, replica: Replica, delta: SequenceDelta) -> None:
@@ -294,6 +305,9 @@ class Replicas:
         ended = delta.finish_reason is not None
         if ended:
             replica.leave(flight.submit.rev, began=flight.began)
+            if flight.offered:  # refused before it was there
+                flight.offered = False
+                return
             if delta.finish_reason == "error" and delta.code in LOST and self._go_on(flight):
                 return
             self._flights.pop(flight.submit.request_id, None)

@@ -301,8 +301,7 @@ def test_a_request_that_belongs_where_it_waits_stays_there(fleet, eventually):
 def test_a_request_stays_where_it_is_if_the_engine_that_joins_is_gone_again(fleet, eventually):
     async def scenario(f):
         f.silence()
-        for n in range(9):
-            f.submit(f"r{n}")
+        deltas = {f"r{n}": f.submit(f"r{n}") for n in range(9)}
         (at,) = f.at("r8")
         other = next(name for name in NAMES if name != at)
         f.engine(other).submitted.clear()
@@ -312,9 +311,13 @@ def test_a_request_stays_where_it_is_if_the_engine_that_joins_is_gone_again(flee
         await eventually(lambda: f.replicas[other].num_waiting == 0)
         f.say_queued(at, 3)
         f.engine(other).submit = refuse
-        before = f.loads()
+        before, told = f.loads(), []
+        f.engine(at).submit = f.engine(at).abort = told.append
         f.replicas.join(other)
         assert f.loads() == before and f.replicas.where("r8") == at
+        assert not told, "it was never away"
+        await asyncio.sleep(0.01)
+        assert not deltas["r8"]
 
     fleet(scenario)
 
