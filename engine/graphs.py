@@ -106,7 +106,7 @@ class StepGraphs:
         if not (count := len(batch.sampled)):
             return None
         picked = self._model.new_logits(count)  # rows begin alike: no kernel is compiled for others
-        return torch.index_select(logits, 0, batch.sample_rows[:count], out=picked)
+        return picked.copy_(logits.index_select(0, batch.sample_rows[:count]))
 
     def hidden(self, batch: Batch) -> Tensor:
         """Normed hidden states (T, width) of all rows of the `batch` that ran last."""
