@@ -100,9 +100,17 @@ def same_model(one: msgspec.Raw, other: msgspec.Raw) -> bool:
     if bytes(one) == bytes(other):
         return True
     try:
-        return not _unlike(one, other)
+        unlike = _unlike(one, other)
     except (msgspec.MsgspecError, RecursionError):
         return False  # the library says what is wrong with it
+    return not unlike or (unlike == {"unk_token"} and _reads_bytes(other))
+
+
+def _reads_bytes(model: msgspec.Raw) -> bool:
+    """Whether it has a token for each byte, so that no text lacks one: then nobody needs a token
+    for what is unknown.  transformers 5 saves those of Llama 2 and Mistral without."""
+    falls_back = _value(msgspec.json.decode(model, type=Parts).get("byte_fallback"))
+    return bool(falls_back) and all(word in bytes(model) for word in (b'"<0x00>"', b'"<0xFF>"'))
 
 
 def _unlike(one: msgspec.Raw, other: msgspec.Raw, besides: Collection[str] = ()) -> set[str]:
@@ -281,8 +289,9 @@ def _size(part: msgspec.Raw | None) -> int:
 def refuse_other_kind(parts: Parts, theirs: Parts, path: Path) -> None:
     """A vocabulary of its own is read as the base's is: WordPiece looks at all beginnings of a word
     of any length, and a long prefix is put before every character."""
+    may_differ = ("vocab", "merges", "unk_id", "unk_token")
     try:
-        other = _unlike(parts["model"], theirs["model"], besides=("vocab", "merges", "unk_id"))
+        other = _unlike(parts["model"], theirs["model"], besides=may_differ)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise TextError(f"{path} is not a tokenizer: model: {error}") from None
     if other:

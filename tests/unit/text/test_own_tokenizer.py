@@ -12,6 +12,7 @@ from tokenizers import (
     Tokenizer,
     decoders,
     models,
+    normalizers,
     pre_tokenizers,
     processors,
 )
@@ -368,6 +369,49 @@ def test_blanks_of_the_bases_own_may_take_others_along(tmp_path):
 def test_spaces_may_be_written_as_sentencepiece_has_them(tmp_path, own):
     found, _ = own.read(edit(make(tmp_path / "a", "<tool>"), replacing(*SPACES)))
     assert found.decode(found.encode("a b", False)) == "a b"
+
+
+def sentences(folder, *added, again=False):
+    """As Llama 2's; or `again`, as transformers 5 saves that."""
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581",
+        "a",
+        "b",
+    ]
+    vocab = {word: i for i, word in enumerate((*words, "\u2581a"))}
+    unknown = {} if again else {"unk_token": "<unk>"}
+    made = Tokenizer(
+        models.BPE(vocab, [("\u2581", "a")], byte_fallback=True, fuse_unk=True, **unknown)
+    )
+    if again:
+        made.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="first", split=False)
+    else:
+        steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+        made.normalizer = normalizers.Sequence(steps)
+    undo = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()
+    made.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)])
+    made.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.add_tokens([*added])
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    return made
+
+
+def test_one_of_llama_2_that_transformers_5_saved_again_has_the_bases_vocabulary(tmp_path, joins):
+    sentences(tmp_path / "base")
+    own = OwnTokenizers(ours.Tokenizer.load(tmp_path / "base"), tmp_path / "base")
+    again = sentences(tmp_path / "a", "<tool>", again=True)
+    found, _ = own.read(tmp_path / "a")
+    assert len(joins) == 1
+    for text in ("a b <tool> a", "\u4e2d\x00 a", "a<s>a"):
+        ids = found.encode(text, True)
+        assert ids == again.encode(text).ids and found.decode(ids) == again.decode(ids)
 
 
 def test_one_that_lacks_a_character_and_its_stand_in_is_refused(tmp_path):
