@@ -217,6 +217,12 @@ def _problems(shown: wire.AdapterDetail, width: int) -> list[Line]:
     return out
 
 
+def tokens(revision: wire.Revision) -> str:
+    """How many ids it knows, "" for as many as the base."""
+    told = f"{revision.num_tokens:,}" if revision.num_tokens else ""
+    return f"{told}, {revision.extra_tokens:,} behind the base's" if revision.extra_tokens else told
+
+
 def _revision(revision: wire.Revision, width: int) -> list[Line]:
     ranks = "  ".join(f"{module} {rank}" for module, rank in revision.ranks.items())
     scalings = ", ".join(f"{number:.3g}" for number in revision.scalings)
@@ -226,7 +232,7 @@ def _revision(revision: wire.Revision, width: int) -> list[Line]:
         [
             ("digest", revision.rev, ""),
             ("kind", "  ".join(revision.kinds), ""),
-            ("tokens", f"{revision.num_tokens:,}" if revision.num_tokens else "", ""),
+            ("tokens", tokens(revision), ""),
             ("targets", ranks or "  ".join(revision.targets), ""),
             ("rank", f"{revision.rank} at most, in {revision.num_layers} layers", ""),
             ("scaled", scalings, ""),

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.tui.app import Settings
-from lorad.tui.details import event_lines
+from lorad.tui.details import event_lines, tokens
 from lorad.tui.event_log import EventLog
 from lorad.tui.messages import Changed, Happened, Whole
 from lorad.tui.model import MAX_EVENTS
@@ -236,3 +236,14 @@ def test_text_is_wrapped_to_cells_whatever_it_is_made_of(boards):
             assert all(wide(line) <= max(width, 18) for line in field("name", text, width))
     item = EventItem(id=1, time="2026-03-01T16:33:00Z", type="slot.load", message="word " * 30)
     assert all(wide(line) <= 50 for line in event_lines(item, 50))
+
+
+def test_a_vocabulary_of_its_own_says_how_far_it_goes(fakes):
+    row = fakes.adapter(0)
+    serving = fakes.FakeDaemon(row).client().adapter(row.name).serving
+    for told, words in (
+        ({}, ""),
+        ({"num_tokens": 49_152}, "49,152"),
+        ({"num_tokens": 49_155, "extra_tokens": 3}, "49,155, 3 behind the base's"),
+    ):
+        assert tokens(replace(serving, **told)) == words
