@@ -166,7 +166,7 @@ class Uploads:
                 upload.num_bytes += len(block)
                 if upload.num_bytes > self.max_bytes:
                     message = f"the files are more than {self.max_bytes} bytes together"
-                    hint = "watch.max_adapter_bytes in lorad.toml"
+                    hint = "raise watch.max_adapter_bytes in lorad.toml, and restart"
                     raise LoradError("payload_too_large", message, hint=hint)
                 with disk.writing("store the upload", path.parent, len(block)):
                     await asyncio.to_thread(_write_all, fd, block)
