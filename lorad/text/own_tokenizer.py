@@ -135,7 +135,10 @@ class OwnTokenizers:
         if not shares:
             refuse_long(inner.get_vocab(), files.path)
         check_places(inner, parts, files.path)
+        size = inner.get_vocab_size()
         made(lambda: add_missing(inner, files.listed, files.path), files.path)
+        if files.path == path and inner.get_vocab_size() == size:  # it had something of its own
+            raise TextError("its tokenizer.json is gone")
         base = self._base
         ends = (i for i in base.eos_ids if inner.id_to_token(i) == base.spell([i])[0])
         own = made(

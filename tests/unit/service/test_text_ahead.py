@@ -136,17 +136,20 @@ def test_one_never_pushes_out_another_that_is_wanted_more(start, monkeypatch, bo
 
 
 def test_broken_and_missing_files_are_a_line_each_and_the_rest_is_read(start):
-    for rev in ("bad", "gone", "good"):
+    for rev in ("bad", "gone", "lost", "good"):
         start.add(rev, "<tool>")
+    (start.root / "lost" / "tokenizer.json").unlink()
     (start.root / "bad" / "tokenizer.json").write_text("{")
     shutil.rmtree(start.root / "gone")
     missing = []
     start.text.on_missing = missing.append
     assert start.run().startswith("tokenizers of adapters: 1 read in")
     lines = [r.getMessage() for r in start.caplog.records if r.levelname == "WARNING"]
-    assert [line.partition(":")[0] for line in lines] == ["of-bad", "of-gone"]
+    assert [line.partition(":")[0] for line in lines] == ["of-bad", "of-gone", "of-lost"]
     assert "tokenizer cannot be used" in lines[0] and "are gone from the store" in lines[1]
+    assert "its tokenizer.json is gone" in lines[2]
     assert not any("\n" in line for line in lines)
     assert missing == ["gone"], "as a request would have told"
-    with pytest.raises(LoradError):
-        start.text("bad")
+    for rev in ("bad", "lost"):
+        with pytest.raises(LoradError):  # and never the base's words in silence
+            start.text(rev)
