@@ -145,6 +145,18 @@ class LoradError(Exception):
     def type(self) -> str:
         return TABLE[self.code].type
 
+    def told_as(self, message: str) -> "LoradError":
+        """The same in other words."""
+        return LoradError(
+            self.code,
+            message,
+            param=self.param,
+            details=self.details,
+            hint=self.hint,
+            retry_after=self.retry_after,
+            again=self.again,
+        )
+
     @property
     def advised(self) -> str:
         """Cause and next step in one line, for where there is one alone."""

@@ -274,8 +274,14 @@ class AdapterService:
         async def one(name: str) -> None:
             rev = self._names.serving(name)
             await self._pin(name)
-            if not names.no_load:
+            if names.no_load:
+                return
+            try:
                 await self.models.of(rev).revisions.load(rev)
+            except LoradError as error:
+                if error.retryable:  # it is loaded once that has passed
+                    raise
+                raise error.told_as(f"pinned, but not loaded: {error.message}") from error
 
         return await self.outcomes.of("pin", names, one)
 

@@ -204,6 +204,20 @@ def test_an_eviction_of_the_candidates_other_name_does_not_keep_it_from_its_name
     world(scenario)
 
 
+def test_a_pin_that_could_not_load_says_that_it_is_one(world):
+    async def scenario(w):
+        await w.add("a", 1)
+        w.store.drop_packed(w.rev(1), (w.info.layout,))
+        w.link.known.discard(w.rev(1))
+        w.bad_packs[w.rev(1)] = "E_VOCAB_RESIZED"
+        (told,) = (await w.adapters.pin(names("a"))).items
+        assert told.message == "pinned, but not loaded: cannot be packed"
+        assert (told.code, told.details["reason"]) == ("adapter_invalid", "E_VOCAB_RESIZED")
+        assert w.registry.get("a").pinned
+
+    world(scenario)
+
+
 def test_a_new_name_that_cannot_be_packed_is_quarantined(world):
     async def scenario(w):
         w.bad_packs[w.rev(1)] = "E_NONFINITE"
