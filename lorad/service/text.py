@@ -17,14 +17,15 @@ from lorad.errors import BadConfig, LoradError
 from lorad.service.seams import OwnVocabulary
 from lorad.text.detok import Detokenizer
 from lorad.text.own_tokenizer import OwnTokenizers
-from lorad.text.template import ChatTemplate
+from lorad.text.template import ChatTemplate, find_templates
+from lorad.text.templates import Templates
 from lorad.text.tokenizer import TOKENIZER_FILE, TextError, Tokenizer, read_specials
 
-#: Revisions with a template of their own that are kept; a compile takes milliseconds.
+#: Templates of adapters' own that are kept.
 CACHED = 256
-#: Of the others, of which there is next to nothing to keep.  To ask the registry takes 0.3 ms, and
-#: with a thousand adapters in turn it would be asked with every request.
-PLAIN = 1 << 16
+#: Revisions of which the rest is, next to nothing each.  To ask the registry takes 0.3 ms, and with
+#: a thousand adapters in turn it would be asked with every request.
+KNOWN = 1 << 16
 
 
 class Known(Protocol):
@@ -112,31 +113,14 @@ class RevisionText:
         return Detokenizer(self.tokenizer, prompt, stop, skip_special=skip_special, shown=ids)
 
 
+@dataclass(frozen=True, slots=True)
 class _Kept:
-    """What is known of `most` revisions, and the key of a tokenizer of its own, which is elsewhere;
-    who was not asked for the longest goes first."""
+    """What is known of a revision, with the base's tokenizer and template in the place of its own,
+    which are elsewhere by these keys; b"": they are the base's."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._texts: OrderedDict[str, tuple[RevisionText, bytes]] = OrderedDict()
-
-    def get(self, rev: str) -> tuple[RevisionText, bytes] | None:
-        if rev in self._texts:
-            self._texts.move_to_end(rev)
-        return self._texts.get(rev)
-
-    def put(self, rev: str, text: RevisionText, key: bytes) -> None:
-        self._texts[rev] = text, key
-        self._texts.move_to_end(rev)
-        while len(self._texts) > self._most:
-            self._texts.popitem(last=False)
-
-    def forget(self, rev: str) -> None:
-        self._texts.pop(rev, None)
-
-    @property
-    def full(self) -> bool:
-        return len(self._texts) >= self._most
+    text: RevisionText
+    tokenizer: bytes
+    template: bytes
 
 
 class TextService:
@@ -161,76 +145,89 @@ class TextService:
         self.on_missing: Callable[[str], None] = lambda rev: None
         self.tokenizers = OwnTokenizers(self.base.tokenizer, base)
         self._folder_of, self._record_of = folder_of, record_of
-        self._templated, self._plain = _Kept(CACHED), _Kept(PLAIN)
+        self._templates = Templates(CACHED)
+        self._known: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
 
     def __call__(self, rev: str | None) -> RevisionText:
         if rev is None:
             return self.base
         with self._lock:
-            found = self._plain.get(rev) or self._templated.get(rev)
-        if found is not None:
-            text, key = found
-            if not key:
-                return text
-            if (tokenizer := self.tokenizers.get(key)) is not None:
-                return replace(text, tokenizer=tokenizer)
-        text, key = self._load(rev)
-        # The tokenizer is not held here, or there would be no bound to what all of them take.
-        known = replace(text, tokenizer=self.base.tokenizer) if key else text
-        kept = self._plain if text.template is self.base.template else self._templated
+            if (kept := self._known.get(rev)) is not None:
+                self._known.move_to_end(rev)
+        if kept is not None and (text := self._whole(kept)) is not None:
+            return text
+        kept, text = self._load(rev)
         with self._lock:
-            kept.put(rev, known, key)
+            self._known[rev] = kept
+            while len(self._known) > KNOWN:
+                self._known.popitem(last=False)
         return text
 
     def fits(self, rev: str) -> bool:
         """Whether one with a tokenizer of its own is kept, once it is read, beside all others."""
-        with self._lock:
-            full = self._templated.full or self._plain.full
+        full = self._templates.full or len(self._known) >= KNOWN
         return not full and self.tokenizers.fits(self._folder_of(rev))
 
     def forget(self, rev: str) -> None:
         with self._lock:
-            self._plain.forget(rev)
-            self._templated.forget(rev)
+            self._known.pop(rev, None)
 
-    def _load(self, rev: str) -> tuple[RevisionText, bytes]:
+    def _whole(self, kept: _Kept) -> RevisionText | None:
+        """None if a part of it has to be read again."""
+        text = kept.text
+        if kept.tokenizer:
+            if (tokenizer := self.tokenizers.get(kept.tokenizer)) is None:
+                return None
+            text = replace(text, tokenizer=tokenizer)
+        if kept.template:
+            if (template := self._templates.get(kept.template)) is None:
+                return None
+            text = replace(text, template=template)
+        return text
+
+    def _load(self, rev: str) -> tuple[_Kept, RevisionText]:
         """A tokenizer or template that cannot be used is an error, never the base's in silence."""
         folder = self._folder_of(rev)
         if not folder.is_dir():
             self.on_missing(rev)
             message = f"the files of {rev[:12]} are gone from the store"
             raise LoradError("model_not_found", message, param="model", hint="add it again")
-        text, key, record = self.base, b"", self._record_of(rev)
+        text, record, base = self.base, self._record_of(rev), self.base.tokenizer
+        tokenizer, key = base, b""
         try:
             if record is not None and record.own_tokenizer:
                 tokenizer, key = self.tokenizers.read(folder)
-                without = self.base.tokenizer.eos_ids - tokenizer.eos_ids
-                text = replace(text, tokenizer=tokenizer, no_ends=without)
+                text = replace(text, no_ends=base.eos_ids - tokenizer.eos_ids)
             if record is not None and record.num_tokens:
                 text = replace(text, num_tokens=record.num_tokens)
-            text = self._with_specials(text, folder)
+            specials = {**base.specials, **read_specials(folder)}
         except TextError as error:
             message = f"the adapter's tokenizer cannot be used: {error}"
             raise LoradError("invalid_value", message, param="model") from error
+        end = tokenizer.token_id(specials.get("eos_token", ""))
+        if end is not None and end != base.token_id(base.specials.get("eos_token", "")):
+            text = replace(text, own_ends=frozenset({end}))
         path = folder / TOKENIZER_FILE
         if key and path.is_file():
-            ends = tuple(sorted(text.ends(sorted(self.base.tokenizer.eos_ids), chat=False)))
+            ends = tuple(sorted(text.ends(sorted(base.eos_ids), chat=False)))
             text = replace(text, vocabulary=OwnVocabulary(path, key, ends))
         try:
-            own = ChatTemplate.load(folder, specials=self.base.tokenizer.specials)
+            template, template_key = self._template(folder, specials)
         except TextError as error:
             message = f"the adapter's chat template cannot be used: {error}"
             raise LoradError("invalid_value", message, param="model") from error
-        return text if own is None else replace(text, template=own), key
+        # What is kept holds no tokenizer: there would be no bound to what all of them take.
+        kept = _Kept(text, key, template_key)
+        return kept, replace(text, tokenizer=tokenizer, template=template)
 
-    def _with_specials(self, text: RevisionText, folder: Path) -> RevisionText:
-        """The base's template writes the adapter's own special tokens, and its own end ends."""
-        base = self.base.tokenizer
-        specials = {**base.specials, **read_specials(folder)}
-        end = text.tokenizer.token_id(specials.get("eos_token", ""))
-        if end is not None and end != base.token_id(base.specials.get("eos_token", "")):
-            text = replace(text, own_ends=frozenset({end}))
-        if text.template is not None and specials != base.specials:
-            text = replace(text, template=ChatTemplate(text.template.sources, specials))
-        return text
+    def _template(
+        self, folder: Path, specials: Mapping[str, str]
+    ) -> tuple[ChatTemplate | None, bytes]:
+        """The adapter's own, or the base's, which writes the adapter's special tokens."""
+        base = self.base.template
+        sources = find_templates(folder) or (base.sources if base is not None else {})
+        its = base is not None and sources == base.sources
+        if not sources or (its and specials == self.base.tokenizer.specials):
+            return base, b""
+        return self._templates.of(sources, specials)

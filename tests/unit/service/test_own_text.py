@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from lorad.service.plan import plan
 from lorad.service.prompts import ends_of
 from lorad.service.seams import OwnVocabulary
 from lorad.service.text import TextService
+from lorad.text import templates
 from tests.unit.service.conftest import INFO
 
 #: Of the base: 256 bytes, then these.
@@ -128,16 +128,32 @@ def test_the_registry_is_asked_once_of_each_of_many_plain_revisions(service, tmp
     counted = TextService(tmp_path / "base", lambda rev: tmp_path / rev, asked.append)
     for n in range(6):
         (tmp_path / f"r{n}").mkdir()
-    templated = write(tmp_path / "own", template="own")
     for _ in range(3):
         for n in range(6):
             counted(f"r{n}")
     assert len(asked) == 6
     for n in range(3):
-        shutil.copytree(templated, tmp_path / f"t{n}")
+        (tmp_path / f"t{n}").mkdir()
+        (tmp_path / f"t{n}" / "chat_template.jinja").write_text(f"{n}")
         counted(f"t{n}")
     counted("t0")
     assert asked[6:] == ["t0", "t1", "t2", "t0"], "templates are few"
+
+
+def test_equal_templates_are_compiled_once_whosever_they_are(service, tmp_path, monkeypatch):
+    monkeypatch.setattr(service._templates, "_most", 2)
+    made, make = [], templates.ChatTemplate
+    monkeypatch.setattr(templates, "ChatTemplate", lambda *a: made.append(a) or make(*a))
+    for n in range(4):
+        write(tmp_path / f"r{n}", config={"bos_token": "<|two|>"}, template="{{ bos_token }}!")
+        write(tmp_path / f"base{n}", config={"eos_token": "<|end|>"}, template=TEMPLATE)
+        write(tmp_path / f"mine{n}", config={"bos_token": "<|two|>"})
+    for _ in range(2):
+        for n in range(4):
+            assert service(f"r{n}").render(MESSAGES, {}) == "<|two|>!"
+            assert service(f"base{n}").template is service.base.template
+            assert service(f"mine{n}").render(MESSAGES, {}) == "<|two|>Hi<|end|>"
+    assert len(made) == 2
 
 
 def test_requests_that_come_together_read_a_tokenizer_once(service, tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def test_one_never_pushes_out_another_that_is_wanted_more(start, monkeypatch, bo
     if bound == "bytes":
         start.text.tokenizers._budget = SMALL + 2 * own_tokenizer._REMEMBERED_BYTES
     else:
-        start.text._templated._most = 3
+        start.text._templates._most = 3
     for n in range(5):
         start.add(f"r{n}", f"<{n}>")
         (start.root / f"r{n}" / "chat_template.jinja").write_text(f"{n}")
