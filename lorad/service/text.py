@@ -152,17 +152,21 @@ class TextService:
     def __call__(self, rev: str | None) -> RevisionText:
         if rev is None:
             return self.base
-        with self._lock:
-            if (kept := self._known.get(rev)) is not None:
-                self._known.move_to_end(rev)
-        if kept is not None and (text := self._whole(kept)) is not None:
-            return text
+        if (held := self.held(rev)) is not None:
+            return held
         kept, text = self._load(rev)
         with self._lock:
             self._known[rev] = kept
             while len(self._known) > KNOWN:
                 self._known.popitem(last=False)
         return text
+
+    def held(self, rev: str) -> RevisionText | None:
+        """The same if it takes no reading; it counts as asked for."""
+        with self._lock:
+            if (kept := self._known.get(rev)) is not None:
+                self._known.move_to_end(rev)
+        return self._whole(kept) if kept is not None else None
 
     def fits(self, rev: str) -> bool:
         """Whether one with a tokenizer of its own is kept, once it is read, beside all others."""

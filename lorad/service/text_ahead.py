@@ -65,7 +65,7 @@ class TextAhead:
                 label = self._catalog.label(rev)
                 log.warning("%s: %s (its requests are refused; add it again)", label, error.message)
         for rev, text in reversed(read):
-            text(rev)  # what is wanted most is what was asked for last: others make room before it
+            text.held(rev)  # what is wanted most is what was asked for last: others go before it
         left = len(asked) - len(read) - failed
         if read or left:
             _tell(len(read), self._clock() - began, left, why or "no room for more")

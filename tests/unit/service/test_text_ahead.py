@@ -135,6 +135,23 @@ def test_one_never_pushes_out_another_that_is_wanted_more(start, monkeypatch, bo
     assert start.read == ["r0", "r1", "r2", "r4"], "and that is the one wanted least"
 
 
+def test_one_that_is_removed_meanwhile_is_not_read_again_and_the_rest_is_told(start):
+    for rev in ("r1", "r2"):
+        start.add(rev, f"<{rev}>")
+    make = start.text.tokenizers._make
+
+    def removed(files):
+        if files.path.parent.name == "r2":
+            start.text.forget("r1")
+            shutil.rmtree(start.root / "r1")
+        return make(files)
+
+    start.text.tokenizers._make, missing = removed, []
+    start.text.on_missing = missing.append
+    assert start.run().startswith("tokenizers of adapters: 2 read in")
+    assert start.read == ["r1", "r2"] and not missing
+
+
 def test_broken_and_missing_files_are_a_line_each_and_the_rest_is_read(start):
     for rev in ("bad", "gone", "lost", "good"):
         start.add(rev, "<tool>")
