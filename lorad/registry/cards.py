@@ -88,10 +88,10 @@ class Cards:
         return {unquote(path.stem) for path in self._names.glob("*.json")}
 
     def write_revision(self, revision: RevisionRecord) -> None:
-        """Facts of a revision; they never change, so an existing card stays."""
-        path = self._revisions / f"{revision.rev}.json"
-        if not path.exists():
-            _replace(path, msgspec.json.encode(replace(revision, packed={})))
+        """Facts of a revision, which hardly ever change: a card that says the same stays."""
+        path, kept = self._revisions / f"{revision.rev}.json", replace(revision, packed={})
+        if self.read_revision(revision.rev) != kept:
+            _replace(path, msgspec.json.encode(kept))
 
     def read_revision(self, rev: str) -> RevisionRecord | None:
         """None if the card is absent or unreadable."""

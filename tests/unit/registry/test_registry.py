@@ -10,6 +10,7 @@ import pytest
 from engine.adapters.states import State
 from engine.messages import EngineInfo, PackedModule
 from lorad.errors import LoradError, RegistryUnusable
+from lorad.registry.cards import Cards
 from lorad.registry.records import AdapterRecord, PackedRecord, Registered, RevisionRecord
 from lorad.registry.registry import Registry
 from lorad.registry.rows import decode_modules, encode_modules
@@ -284,6 +285,8 @@ def test_whose_vocabulary_content_has_is_what_was_found_last_once_nobody_serves_
         registry.remove(name).result()
     add("x", b"1")
     assert own() == (49_154, True)
+    card = Cards(registry.store.directory / ".cards").read_revision(rev)
+    assert card is not None and card.own_tokenizer, "a registry made of the store alone lost it"
 
 
 def test_a_packed_file_that_is_not_there_is_not_recorded(registry: Registry, add: Add) -> None:
