@@ -28,7 +28,17 @@ KERNELS = {
     "tell": (sample_tell, "_tell"),
 }
 #: Torch ops that put nothing on a device's queue.
-FREE = ("empty", "slice", "view", "select", "as_strided", "_unsafe_view", "alias", "lift_fresh")
+FREE = (
+    "empty",
+    "empty_strided",
+    "slice",
+    "view",
+    "select",
+    "as_strided",
+    "_unsafe_view",
+    "alias",
+    "lift_fresh",
+)
 
 
 class Fake:
@@ -123,7 +133,7 @@ CASES = {
     ),
     "everything": (
         [{**FILTERED, **CHANGED, **TOLD, **ALLOWED}, GREEDY],
-        ["send", "clone", "entries", "mask", "race", "filtered", "tell", "fetch"],
+        ["send", "copy_", "entries", "mask", "race", "filtered", "tell", "fetch"],
     ),
 }
 
