@@ -68,7 +68,10 @@ class RevisionText:
             raise LoradError("invalid_value", str(error), param="prompt") from error
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return self.tokenizer.decode(ids, skip_special=skip_special)
+        try:
+            return self.tokenizer.decode(ids, skip_special=skip_special)
+        except TextError as error:
+            raise LoradError("invalid_value", str(error), param="tokens") from error
 
     def spell(self, ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary writes it; "" where it has none."""

@@ -12,12 +12,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import tokenizers
 
 T = TypeVar("T")
+Given = ParamSpec("Given")
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 
@@ -44,6 +46,27 @@ _SPACE_MARK = "\u2581"  # sentencepiece writes a space as a low block
 
 class TextError(Exception):
     """A tokenizer, template or text cannot be used; the message is one line with the next step."""
+
+
+def _is_panic(error: BaseException) -> bool:
+    """One of the library's, which is no Exception: it would pass by every border."""
+    return type(error).__name__ == "PanicException"
+
+
+def _without_panics(work: Callable[Given, T]) -> Callable[Given, T]:
+    """A TextError in place of a panic: one that was raised where the engine's tokens are taken in
+    ended the whole daemon."""
+
+    @wraps(work)
+    def wrapped(*args: Given.args, **kwargs: Given.kwargs) -> T:
+        try:
+            return work(*args, **kwargs)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise TextError(f"this vocabulary fails at a text: {_line(error)}") from None
+
+    return wrapped
 
 
 class Bytes(Enum):
@@ -112,6 +135,7 @@ class Tokenizer:
         nothing else yet: it takes no time and no memory."""
         return tokenizers.Tokenizer(self._inner.model)
 
+    @_without_panics
     def encode(self, text: str, add_special: bool) -> list[int]:
         """Ids of `text`.  `add_special` lets the vocabulary put its bos in front, as for a plain
         completion; a rendered chat template brings its own."""
@@ -126,6 +150,7 @@ class Tokenizer:
         except Exception as error:  # bare, of a vocabulary that lacks a character and its stand-in
             raise TextError(f"the text cannot be read by this vocabulary: {_line(error)}") from None
 
+    @_without_panics
     def pieces(self, text: str) -> tokenizers.Encoding:
         """`text` by itself, before special tokens are put around it: see `joined`."""
         try:
@@ -136,6 +161,7 @@ class Tokenizer:
         except TypeError:
             raise TextError("the text holds a lone surrogate and is not valid Unicode") from None
 
+    @_without_panics
     def many(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         """`pieces` of each, on several threads, without offsets."""
         try:
@@ -143,6 +169,7 @@ class Tokenizer:
         except TypeError:
             raise TextError("a text holds a lone surrogate and is not valid Unicode") from None
 
+    @_without_panics
     def joined(
         self, first: tokenizers.Encoding, second: tokenizers.Encoding | None = None
     ) -> tokenizers.Encoding:
@@ -153,6 +180,7 @@ class Tokenizer:
         """Special tokens that `joined` adds."""
         return int(self._inner.num_special_tokens_to_add(pair))
 
+    @_without_panics
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of `ids`.  Ids that the vocabulary lacks (padding rows of the head) are nothing."""
         known = [i for i in ids if 0 <= i < self.vocab_size]
@@ -277,14 +305,13 @@ def _end_ids(folder: Path) -> frozenset[int]:
 
 
 def made(make: Callable[[], T], path: Path) -> T:
-    """What `make` makes of the file at `path`; TextError if the library cannot.  A panic of it is
-    no Exception: it would pass by every border."""
+    """What `make` makes of the file at `path`; TextError if the library cannot."""
     try:
         return make()
     except TextError:
         raise
     except BaseException as error:  # the library raises bare Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not _is_panic(error):
             raise
         raise TextError(f"{path} is not a tokenizer: {_line(error)}") from None
 

@@ -39,15 +39,17 @@ _USUAL_STEPS = {
     "normalizer": ("NFC",),
     "pre_tokenizer": ("Metaspace",),
     "post_processor": ("ByteLevel", "RobertaProcessing", "TemplateProcessing"),
-    "decoder": ("ByteFallback", "Fuse", "Metaspace", "Strip"),
+    "decoder": ("ByteFallback", "Fuse", "Metaspace"),
 }
-#: Steps that are held against the base's whole.
-_WRITTEN = ("Replace", "Prepend")
+#: Steps that are held against the base's whole: "Strip" breaks off at a text that is all of what it
+#: takes from its end.
+_WRITTEN = ("Prepend", "Replace", "Strip")
 #: How sentencepiece writes spaces, which some write as replacements and some as a step of its own.
 _USUAL = (
     '{"prepend": "\u2581", "type": "Prepend"}',
     '{"content": "\u2581", "pattern": {"String": " "}, "type": "Replace"}',
     '{"content": " ", "pattern": {"String": "\u2581"}, "type": "Replace"}',
+    '{"content": " ", "start": 1, "stop": 0, "type": "Strip"}',
 )
 _NONE = msgspec.Raw()
 

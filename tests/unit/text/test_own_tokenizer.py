@@ -342,6 +342,21 @@ def test_added_tokens_that_take_more_than_they_say_are_refused(
         own.read(edit(folder, add, place))
 
 
+def test_a_panic_of_the_library_is_an_error_of_the_text_alone(tmp_path, own):
+    """As an adapter's it ended the daemon at the first token that was drawn."""
+
+    def strip(content):
+        content["decoder"] = {"type": "Strip", "content": "q", "start": 0, "stop": 3}
+
+    broken = edit(make(tmp_path / "a", "<tool>"), strip)
+    with pytest.raises(TextError, match=r"decoder has an expression of its own .*Strip"):
+        own.read(broken)
+    found = ours.Tokenizer.load(broken)
+    with pytest.raises(TextError, match="this vocabulary fails at a text: index out of bounds"):
+        found.decode(found.encode("q", False))
+    assert found.decode(found.encode("x", False)) == "x"
+
+
 def test_added_tokens_are_of_so_many_characters_in_all(tmp_path, own):
     many = {str(261 + n): {"content": f"<{n:0500}>"} for n in range(600)}
     folder = make(tmp_path / "a", "<tool>")
