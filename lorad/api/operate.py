@@ -62,7 +62,7 @@ async def shed(request: Request) -> Response:
     await deps.listing.look()
     status = deps.listing.status()
     beyond = status.running + status.waiting - ask.load
-    count = deps.requests.shed(min(beyond, status.waiting))
+    count = deps.requests.shed(beyond, {one.name: one.waiting for one in status.models})
     if count:
         audit.done(request, "shed", "", message=f"{count} requests")
     return json(Shed(requests=count))

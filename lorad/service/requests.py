@@ -240,18 +240,20 @@ class RequestService:
         running.fail(LoradError(code, message, again=False))
         return running, live, changed
 
-    def shed(self, most: int) -> int:
+    def shed(self, most: int, queued: Mapping[str, int]) -> int:
         """Send on requests of which nobody has seen anything and no token was drawn, the newest
-        first, until `most` sequences less wait; how many requests."""
-        count = 0
-        for running, _ in reversed(list(self.crowd)):
+        first, until `most` sequences less are here; how many requests.  No more of a model than
+        have no place in its engine, which is `queued`."""
+        count, left = 0, Counter(queued)
+        for running, live in reversed(list(self.crowd)):
             if most <= 0:
                 break
             if not isinstance(running, Generation) or running.begun or running.over:
                 continue
-            if running.moves:
+            if running.moves and left[live.model] > 0:
                 running.fail(LoradError("draining", SENT_ON))
                 most -= len(running.choices)
+                left[live.model] -= len(running.choices)
                 count += 1
         return count
 

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from lorad.wire_status import ModelStatus
+
 CHAT = "/v1/chat/completions"
 ASK = {"model": "bible", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 MOVES = "x-lorad-moves: 1\r\n"
@@ -29,9 +31,13 @@ def ask(connect: Callable[..., Any]) -> Callable[..., Any]:
     return ask
 
 
-def queued(api: Any, monkeypatch: pytest.MonkeyPatch, running: int, waiting: int) -> None:
-    """As the engine's picture has it."""
-    status = msgspec.structs.replace(api.listing.status(), running=running, waiting=waiting)
+def queued(
+    api: Any, monkeypatch: pytest.MonkeyPatch, running: int, waiting: int, model: str = "tiny"
+) -> None:
+    """As the engines' pictures have it, all of one model."""
+    one = ModelStatus(name=model, base="", state="ready", running=running, waiting=waiting)
+    told = {"running": running, "waiting": waiting, "models": (one,)}
+    status = msgspec.structs.replace(api.listing.status(), **told)
     monkeypatch.setattr(api.listing, "status", lambda: status)
 
 
@@ -71,6 +77,17 @@ def test_no_more_are_refused_than_the_engine_has_queued(
     assert second.answer().status == 503
     api.run(gate.set)
     assert first.answer().status == 200
+
+
+def test_what_waits_for_another_model_has_none_of_this_one_refused(
+    api: Any, ask: Callable[..., Any], call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = api.hold_engine()
+    raw = ask(api)
+    queued(api, monkeypatch, running=1, waiting=5, model="other")
+    assert shed(api, call, load=0) == 0
+    api.run(gate.set)
+    assert raw.answer().status == 200
 
 
 def test_an_answer_that_has_begun_or_whose_head_is_out_stays(
