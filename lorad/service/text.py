@@ -210,8 +210,7 @@ class TextService:
                 text = replace(text, num_tokens=record.num_tokens)
             specials = {**base.specials, **read_specials(folder)}
         except TextError as error:
-            message = f"the adapter's tokenizer cannot be used: {error}"
-            raise LoradError("invalid_value", message, param="model") from error
+            raise _unusable("tokenizer", error, folder) from error
         end = tokenizer.token_id(specials.get("eos_token", ""))
         if end is not None and end != base.token_id(base.specials.get("eos_token", "")):
             text = replace(text, own_ends=frozenset({end}))
@@ -222,8 +221,7 @@ class TextService:
         try:
             template, template_key = self._template(folder, specials)
         except TextError as error:
-            message = f"the adapter's chat template cannot be used: {error}"
-            raise LoradError("invalid_value", message, param="model") from error
+            raise _unusable("chat template", error, folder) from error
         # What is kept holds no tokenizer: there would be no bound to what all of them take.
         kept = _Kept(text, key, template_key)
         return kept, replace(text, tokenizer=tokenizer, template=template)
@@ -238,3 +236,9 @@ class TextService:
         if not sources or (its and specials == self.base.tokenizer.specials):
             return base, b""
         return self._templates.of(sources, specials)
+
+
+def _unusable(what: str, error: TextError, folder: Path) -> LoradError:
+    """A client reads it, whom paths of this host are no business of."""
+    message = f"the adapter's {what} cannot be used: {str(error).replace(f'{folder}/', '')}"
+    return LoradError("invalid_value", message, param="model")

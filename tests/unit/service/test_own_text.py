@@ -251,6 +251,7 @@ def test_a_tokenizer_that_went_bad_is_an_error_and_never_the_bases(service, tmp_
     with pytest.raises(LoradError, match="tokenizer cannot be used") as caught:
         service("r1")
     assert caught.value.status == 400
+    assert str(tmp_path) not in str(caught.value), "a path of this host is told to a client"
 
 
 @pytest.mark.parametrize("own_tokenizer", [True, False])
