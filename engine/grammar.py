@@ -207,7 +207,7 @@ class Grammars:
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher
 
-        key, said = grammar, grammar.replace("\\", "")  # as an expression has it, too
+        key, said = grammar, _said(grammar)
         if any(mark in said for mark in self._marks):
             grammar = _by_bytes(grammar)
         wrong = LLMatcher.validate_grammar(grammar, self._tokenizer, limits=self._limits)
@@ -250,7 +250,15 @@ def _marks(tokenizer: str) -> list[str]:
         found = msgspec.json.decode(tokenizer, type=_File).added_tokens
     except msgspec.MsgspecError:
         return []  # the library says what is wrong with it
-    return [t.content for t in found if t.special or re.fullmatch(r"<.*>", t.content)]
+    marks = [t.content for t in found if t.special or re.fullmatch(r"(?s)<.*>", t.content)]
+    forms = {_said(form) for mark in marks for form in (mark, json.dumps(mark)[1:-1])}
+    return sorted(forms - {""})
+
+
+def _said(text: str) -> str:
+    """As it can be looked for: an expression escapes some characters, and JSON those beyond ASCII,
+    in either case."""
+    return text.replace("\\", "").lower()
 
 
 def _by_bytes(grammar: str) -> str:
