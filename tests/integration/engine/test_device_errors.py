@@ -15,9 +15,10 @@ from engine.messages import SamplingParams, SequenceDelta, Submit
 from lorad.service.engine_link import EngineLink
 from lorad.service.events import EventRing
 
-#: The engine's process, whose next forward pass fails once the file `flag` is there.
+#: The engine's process, whose next forward pass fails once the file `flag` is there.  A step takes
+#: as long as a real model's, so that nobody has ended by then.
 PROGRAM = """
-import os, torch
+import os, time, torch
 from engine import process
 from engine.runner import Runner
 
@@ -27,6 +28,7 @@ def fails(self, work):
     if os.path.exists({flag!r}):
         os.unlink({flag!r})
         raise {error}
+    time.sleep(0.02)
     return launch(self, work)
 
 Runner.launch = fails
