@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from engine.adapters.residency import Residency
 from engine.adapters.slots import SlotTable
 from engine.admission import SchedulerLimits
-from engine.assembly import make_draft_model, make_planner, make_runner, warm_up
+from engine.assembly import is_card, make_draft_model, make_planner, make_runner, warm_up
 from engine.config import EngineConfig
 from engine.desk import Desk, Owners
 from engine.errors import EngineError
@@ -135,6 +135,11 @@ class EngineCore:
             deterministic=config.deterministic,
             wake=self.bell.set,
         )
+        tokenizer, ends = Path(config.model) / "tokenizer.json", machine.spec.eos_token_ids
+        shelf = GrammarShelf(tokenizer, machine.vocab_size, ends)
+        self.guides = Guides(shelf.of, self.bell.set)
+        if is_card(machine.device) and self.info.generates:
+            self.guides.read_ahead()
         drafts = self.draft_model
         warm_up(self.runner, drafts, self.verifier, config, machine.layout, progress)
         if self.crew is not None:
@@ -158,9 +163,6 @@ class EngineCore:
             clock=time.monotonic,
             block_bytes=machine.layout.block_bytes,
         )
-        tokenizer, ends = Path(config.model) / "tokenizer.json", machine.spec.eos_token_ids
-        shelf = GrammarShelf(tokenizer, machine.vocab_size, ends)
-        self.guides = Guides(shelf.of, self.bell.set)
         self._desk = Desk(
             Owners(
                 scheduler=self.scheduler,

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -76,16 +77,16 @@ class Guides:
         return bool(self._tracks)
 
     # ------------------------------------------------------------- the step loop's side
+    def read_ahead(self) -> None:
+        """Read the base's tokenizer now, while nobody streams yet: what it holds up then (see
+        `Grammars`) would be everybody's streams at the first guided answer."""
+        self._compiler().submit(self._read)
+
     def enter(self, seq: Sequence, tokenizer: str = "") -> None:
         """A sequence with a grammar arrives: compile it, and make its first mask.  `tokenizer`: its
         adapter's own tokenizer.json; "" = the base's."""
-        if self._compilers is None:
-            self._compilers = ThreadPoolExecutor(1, thread_name_prefix="lorad-grammar")
-            half = (os.cpu_count() or 1) // 2
-            threads = min(max(half, LEAST_THREADS), MOST_THREADS)
-            self._maskers = ThreadPoolExecutor(threads, thread_name_prefix="lorad-mask")
         track = self._tracks[seq] = _Track(seq, tokenizer, since=time.monotonic())
-        self._compilers.submit(self._tell, track, partial(self._begin, track))
+        self._compiler().submit(self._tell, track, partial(self._begin, track))
 
     def follow(self, seqs: Iterable[Sequence]) -> None:
         """Tokens of these were settled: make the next mask of those that have a grammar."""
@@ -157,7 +158,21 @@ class Guides:
             return None
         return self._tracks[seq]
 
+    def _compiler(self) -> ThreadPoolExecutor:
+        """The thread that reads and compiles; those that make masks are there then, too."""
+        if self._compilers is None:
+            self._compilers = ThreadPoolExecutor(1, thread_name_prefix="lorad-grammar")
+            half = (os.cpu_count() or 1) // 2
+            threads = min(max(half, LEAST_THREADS), MOST_THREADS)
+            self._maskers = ThreadPoolExecutor(threads, thread_name_prefix="lorad-mask")
+        return self._compilers
+
     # ------------------------------------------------------------- the helper threads' side
+    def _read(self) -> None:
+        """The base's; what is wrong with it is told to who asks for a guide."""
+        with suppress(EngineError):
+            self._find("", 0, ())
+
     def _begin(self, track: _Track) -> Mask:
         seq, ends = track.seq, tuple[int, ...]()
         if track.tokenizer and seq.sampling.ignore_eos:  # the base's ends may be words in it

@@ -308,6 +308,28 @@ def test_a_model_without_a_usable_tokenizer_refuses_grammars_alone(start_core, p
     assert len(good.tokens) == 5
 
 
+def test_on_a_card_the_tokenizer_is_read_at_the_start_and_not_beside_streams(
+    begin, start_core, prompt, monkeypatch
+) -> None:
+    read, init = [], grammar.Grammars.__init__
+
+    def told(self, *arguments) -> None:
+        read.append(arguments)
+        init(self, *arguments)
+
+    monkeypatch.setattr(grammar.Grammars, "__init__", told)
+    monkeypatch.setattr("engine.core.is_card", lambda device: True)
+    driver = begin()
+    driver.until(lambda: read)
+    story = driver.submit("r", prompt(5), grammar=grammar.json_object(), max_tokens=30)
+    driver.finish()
+    assert story.code == "" and len(read) == 1
+    driver = start_core()  # on a model whose tokenizer is none: it serves all the same
+    bad = driver.submit("bad", prompt(5), grammar=grammar.json_object())
+    driver.finish()
+    assert bad.code == "invalid_value" and "this model's tokenizer" in bad.message
+
+
 def test_a_fault_in_a_guide_ends_its_request_alone(begin, prompt, monkeypatch, capsys) -> None:
     def broken(self, ends=()):
         raise ZeroDivisionError("on purpose")
