@@ -43,7 +43,14 @@ _VISION = frozenset(
         "embed_audio",
     ]
 )
-_EXPERTS = frozenset(["experts", "block_sparse_moe", "shared_expert", "shared_experts"])
+_EXPERTS = frozenset(
+    ["experts", "block_sparse_moe", "shared_expert", "shared_experts", "shared_expert_gate"]
+    + ["gate", "router"]  # what picks the experts
+)
+#: Projections to and from the latents of DeepSeek's attention, and of those that took it over.
+_LATENTS = frozenset(
+    ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "fused_qkv_a_proj_with_mqa"]
+)
 _HEADS = frozenset(["lm_head", "unembed_tokens", "embed_out"])
 _EMBEDDINGS = frozenset(["embed_tokens", "wte", "word_embeddings", "tok_embeddings"])
 #: Buffers that old checkpoints and converters carry along; they say nothing about the adapter.
@@ -59,6 +66,10 @@ _KINDS: dict[str, tuple[str, str]] = {
     "E_MOE": (
         "LoRA on MoE experts, the base is dense",
         "serve it on the mixture-of-experts base that it was trained on",
+    ),
+    "E_MLA": (
+        "LoRA on multi-head latent attention (MLA), the base has keys and values of its own width",
+        "serve it on the base that it was trained on, or train q_proj, k_proj and v_proj of this",
     ),
     "E_EMBEDDING_LORA": (
         "on the embedding, and no factors that PEFT saves there",
@@ -159,6 +170,8 @@ def _classify(ref: TensorRef, mlx_names: bool) -> _Factor | str | None:
         return "E_VISION"
     if not _EXPERTS.isdisjoint(path):
         return "E_MOE"
+    if path and path[-1] in _LATENTS:
+        return "E_MLA"
     if path and path[-1] in _HEADS - _ENDS.keys():
         return "E_HEAD_LORA"
     of_embedding = segments[place].startswith("lora_embedding_")

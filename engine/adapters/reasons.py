@@ -45,6 +45,7 @@ READING: dict[str, str] = {
     "E_BIAS": "trained biases of the base's layers are not served",
     "E_LAYER_REPLICATION": "layer replication changes the depth of the base",
     "E_MOE": "LoRA on mixture-of-experts weights; the base is dense",
+    "E_MLA": "LoRA on multi-head latent attention, which no base of lorad's has",
     "E_BDLORA": "block-diagonal LoRA is not served",
     "E_MONTECLORA": "MonteCLoRA keeps sampler tensors beside its pairs and is not served",
     "E_ARROW": "Arrow routes between several adapters and is not served",

@@ -310,6 +310,19 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("E_MOE", config(target_parameters=["mlp.experts.down_proj"]), ("experts",)),
     ("E_MOE", pair(f"{P}layers.0.mlp.experts.7.gate_proj", (4, 64), (96, 4)), ("experts.7",)),
     ("E_MOE", pair(f"{P}layers.0.mlp.experts.base_layer", (4, 64), (96, 4)), ("experts",)),
+    ("E_MOE", pair(f"{P}layers.0.mlp.gate", (4, 64), (8, 4)), ("mlp.gate.lora_A",)),
+    ("E_MOE", pair(f"{P}layers.0.mlp.shared_expert_gate", (4, 64), (1, 4)), ("expert_gate",)),
+    ("E_MOE", add(f"{P}layers.0.feed_forward.router.weight", 8, 64), ("router.weight",)),
+    *[
+        ("E_MLA", pair(f"{P}layers.0.self_attn.{name}", (4, 64), (24, 4)), (f"{name}.lora_A", "MLA"))
+        for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+    ],
+    ("E_MLA", renamed("layers.0.self_attn.q_proj", "layers.0.self_attn.q_a_proj"), ("q_a_proj",)),
+    (
+        "E_MLA",
+        lambda d: (mlx()(d), d.add("model.layers.0.self_attn.kv_b_proj.lora_a", 64, 4)),
+        ("kv_b_proj.lora_a",),
+    ),
     ("E_BDLORA", config(use_bdlora={"nblocks": 2}), ("use_bdlora",)),
     ("E_MONTECLORA", config(monteclora_config={"a": 1}), ("monteclora",)),
     ("E_MONTECLORA", add(f"{Q}.lora_monteclora_sampler.x", 4), ("sampler",)),
