@@ -27,6 +27,7 @@ RANKS: dict[str, list[Any]] = {
     "24": [24, 24, 24],
     "64": [64, 64, 64],
     "128": [128, 16, 1],
+    "256 and 512": [{"k_proj": 256, "o_proj": 512, "up_proj": 256, "down_proj": 512}, 16, 1],
     "mixed": [8, 64, 16],
     "by module": [(4, 16), (16, 64), (33, 1)],
     "some modules": [{"q_proj": 8, "down_proj": 5}, {"v_proj": 20, "up_proj": 3}, {"o_proj": 16}],
@@ -123,7 +124,7 @@ def filled(make_pool: Make) -> Callable[[str, torch.dtype, str], Any]:
     def make(shape: str, dtype: torch.dtype, ranks: str) -> Any:
         key = shape, dtype, ranks
         if key not in pools:
-            pool = make_pool(shape, dtype, num_blocks=600, seed=len(pools))
+            pool = make_pool(shape, dtype, num_blocks=700, max_rank=512, seed=len(pools))
             for slot, spec in enumerate(RANKS[ranks]):
                 pool.add(slot, ranks_of(spec))
             pools[key] = pool
