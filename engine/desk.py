@@ -22,7 +22,6 @@ from engine.messages import (
     SequenceDelta,
     Shutdown,
     Submit,
-    VerifyRevision,
 )
 from engine.pooling.beside import Beside
 from engine.pooling_messages import NO_GENERATION, AbortPool, GiveWay, Pooled, PoolRequest
@@ -31,6 +30,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import POOLED
 from engine.status_messages import EngineSnapshot
 from engine.verifier import Verifier
+from engine.verify_messages import VerifyRevision
 from engine.vocabulary import Vocabulary
 
 

@@ -1,9 +1,9 @@
 """What the daemon and the engine say to each other: commands in, events out.
 
 Frozen msgspec Structs, encoded as msgpack frames (`framing.py`); how the engine stands is told in
-those of `status_messages.py`.  Every command with a `command_id` gets exactly one `Answer`;
-every `Submit` gets deltas of which exactly one, the last, carries a `finish_reason`; every
-`PoolRequest` one `Pooled`.
+those of `status_messages.py`, and what a verification found in those of `verify_messages.py`.
+Every command with a `command_id` gets exactly one `Answer`; every `Submit` gets deltas of which
+exactly one, the last, carries a `finish_reason`; every `PoolRequest` one `Pooled`.
 
 Torch-free and free of names: adapters appear as revisions, text as token ids.
 """
@@ -14,14 +14,12 @@ from msgspec import Struct
 
 from engine.pooling_messages import AbortPool, GiveWay, Pooled, PoolingInfo, PoolRequest
 from engine.status_messages import EngineSnapshot, Explanation
+from engine.verify_messages import VerifyReport, VerifyRevision
 
 #: What a base is served for; `pool` is to make vectors or scores.
 Purpose = Literal["generate", "pool", "both"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 Tier = Literal["gpu", "ram", "disk"]
-
-#: More of what a verification found than this says nothing new.
-MAX_FINDINGS = 16
 
 
 # ----------------------------------------------------------------- shared values
@@ -188,18 +186,6 @@ class Explain(Struct, frozen=True, tag="explain"):
     rev: str
 
 
-class VerifyRevision(Struct, frozen=True, tag="verify_revision"):
-    """Hold a resident revision against a file of `adapters/probe.py` and its own packed file.
-
-    Answered with `Answer.report` when all was looked at, a little in each step; `conflict` if the
-    revision is not on the GPU, or has to leave it meanwhile.
-    """
-
-    command_id: int
-    rev: str
-    probe: str  # path
-
-
 class Shutdown(Struct, frozen=True, tag="shutdown"):
     """End the process.  Running sequences finish with reason "abort" first."""
 
@@ -222,42 +208,6 @@ Command = (
     | Explain
     | Shutdown
 )
-
-
-# ----------------------------------------------------------------- verification
-class Finding(Struct, frozen=True, kw_only=True):
-    """Something that is not as it should be.  `layer` -1: no one layer's."""
-
-    what: Literal["effect", "resident", "packed", "stored"]
-    layer: int = -1
-    module: str = ""
-    message: str = ""
-
-
-class VerifyReport(Struct, frozen=True, kw_only=True):
-    """What a verification looked at, and what it found; no findings: all is well.
-
-    An error is the largest difference of a module's output over the largest expected output.
-    """
-
-    modules: int = 0  # whose effect was compared
-    worst_error: float = 0.0
-    worst_layer: int = -1
-    worst_module: str = ""
-    tolerance: float = 0.0
-    bytes_checked: int = 0
-    bytes_different: int = 0
-    findings: tuple[Finding, ...] = ()  # the first MAX_FINDINGS
-    slices: int = 0  # steps that did a part of it
-
-
-class Verified(Struct, frozen=True, kw_only=True):
-    """What the verifier process (`adapters/verify.py`) says of a stored folder."""
-
-    rev: str  # what its content is called now
-    bytes_checked: int = 0  # of the packed file, against a fresh one
-    bytes_different: int = 0
-    findings: tuple[Finding, ...] = ()
 
 
 # ----------------------------------------------------------------- events

@@ -16,9 +16,10 @@ import msgspec
 import engine
 from engine.errors import AdapterInvalid, EngineError
 from engine.layout import BlockLayout
-from engine.messages import PackedManifest, Purpose, Verified
+from engine.messages import PackedManifest, Purpose
 from engine.models.shard import split
 from engine.models.spec import ModelSpec
+from engine.verify_messages import Verified
 
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 #: The packer's status for "the folder is refused".

@@ -21,7 +21,8 @@ from engine.adapters.slots import SlotRow
 from engine.kernels.lora import lora_apply
 from engine.layout import GROUPS, MODULE_ID
 from engine.memory.arena import Arena
-from engine.messages import Answer, PackedManifest, VerifyReport, VerifyRevision
+from engine.messages import Answer, PackedManifest
+from engine.verify_messages import VerifyReport, VerifyRevision
 from engine.verify_worker import Block, Buffers, Probe, Slice, Subject, VerifyWorker
 
 

@@ -23,7 +23,8 @@ from engine.adapters.placed import Owners
 from engine.adapters.probe import FLOOR, ROWS, TOLERANCE, Floats, ProbeFile, ProbeItem
 from engine.layout import GROUPS, MODULE_ID, BlockLayout, place
 from engine.memory.arena import DTYPES
-from engine.messages import MAX_FINDINGS, Finding, PackedManifest, VerifyReport
+from engine.messages import PackedManifest
+from engine.verify_messages import MAX_FINDINGS, Finding, VerifyReport
 
 #: What stands for infinity and NaN, which JSON has no words for.
 BEYOND = 1e9

@@ -31,8 +31,8 @@ from engine.adapters.probe import ROWS, Floats, ProbeItem, ProbeModule, ProbeWri
 from engine.adapters.value_scan import read_exactly
 from engine.errors import EngineError
 from engine.layout import GROUPS, MODULE_ID, BlockLayout, PlacedModule, RowRun, place
-from engine.messages import MAX_FINDINGS, Finding, Verified
 from engine.models.bases import read_base
+from engine.verify_messages import MAX_FINDINGS, Finding, Verified
 
 SEED = 20
 

@@ -26,7 +26,6 @@ from engine.messages import (
     Shutdown,
     StepFrame,
     Submit,
-    VerifyRevision,
 )
 from engine.pooling.config import PoolingConfig
 from engine.pooling.core import PoolingCore
@@ -36,6 +35,7 @@ from engine.snapshot import Painter, Traffic
 from engine.stats import Stats
 from engine.status_messages import EngineSnapshot
 from engine.verifier import Verifier
+from engine.verify_messages import VerifyRevision
 
 #: As between two looks of a generating engine at its card.
 COPYING_SECONDS = 0.0005

@@ -11,7 +11,8 @@ import msgspec
 from engine.adapters.peft import AdapterManifest, Limits, inspect, revision_digest
 from engine.client import BaseSpec, pack, verify
 from engine.errors import AdapterInvalid
-from engine.messages import PackedManifest, Verified
+from engine.messages import PackedManifest
+from engine.verify_messages import Verified
 from lorad.config import Settings
 from lorad.errors import LoradError
 from lorad.registry.store import StagingDir

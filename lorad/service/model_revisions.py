@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, Protocol
 
 from engine.adapters.states import State
-from engine.messages import EngineInfo, VerifyReport
+from engine.messages import EngineInfo
+from engine.verify_messages import VerifyReport
 from lorad.service.packed_files import PackedFiles
 from lorad.service.retiring import Retiring
 from lorad.service.revision_news import RevisionNews

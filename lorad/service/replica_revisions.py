@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from typing import Any, Literal, TypeVar, cast
 
 from engine.adapters.states import State
-from engine.messages import EngineInfo, VerifyReport
+from engine.messages import EngineInfo
+from engine.verify_messages import VerifyReport
 from lorad.errors import LoradError
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog

@@ -12,15 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, Protocol
 
 from engine.adapters.states import RESIDENT, State
-from engine.messages import (
-    AdapterEvent,
-    AddRevision,
-    EngineInfo,
-    Evict,
-    RemoveRevision,
-    VerifyReport,
-    VerifyRevision,
-)
+from engine.messages import AdapterEvent, AddRevision, EngineInfo, Evict, RemoveRevision
+from engine.verify_messages import VerifyReport, VerifyRevision
 from lorad.errors import LoradError
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import EngineError
-from engine.messages import Finding, PackedManifest, Verified, VerifyReport
+from engine.messages import PackedManifest
+from engine.verify_messages import Finding, Verified, VerifyReport
 from lorad import wire
 from lorad.errors import LoradError, from_engine
 from lorad.service.events import EventRing

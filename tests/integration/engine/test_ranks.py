@@ -23,8 +23,9 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.engine import Engine, Generation
 from engine.errors import ConfigError, EngineError
-from engine.messages import Evict, Fatal, SamplingParams, VerifyRevision
+from engine.messages import Evict, Fatal, SamplingParams
 from engine.sequence import Sequence
+from engine.verify_messages import VerifyRevision
 
 WAIT = 120.0
 SETTINGS: dict[str, Any] = {

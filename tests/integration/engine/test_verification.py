@@ -25,20 +25,10 @@ from engine.adapters.verify import main, write_probe
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.layout import GROUPS, MODULES, BlockLayout, place
-from engine.messages import (
-    AddRevision,
-    Answer,
-    Evict,
-    Load,
-    PackedManifest,
-    SamplingParams,
-    Submit,
-    Verified,
-    VerifyReport,
-    VerifyRevision,
-)
+from engine.messages import AddRevision, Answer, Evict, Load, PackedManifest, SamplingParams, Submit
 from engine.models.base_files import BaseFiles
 from engine.models.spec import read_spec
+from engine.verify_messages import Verified, VerifyReport, VerifyRevision
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 NAMES = {m: "mlp" if m in ("gate_proj", "up_proj", "down_proj") else "self_attn" for m in MODULES}

@@ -21,14 +21,13 @@ from engine.messages import (
     SamplingParams,
     StepFrame,
     Submit,
-    VerifyReport,
-    VerifyRevision,
 )
 from engine.pooling.config import PoolingConfig
 from engine.pooling.fit import read_model
 from engine.pooling.machine import resolve
 from engine.pooling.requests import AbortPool, PoolRequest, unpacked
 from engine.pooling.served import ServedPooling
+from engine.verify_messages import VerifyReport, VerifyRevision
 from tests.fakes.tiny_bert import HIDDEN, LAYERS, LENGTH, VOCAB, write_bert, write_bert_adapter
 
 

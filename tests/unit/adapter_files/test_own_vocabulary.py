@@ -20,8 +20,9 @@ from engine.adapters.pack import pack_folder, pack_for_base
 from engine.adapters.peft import inspect
 from engine.errors import AdapterInvalid
 from engine.layout import BlockLayout, PlacedModule, RowRun, place
-from engine.messages import PackedManifest, Verified
+from engine.messages import PackedManifest
 from engine.models.bases import read_base
+from engine.verify_messages import Verified
 from tests.fakes.resized_peft import CASES, EXTRA, HIDDEN, V, is_lost, make_base, tune
 
 

@@ -32,9 +32,9 @@ from engine.messages import (
     SequenceDelta,
     SetRevision,
     StepFrame,
-    VerifyRevision,
 )
 from engine.status_messages import EngineSnapshot, PoolStatus, PrefixStatus, RevisionStatus
+from engine.verify_messages import VerifyRevision
 from lorad.errors import LoradError
 from lorad.registry.registry import Registry
 from lorad.service.adapters import AdapterService

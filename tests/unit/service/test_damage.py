@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from engine.adapters.states import State
 from engine.errors import AdapterInvalid, EngineError
-from engine.messages import Finding, Load, Verified, VerifyReport
+from engine.messages import Load
+from engine.verify_messages import Finding, Verified, VerifyReport
 from lorad import wire
 from lorad.errors import LoradError
 from lorad.service.verification import Verification
