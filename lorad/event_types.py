@@ -12,6 +12,7 @@ TYPES: Mapping[str, str] = {
     "adapter.damaged": "Stored, packed or resident bytes are not what they should be.",
     "adapter.fetched": "Files that were only at their source are here again.",
     "adapter.missing": "The store lost its files.",
+    "adapter.nested": "Its folder in the inbox holds another adapter's, which is not served.",
     "adapter.not_loaded": "It was to be loaded, or taken from the inbox, and could not be.",
     "adapter.rejected": "It was refused and quarantined; the cause is the reason code.",
     "adapter.remote": "Its files left the disk; their source has them.",

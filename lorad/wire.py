@@ -110,18 +110,20 @@ class AdapterDetail(Struct, frozen=True, kw_only=True):
     history: tuple[str, ...] = ()  # earlier revisions, newest first
     pooling: PoolingPicture | None = None  # of the model, where it pools
     events: tuple["EventItem", ...] = ()
+    inbox_nested: str = ""  # its folder in the inbox holds another adapter's: that, and what to do
 
 
 class AdapterPage(Struct, frozen=True, kw_only=True):
     """`GET /admin/v1/adapters`; `cursor` is None on the last page.  `inbox_waits`, on the first:
     names whose folders in the inbox could not be taken yet, which are no rows; each one's own route
-    says why."""
+    says why.  `inbox_nested`: names whose folders hold another adapter's, which is not served."""
 
     schema: str = ADAPTERS_SCHEMA
     items: tuple[Adapter, ...]
     total: int
     cursor: str | None = None
     inbox_waits: tuple[str, ...] = ()
+    inbox_nested: tuple[str, ...] = ()
 
 
 class SlotPage(Struct, frozen=True, kw_only=True):

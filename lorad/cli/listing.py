@@ -153,6 +153,7 @@ def ls(
     cursor: str | None = None
     total = 0
     waits: tuple[str, ...] = ()
+    nested: tuple[str, ...] = ()
     while True:
         missing = limit - len(items) if limit else _PAGE
         page = s.client.adapters(
@@ -164,6 +165,7 @@ def ls(
             cursor=cursor,
         )
         total, cursor, waits = page.total, page.cursor, waits + page.inbox_waits
+        nested += page.inbox_nested
         items += [a for a in page.items if wanted.items() <= a.labels.items()]
         if cursor is None or (limit and len(items) >= limit):
             break
@@ -171,7 +173,9 @@ def ls(
     if wanted:
         cursor = None  # of the unfiltered list: of no use to the caller
         total = len(items)
-    document = wire.AdapterPage(items=tuple(items), total=total, cursor=cursor, inbox_waits=waits)
+    document = wire.AdapterPage(
+        items=tuple(items), total=total, cursor=cursor, inbox_waits=waits, inbox_nested=nested
+    )
     columns = _with_model(LS, items)
     print_items(items, columns, s.options, document=document, name=lambda a: a.name)
     if cursor is not None:
@@ -182,6 +186,9 @@ def ls(
     if waits:
         told = f"{len(waits)} more in the inbox could not be taken yet"
         note(f"{told}: loractl show {plain(waits[0])} says why", s.options)
+    if nested:
+        told = f"{len(nested)} with another adapter's folder in theirs, which is not served"
+        note(f"{told}: loractl show {plain(nested[0])}", s.options)
     behind = [a.name for a in items if a.reason and a.state not in ("quarantined", "missing")]
     if behind:
         words = "serves" if len(behind) == 1 else "serve"
@@ -250,6 +257,7 @@ def show(
             ("name", a.name if a.display_name is None else f"{a.name}  (folder {a.display_name})"),
             ("state", a.state),
             *([("reason", one_line(f"{a.reason}: {a.reason_message or ''}"))] if a.reason else []),
+            *([("inbox", one_line(detail.inbox_nested))] if detail.inbox_nested else []),
             ("model", a.model),
             *([("pooling", pooling_words(detail.pooling))] if detail.pooling else []),
             ("tenant", a.tenant or UNKNOWN),

@@ -26,6 +26,7 @@ from lorad.service.events import EventRing
 from lorad.service.intake import Intake
 from lorad.service.names import INBOX as SOURCE
 from lorad.service.names import Names
+from lorad.service.nested import Nested, line_of
 from lorad.service.registration import Terms
 from lorad.service.tasks import Tasks
 from lorad.watch.inbox import InboxFolder, InboxOptions
@@ -47,6 +48,8 @@ class Seen(Struct, frozen=True):
     options: str  # a digest
     #: The name under which it was filed, if not its own.
     filed_as: str = ""
+    #: What was said of adapters' folders in it.
+    nested: str = ""
 
 
 class Memory:
@@ -115,6 +118,8 @@ class Inbox:
         self._adapters, self._names, self._intake = adapters, names, intake
         self._events, self._tasks, self._memory = events, tasks, memory
         self._copy, self._on_delete = copy, on_delete
+        said = {s.filed_as or s.name: s.nested for s in memory.folders.values() if s.nested}
+        self._nested = Nested(names, events, said)
         self._leaving: set[Path] = set()  # gone, and their adapters with them, once they may
         #: Of folders that could not be taken at the last attempt: their names, and the code.
         self._told: dict[Path, tuple[str, str]] = {}
@@ -152,7 +157,8 @@ class Inbox:
             def registered() -> None:
                 """A stop while it is packed, as thousands may be, costs no second look."""
                 if seen is None or not seen.filed_as:
-                    fresh = Seen(folder.name, folder.signature, options)
+                    line = line_of(folder)
+                    fresh = Seen(folder.name, folder.signature, options, nested=line)
                     self._memory.put(folder.path, fresh)
                 if folder.path in self._leaving:  # before it is packed, which may be much work
                     self._tasks.spawn(self._remove_ahead(folder.name))
@@ -167,7 +173,11 @@ class Inbox:
             self._waits_no_more(folder.path)
             if seen is not None and seen.filed_as not in ("", filed_as):
                 await self._unfile(seen.filed_as)
-            self._memory.put(folder.path, Seen(folder.name, folder.signature, options, filed_as))
+            told = seen is not None and seen.nested and seen.signature == folder.signature
+            line = self._nested.see(filed_as or folder.name, folder, told=bool(told))
+            self._memory.put(
+                folder.path, Seen(folder.name, folder.signature, options, filed_as, line)
+            )
 
     async def _take(
         self, folder: InboxFolder, seen: Seen | None, registered: Callable[[], None]
@@ -264,6 +274,7 @@ class Inbox:
             self._waits_no_more(path)
             if seen is None:
                 return
+            self._nested.forget(seen.filed_as or seen.name)
             if seen.filed_as:
                 await self._unfile(seen.filed_as)
                 return

@@ -91,6 +91,7 @@ class Listing:
             total=page.total,
             cursor=page.cursor,
             inbox_waits=() if cursor else self._inbox_waits(),
+            inbox_nested=() if cursor else tuple(sorted(self._names.inbox_nested.copy())),
         )
 
     def detail(self, name: str) -> wire.AdapterDetail:
@@ -106,6 +107,7 @@ class Listing:
             candidate=self._revision(candidate, info),
             history=self._registry.revisions_of(record.name)[:DETAIL_HISTORY],
             events=self._events_of(record.name),
+            inbox_nested=self._names.inbox_nested.get(record.name, ""),
             pooling=self.pooling(model_of(record, self._names.models)),
         )
 

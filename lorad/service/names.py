@@ -40,6 +40,8 @@ class Names:
         self.used: dict[str, float] = {}
         #: Nobody's names: folders of the inbox that could not be taken yet, and why.
         self.inbox_waits: dict[str, str] = {}
+        #: Of folders of the inbox that hold another adapter's, by name: that, and what to do.
+        self.inbox_nested: dict[str, str] = {}
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def lock(self, name: str) -> asyncio.Lock:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from lorad.spelling import MAX_LABELS, is_label
 #: `inbox/name/` and `inbox/tenant/name/`; an adapter one level deeper is reported as misnamed.
 MAX_DEPTH = 2
 OPTIONS_FILE = "lorad.toml"
+#: So many folders in an adapter's are told of; a saved project may hold thousands.
+MAX_NESTED = 16
 MAX_OPTIONS_BYTES = 64 * 1024
 
 _PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -48,10 +50,17 @@ class InboxFolder:
     options: InboxOptions = field(default_factory=InboxOptions)
     problem: str = ""
     signature: str = ""  # of names, sizes, times and inodes: equal means unchanged
+    nested: tuple[str, ...] = ()  # folders in it that look like adapters, in printable ASCII
     with_inbox: bool = False  # it is gone because the inbox itself is, or is another one
 
 
-def describe(inbox: Path, folder: Path, toml: bytes | None, signature: str = "") -> InboxFolder:
+def describe(
+    inbox: Path,
+    folder: Path,
+    toml: bytes | None,
+    signature: str = "",
+    nested: Sequence[str] = (),
+) -> InboxFolder:
     """`toml` is the content of the folder's lorad.toml, None when there is none."""
     parts = folder.relative_to(inbox).parts
     legal = len(parts) <= MAX_DEPTH and all(_PART.fullmatch(part) for part in parts)
@@ -65,6 +74,7 @@ def describe(inbox: Path, folder: Path, toml: bytes | None, signature: str = "")
         options=options,
         problem=problem,
         signature=signature,
+        nested=tuple(map(printable, nested[:MAX_NESTED])),
     )
 
 

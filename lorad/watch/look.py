@@ -10,6 +10,7 @@ after making sure that they are regular.  Knows no time and no events.
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +31,8 @@ _OWN_WEIGHT_ENDS = (".bin", ".pt", ".pth", ".ckpt", ".npz", ".json")  # after "a
 _TEXT_FILES = frozenset({*TEXT_FILES, OPTIONS_FILE})
 #: Names of files and folders in the making: editors, rsync, downloads.
 _TEMPORARY_ENDS = (".tmp", ".part", ".partial", ".crdownload", "~", ".swp", ".swx", ".swo")
+#: What transformers' Trainer leaves in the folder that it saves the adapter to.
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
 _MAX_HEADER = 8 << 20
 _MAX_CONFIG = 1 << 20
 
@@ -65,6 +68,28 @@ class Look:
 
     view: View
     toml: bytes | None
+    nested: tuple[str, ...] = ()  # folders in it that look like adapters; they are not taken
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What of a folder decides: its own files by name, none if it is no adapter; and of each folder
+    in it that looks like an adapter the config."""
+
+    files: dict[str, os.stat_result] = field(default_factory=dict)
+    nested: dict[str, os.stat_result] = field(default_factory=dict)
+
+    @property
+    def signature(self) -> str:
+        """32 hex digits of what tells two contents apart, or readable from unreadable.  Not the
+        ctime, which a new link changes too."""
+        digest = hashlib.sha256()
+        configs = {f"{name}/": status for name, status in self.nested.items()}
+        for name, status in sorted({**self.files, **configs}.items()):
+            who = (status.st_mode, status.st_uid, status.st_gid)
+            row = (name, status.st_size, status.st_mtime_ns, status.st_ino, *who)
+            digest.update(repr(row).encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:32]
 
 
 def is_temporary(name: str) -> bool:
@@ -94,16 +119,16 @@ def look(inbox: Path, folder: Path, parents: dict[Path, bool]) -> Look:
     below an adapter is part of it.  OSError when the folder is there and cannot be read."""
     try:
         with _folder(inbox, folder) as fd:
-            files = _files(fd)
-            if not files or any(
+            contents = _contents(fd)
+            if not contents.files or any(
                 _is_adapter(inbox, parent, parents)
                 for parent in folder.parents
                 if inbox in parent.parents
             ):
                 return Look(GONE, None)
-            whole = _config_whole(fd) and _weights_whole(fd, files)
+            whole = _config_whole(fd) and _weights_whole(fd, contents.files)
             toml = _read(fd, OPTIONS_FILE, MAX_OPTIONS_BYTES + 1)
-            return Look(View(_signature(files), whole), toml)
+            return Look(View(contents.signature, whole), toml, tuple(sorted(contents.nested)))
     except OSError as error:
         if _is_absence(error):
             return Look(GONE, None)
@@ -115,9 +140,9 @@ def _walk(fd: int, path: Path, depth: int, result: Scan) -> None:
     """An adapter is not searched for others; what is deeper than a name can be is found too, so
     that it can be refused aloud."""
     if depth > 0:
-        files = _files(fd)
-        if files:
-            result.found[path] = _signature(files)
+        contents = _contents(fd)
+        if contents.files:
+            result.found[path] = contents.signature
             return
     if depth > MAX_DEPTH:
         return
@@ -149,19 +174,29 @@ def _subfolders(fd: int, path: Path, links: list[Path]) -> list[str]:
     return sorted(names)
 
 
-def _files(fd: int) -> dict[str, os.stat_result]:
-    """The files that make the folder an adapter and those that belong to it; {} if it is none.
-    Links and devices count: they make an adapter that will be refused."""
-    files = {}
+def _contents(fd: int) -> _Contents:
+    """The files that make the folder an adapter and those that belong to it.  Links and devices
+    count: they make an adapter that will be refused."""
+    found = _Contents()
+    folders = []
     with os.scandir(fd) as entries:
         for entry in entries:
             name = entry.name
-            if is_temporary(name) or not (_makes_adapter(name) or name in _TEXT_FILES):
+            if is_temporary(name):
                 continue
             with suppress(FileNotFoundError):
-                if not entry.is_dir(follow_symlinks=False):
-                    files[name] = entry.stat(follow_symlinks=False)
-    return files if any(map(_makes_adapter, files)) else {}
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+                elif _makes_adapter(name) or name in _TEXT_FILES:
+                    found.files[name] = entry.stat(follow_symlinks=False)
+    if not any(map(_makes_adapter, found.files)):
+        return _Contents()
+    for name in folders:
+        if not _CHECKPOINT.fullmatch(name):
+            with suppress(OSError):
+                config = os.stat(f"{name}/{CONFIG_FILE}", dir_fd=fd, follow_symlinks=False)
+                found.nested[name] = config
+    return found
 
 
 def _makes_adapter(name: str) -> bool:
@@ -174,7 +209,7 @@ def _is_adapter(inbox: Path, folder: Path, known: dict[Path, bool]) -> bool:
     if folder not in known:
         known[folder] = False
         with suppress(OSError), _folder(inbox, folder) as fd:
-            known[folder] = bool(_files(fd))
+            known[folder] = bool(_contents(fd).files)
     return known[folder]
 
 
@@ -199,17 +234,6 @@ def _is_absence(error: OSError) -> bool:
 
 
 # ----------------------------------------------------------------- one folder
-def _signature(files: dict[str, os.stat_result]) -> str:
-    """32 hex digits of what tells two contents apart, or readable from unreadable.  Not the ctime,
-    which a new link changes too."""
-    digest = hashlib.sha256()
-    for name, status in sorted(files.items()):
-        who = (status.st_mode, status.st_uid, status.st_gid)
-        row = (name, status.st_size, status.st_mtime_ns, status.st_ino, *who)
-        digest.update(repr(row).encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
-
-
 def _config_whole(fd: int) -> bool:
     data = _read(fd, CONFIG_FILE, _MAX_CONFIG)
     try:

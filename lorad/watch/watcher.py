@@ -329,7 +329,7 @@ class InboxWatcher:
                 self.num_events["whole"] += 1
                 self._call(
                     self._on_folder,
-                    describe(self.inbox, folder, seen.toml, seen.view.signature),
+                    describe(self.inbox, folder, seen.toml, seen.view.signature, seen.nested),
                 )
             elif verdict is Verdict.GONE:
                 self.num_events["gone"] += 1

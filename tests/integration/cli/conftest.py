@@ -79,6 +79,7 @@ class Server:
         self.failures: dict[str, LoradError] = {}
         self.pages = 0
         self.inbox_waits: tuple[str, ...] = ()
+        self.inbox_nested: tuple[str, ...] = ()
 
     @property
     def calls(self) -> list[tuple[Any, ...]]:
@@ -110,6 +111,7 @@ class Server:
             total=len(names),
             cursor=str(start + limit) if more else None,
             inbox_waits=() if cursor else self.inbox_waits,
+            inbox_nested=() if cursor else self.inbox_nested,
         )
 
     def _slots(self) -> wire.SlotPage:

@@ -84,6 +84,20 @@ def test_ls_says_what_waits_in_the_inbox_beside_its_rows(server, loractl):
     assert loractl("ls", "--json").json["inbox_waits"] == ["big", "huge"]
 
 
+def test_ls_and_show_tell_of_an_adapter_in_anothers_folder(server, loractl):
+    server.inbox_nested = ("bible",)
+    done = loractl("ls")
+    assert done.err == (
+        "1 with another adapter's folder in theirs, which is not served: loractl show bible\n"
+    )
+    assert loractl("ls", "--json").json["inbox_nested"] == ["bible"]
+    line = "bible.new in its folder is not served"
+    server.details["bible"] = wire.AdapterDetail(
+        adapter=server.rows["bible"], serving=None, candidate=None, inbox_nested=line
+    )
+    assert f"inbox     {line}\n" in loractl("show", "bible").out
+
+
 def test_ls_filters(server, loractl, make_row):
     server.rows["bible"] = make_row("bible", labels={"env": "prod", "team": "a"})
     picked = loractl("ls", "--label", "env=prod", "--label", "team=a", "--json").json

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -545,3 +546,40 @@ def test_a_folder_without_room_that_is_taken_away_waits_no_more(world):
             w.listing.detail("a1")
 
     world(scenario)
+
+
+def test_an_adapter_in_anothers_folder_is_told_of_once_with_what_to_do(world):
+    async def scenario(w):
+        w.folder(1)
+        _, folder = remember(w, 1)
+        await w.inbox.take(folder)
+        assert not w.listing.detail("a1").inbox_nested
+        nested = replace(folder, signature="s2", nested=("f1 new", "x"))
+        await w.inbox.take(nested)
+        await w.inbox.take(nested)  # as at each start, where it was refused
+        assert w.types("a1").count("adapter.nested") == 1
+        [event] = [e for e in w.events.newest(100) if e.type == "adapter.nested"]
+        assert event.level == "warn"
+        assert "f1 new and 1 more in its folder are not served" in event.message
+        steps = "mv -T 'f1/f1 new' .new && mv -T f1 .old && mv -T .new f1"
+        assert event.message.endswith(f"cd {folder.path.parent} && {steps}")
+        assert w.listing.detail("a1").inbox_nested == event.message
+        assert w.listing.page().inbox_nested == ("a1",)
+        assert w.registry.get("a1").serving_rev == w.rev(1)
+
+    async def again(w):
+        assert w.listing.page().inbox_nested == ("a1",), "a start has not forgotten it"
+        folder = report(w, 1, signature="s3")
+        await w.inbox.take(folder)
+        assert not w.listing.page().inbox_nested
+        await w.inbox.take(replace(folder, signature="s4", nested=("x",)))
+        assert w.listing.detail("a1").inbox_nested
+        await w.inbox.lose(folder.path)
+        assert not w.listing.detail("a1").inbox_nested
+
+    async def first(w):
+        await scenario(w)
+        w.inbox._memory.save()
+
+    world(first)
+    world(again)

@@ -203,3 +203,32 @@ def test_of_two_weights_files_both_must_be_whole(tmp_path: Path, fill_folder: Fi
     folder = fill_folder(tmp_path / "a")
     (folder / "adapters.safetensors").write_bytes(b"\0" * 7)
     assert not is_whole(folder)
+
+
+def test_checkpoints_and_other_folders_in_an_adapters_are_nothing_to_tell_of(
+    tmp_path: Path, fill_folder: Fill
+) -> None:
+    folder = fill_folder(tmp_path / "a")
+    before = look(tmp_path, folder, {})
+    fill_folder(folder / "checkpoint-500")
+    fill_folder(folder / ".new")
+    (folder / "runs").mkdir()
+    (folder / "away").symlink_to(fill_folder(tmp_path / "b"))
+    assert look(tmp_path, folder, {}) == before and not before.nested
+
+
+def test_a_folder_in_an_adapters_that_has_a_config_is_told_of(
+    tmp_path: Path, fill_folder: Fill
+) -> None:
+    folder = fill_folder(tmp_path / "a")
+    before = look(tmp_path, folder, {})
+    for name in ("two", "\udcff"):
+        fill_folder(folder / name)
+    seen = look(tmp_path, folder, {})
+    assert seen.nested == ("two", "\udcff") and seen.view.signature != before.view.signature
+    assert scan(tmp_path).found == {folder: seen.view.signature}
+    told = describe(tmp_path, folder, None, nested=seen.nested)
+    assert told.nested == ("two", r"\xff")
+    fill_folder(folder / "two", 128)
+    (folder / "two" / "adapter_config.json").write_text("{}")
+    assert look(tmp_path, folder, {}).view.signature != seen.view.signature

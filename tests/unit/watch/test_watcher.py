@@ -750,3 +750,53 @@ def test_what_is_seen_and_reported_is_counted(rig: Any, tmp_path: Path, fill_fol
     rig.run(10)
     assert counts["gone"] == 1
     assert sum(rig.watcher.scans.counts) >= 1
+
+
+# ----------------------------------------------------------------- one adapter in another's folder
+def test_a_folder_that_mv_put_into_an_adapters_is_told_of_and_no_adapter(
+    rig: Any, tmp_path: Path, fill_folder: Fill
+) -> None:
+    rig.watcher._rescan = 30.0
+    served = fill_folder(rig.inbox / "acme" / "sql")
+    rig.run(10)
+    assert rig.names == ["acme/sql"] and not rig.found[0].nested
+    subprocess.run(["mv", fill_folder(tmp_path / "sql.new"), served], check=True)
+    rig.run(10)
+    assert rig.names == ["acme/sql", "acme/sql"] and rig.found[1].nested == ("sql.new",)
+    rig.run(100)
+    assert len(rig.found) == 2, "once"
+    shutil.rmtree(served / "sql.new")
+    rig.run(50)
+    assert [folder.nested for folder in rig.found] == [(), ("sql.new",), ()]
+
+
+def test_the_commands_of_the_howto_replace_a_folder_and_lose_no_name(
+    rig: Any, tmp_path: Path, fill_folder: Fill
+) -> None:
+    served = fill_folder(rig.inbox / "sql")
+    rig.run(10)
+    fill_folder(served / "sql.new", 128)
+    words = "mv -T sql/sql.new .new && mv -T sql .old && mv -T .new sql"
+    subprocess.run(words, shell=True, cwd=rig.inbox, check=True)
+    rig.run(10)
+    assert rig.names == ["sql", "sql"] and not rig.found[1].nested and not rig.gone
+    again = fill_folder(tmp_path / "again")
+    refused = subprocess.run(["mv", "-T", again, served], capture_output=True)
+    assert refused.returncode and again.is_dir(), "-T puts no folder into another"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_two_folders_that_change_places_are_a_replacement(rig: Any, fill_folder: Fill) -> None:
+    rig.watcher._rescan = 30.0
+    served, new = fill_folder(rig.inbox / "sql"), fill_folder(rig.inbox / ".new", 128)
+    rig.run(40)
+    libc = ctypes.CDLL(None, use_errno=True)  # as mv --exchange, of coreutils 9.5, does it
+    here, exchange = -100, 2
+    assert libc.renameat2(here, bytes(new), here, bytes(served), exchange) == 0
+    rig.run(10)
+    assert rig.names == ["sql", "sql"] and not rig.gone
+    shutil.rmtree(new)
+    rig.run(5)
+    fill_folder(rig.inbox / "other")
+    rig.run(10)
+    assert rig.names[2:] == ["other"] and not rig.gone
