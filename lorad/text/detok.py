@@ -10,7 +10,8 @@ import codecs
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from lorad.text.tokenizer import Bytes, Tokenizer
+from lorad.text.token_bytes import Bytes
+from lorad.text.tokenizer import Tokenizer
 
 #: A UTF-8 character is at most four bytes, so at most four tokens of a byte-wise vocabulary.
 _CONTEXT_TOKENS = 4

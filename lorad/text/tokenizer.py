@@ -9,14 +9,14 @@ text holds a lock for long, Python's own included.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import tokenizers
+
+from lorad.text.token_bytes import SPACE_MARK, Bytes, bytes_of, spelling_of, whole
 
 T = TypeVar("T")
 Given = ParamSpec("Given")
@@ -40,9 +40,6 @@ LONG = 8192
 #: million take it 0.2 s.
 MOST_VALUES = 1_000_000
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE_MARK = "\u2581"  # sentencepiece writes a space as a low block
-
 
 class TextError(Exception):
     """A tokenizer, template or text cannot be used; the message is one line with the next step."""
@@ -53,28 +50,22 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def _without_panics(work: Callable[Given, T]) -> Callable[Given, T]:
-    """A TextError in place of a panic: one that was raised where the engine's tokens are taken in
-    ended the whole daemon."""
+def _told(work: Callable[Given, T]) -> Callable[Given, T]:
+    """A TextError in place of whatever the library raises at a text, a panic included: one that was
+    raised where the engine's tokens are taken in ended the whole daemon."""
 
     @wraps(work)
     def wrapped(*args: Given.args, **kwargs: Given.kwargs) -> T:
         try:
             return work(*args, **kwargs)
-        except BaseException as error:
-            if not _is_panic(error):
+        except TypeError:  # what cannot become UTF-8
+            raise TextError("the text holds a lone surrogate and is not valid Unicode") from None
+        except BaseException as error:  # bare, of a vocabulary without a character and its stand-in
+            if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise TextError(f"this vocabulary fails at a text: {_line(error)}") from None
 
     return wrapped
-
-
-class Bytes(Enum):
-    """How a vocabulary writes the bytes of a token."""
-
-    BYTE_LEVEL = "byte-level"  # each byte is one of 256 printable characters
-    SPACE_MARK = "space-mark"  # sentencepiece: U+2581 for a space, <0xE4> for a lone byte
-    OTHER = "other"  # only the library's decoder knows
 
 
 class Tokenizer:
@@ -106,7 +97,7 @@ class Tokenizer:
         self.end_id = own_end if adds_end else None
         ends = (inner.token_to_id(text) for text in TURN_ENDS)
         self.chat_stop_ids = self.eos_ids | {i for i in ends if i in self.special_ids}
-        self.spelling = _spelling(inner.decoder)
+        self.spelling = spelling_of(inner.decoder)
         self._bytes: dict[int, bytes] = {}
         self._whole: dict[int, str | None] = {}
         self.strips_first_space = self._strips_first_space()
@@ -135,41 +126,29 @@ class Tokenizer:
         nothing else yet: it takes no time and no memory."""
         return tokenizers.Tokenizer(self._inner.model)
 
-    @_without_panics
+    @_told
     def encode(self, text: str, add_special: bool) -> list[int]:
         """Ids of `text`.  `add_special` lets the vocabulary put its bos in front, as for a plain
         completion; a rendered chat template brings its own."""
-        try:
-            if len(text) < LONG:
-                found = self._inner.encode(text, add_special_tokens=add_special)
-            else:
-                [found] = self._inner.encode_batch_fast([text], add_special_tokens=add_special)
-            return list(found.ids)
-        except TypeError:  # a lone surrogate cannot become UTF-8
-            raise TextError("the text holds a lone surrogate and is not valid Unicode") from None
-        except Exception as error:  # bare, of a vocabulary that lacks a character and its stand-in
-            raise TextError(f"the text cannot be read by this vocabulary: {_line(error)}") from None
+        if len(text) < LONG:
+            return list(self._inner.encode(text, add_special_tokens=add_special).ids)
+        [found] = self._inner.encode_batch_fast([text], add_special_tokens=add_special)
+        return list(found.ids)
 
-    @_without_panics
+    @_told
     def pieces(self, text: str) -> tokenizers.Encoding:
         """`text` by itself, before special tokens are put around it: see `joined`."""
-        try:
-            if len(text) < LONG:
-                return self._inner.encode(text, add_special_tokens=False)
-            [found] = self._inner.encode_batch([text], add_special_tokens=False)  # with offsets
-            return found
-        except TypeError:
-            raise TextError("the text holds a lone surrogate and is not valid Unicode") from None
+        if len(text) < LONG:
+            return self._inner.encode(text, add_special_tokens=False)
+        [found] = self._inner.encode_batch([text], add_special_tokens=False)  # with offsets
+        return found
 
-    @_without_panics
+    @_told
     def many(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         """`pieces` of each, on several threads, without offsets."""
-        try:
-            return list(self._inner.encode_batch_fast(list(texts), add_special_tokens=False))
-        except TypeError:
-            raise TextError("a text holds a lone surrogate and is not valid Unicode") from None
+        return list(self._inner.encode_batch_fast(list(texts), add_special_tokens=False))
 
-    @_without_panics
+    @_told
     def joined(
         self, first: tokenizers.Encoding, second: tokenizers.Encoding | None = None
     ) -> tokenizers.Encoding:
@@ -180,7 +159,7 @@ class Tokenizer:
         """Special tokens that `joined` adds."""
         return int(self._inner.num_special_tokens_to_add(pair))
 
-    @_without_panics
+    @_told
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of `ids`.  Ids that the vocabulary lacks (padding rows of the head) are nothing."""
         known = [i for i in ids if 0 <= i < self.vocab_size]
@@ -206,9 +185,9 @@ class Tokenizer:
         try:
             return self._whole[token_id]
         except KeyError:
-            whole = _whole(self.token_bytes(token_id))
-            _remember(self._whole, token_id, whole)
-            return whole
+            found = whole(self.token_bytes(token_id))
+            _remember(self._whole, token_id, found)
+            return found
 
     def token_text(self, token_id: int) -> str:
         """The same as text; a half character shows as U+FFFD."""
@@ -228,22 +207,15 @@ class Tokenizer:
         if self.spelling is not Bytes.SPACE_MARK:
             return False
         spelled = ((i, self._inner.id_to_token(i) or "") for i in range(self.model_size))
-        word = next((i for i, text in spelled if text[:1] == _SPACE_MARK), None)
+        word = next((i for i, text in spelled if text[:1] == SPACE_MARK), None)
         return word is not None and not self.decode([word], skip_special=False).startswith(" ")
 
     def _spell(self, token_id: int) -> bytes:
         token = self._inner.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         if token is None:
             return b""
-        if self.spelling is Bytes.BYTE_LEVEL:
-            # As the library's own decoder: one foreign character makes the whole token literal.
-            spelled = [_BYTE_OF.get(character) for character in token]
-            return token.encode() if None in spelled else bytes(b for b in spelled if b is not None)
-        if self.spelling is Bytes.SPACE_MARK:
-            lone = _BYTE_TOKEN.fullmatch(token)
-            return (
-                bytes([int(lone[1], 16)]) if lone else str(token).replace(_SPACE_MARK, " ").encode()
-            )
+        if self.spelling is not Bytes.OTHER:
+            return bytes_of(token, self.spelling)
         return self.decode([token_id], skip_special=False).encode()
 
 
@@ -252,13 +224,6 @@ def _remember(known: dict[int, T], token_id: int, spelling: T) -> None:
     if len(known) >= REMEMBERED:
         known.clear()
     known[token_id] = spelling
-
-
-def _whole(spelled: bytes) -> str | None:
-    try:
-        return spelled.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def read_specials(folder: Path) -> dict[str, str]:
@@ -359,41 +324,6 @@ def _model_size(inner: tokenizers.Tokenizer) -> int:
     if all(model.id_to_token(i) is not None for i in range(size)):
         return size
     return 1 + max(inner.get_vocab(with_added_tokens=False).values(), default=-1)
-
-
-def _spelling(decoder: Any) -> Bytes:
-    """Which of the spellings a decoder undoes."""
-    kinds = set(_decoder_kinds(json.loads(decoder.__getstate__()) if decoder is not None else None))
-    if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}:
-        return Bytes.BYTE_LEVEL
-    if kinds & {"ByteFallback", "Metaspace"} and kinds <= {
-        "Replace",
-        "ByteFallback",
-        "Metaspace",
-        "Fuse",
-        "Strip",
-    }:
-        return Bytes.SPACE_MARK
-    return Bytes.OTHER
-
-
-def _decoder_kinds(decoder: Any) -> list[str]:
-    if not isinstance(decoder, dict):
-        return []
-    if decoder.get("type") == "Sequence":
-        return [kind for part in decoder["decoders"] for kind in _decoder_kinds(part)]
-    return [str(decoder.get("type"))]
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 stands for itself, the other 68 bytes follow from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(b): b for b in printable}
-    rest = (b for b in range(256) if chr(b) not in table)
-    return table | {chr(0x100 + n): b for n, b in enumerate(rest)}
-
-
-_BYTE_OF = _byte_alphabet()
 
 
 def _line(error: BaseException) -> str:

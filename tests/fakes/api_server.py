@@ -45,7 +45,8 @@ from lorad.service.seams import Backend
 from lorad.service.tenancy import Tenancy
 from lorad.service.text import RevisionText
 from lorad.text.template import ChatTemplate
-from lorad.text.tokenizer import Tokenizer, _byte_alphabet
+from lorad.text.token_bytes import byte_alphabet
+from lorad.text.tokenizer import Tokenizer
 from lorad.wire_operate import DrainAsk, Drained, Reloaded, RunningConfig
 from lorad.wire_operations import PulledFile, PullPlan, PullStart
 from lorad.wire_stream import Board
@@ -73,7 +74,7 @@ TOOL_TEMPLATE = (
 
 def byte_text(template: str = TEMPLATE) -> RevisionText:
     """A vocabulary of the 256 bytes, each its own id, and an end of turn."""
-    inner = tokenizers.Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
+    inner = tokenizers.Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken("<|im_end|>", special=True)])

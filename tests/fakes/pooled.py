@@ -17,7 +17,8 @@ from engine.pooling.spec import PoolingSpec
 from lorad.errors import LoradError
 from lorad.service.pooling import Facts
 from lorad.text.pooling import PoolingText
-from lorad.text.tokenizer import Tokenizer, _byte_alphabet
+from lorad.text.token_bytes import byte_alphabet
+from lorad.text.tokenizer import Tokenizer
 
 WIDTH = 8
 CLS, SEP = 256, 257
@@ -26,7 +27,7 @@ LENGTH = 64
 
 def marked_tokenizer() -> Tokenizer:
     """The 256 bytes, with BERT's marks around a text, and around two, of two types."""
-    inner = tokenizers.Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
+    inner = tokenizers.Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = tokenizers.decoders.ByteLevel()
     inner.add_special_tokens([AddedToken(t, special=True) for t in ("[CLS]", "[SEP]")])

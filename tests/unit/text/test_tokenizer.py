@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import tokenizers
 import tokenizers.processors
+from tokenizers import models
 
 from lorad.text.template import ChatTemplate
-from lorad.text.tokenizer import Bytes, TextError, Tokenizer
+from lorad.text.token_bytes import Bytes
+from lorad.text.tokenizer import TextError, Tokenizer
 
 TEXT = "the hen: 你好 🙂 wörld\n\ttail  "
 
@@ -55,6 +57,22 @@ def test_the_spelling_is_read_from_the_decoder(
     kinds = [t.spelling for t in (byte_level, space_mark, other)]
     assert kinds == [Bytes.BYTE_LEVEL, Bytes.SPACE_MARK, Bytes.OTHER]
     assert other.token_bytes(other.encode("word", False)[0]) == b"word"
+
+
+def test_a_text_that_a_vocabulary_cannot_read_is_an_error_of_the_text_however_it_is_read() -> None:
+    """Without a token for what is unknown the library raises a bare Exception."""
+    inner = tokenizers.Tokenizer(models.WordLevel(vocab={"hen": 0}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(inner, specials={})
+    assert tokenizer.pieces("hen").ids == tokenizer.encode("hen", False) == [0]
+    for read in (
+        lambda text: tokenizer.encode(text, False),
+        tokenizer.pieces,
+        lambda text: tokenizer.many([text]),
+    ):
+        with pytest.raises(TextError, match=r"this vocabulary fails at a text: .*Missing"):
+            read("cock")
+        with pytest.raises(TextError, match="lone surrogate"):
+            read("\ud800")
 
 
 def test_half_a_character_has_bytes_and_shows_as_a_replacement(byte_level: Tokenizer) -> None:
