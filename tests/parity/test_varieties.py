@@ -196,6 +196,7 @@ LENGTHS = (37, 3, 18)
 class Zoo:
     """One base's adapters in an engine, and what transformers and PEFT say to the prompts."""
 
+    folder: Path  # the base's
     engine: Engine
     prompts: list[list[int]]
     expected: dict[str, list[Tensor]]  # by adapter, "" = base; logprobs of each prompt's tokens
@@ -330,27 +331,33 @@ def test_what_was_packed_for_other_weights_of_the_same_shape_is_not_taken(
         zoo.engine.add_adapter(other)
 
 
+def engine_config(
+    folder: Path, device: str = "cpu", dtype: str = "float32", ranks: int = 1, **options: Any
+) -> EngineConfig:
+    usual = {
+        "model": str(folder),
+        "device": device,
+        "dtype": dtype,
+        "num_blocks": 512 * ranks**2,  # each has all of the ends, in blocks of half the size
+        "max_num_seqs": 32,
+        "max_batch_tokens": 512,
+        "max_rank": 16,
+        "slots": 32,
+        "ram_cache": (4 << 20) * ranks,
+        "tensor_parallel": ranks,
+    }
+    return EngineConfig(**(usual | options))
+
+
 def make_zoo(
     base: str, root: Path, device: str = "cpu", dtype: str = "float32", ranks: int = 1
 ) -> Zoo:
     model = make_base(base, root / "base")
-    engine = Engine(
-        EngineConfig(
-            model=str(root / "base"),
-            device=device,
-            dtype=dtype,
-            num_blocks=512
-            * ranks**2,  # each has all of an adapter's ends, in blocks of half the size
-            max_num_seqs=32,
-            max_batch_tokens=512,
-            max_rank=16,
-            slots=32,
-            ram_cache=(4 << 20) * ranks,
-            tensor_parallel=ranks,
-        )
-    )
+    engine = Engine(engine_config(root / "base", device, dtype, ranks))
     prompts = [torch.randint(3, 131, (n,)).tolist() for n in LENGTHS]
-    zoo = Zoo(engine, prompts, {"": [logprobs(model, p) for p in prompts]}, {}, {"": None})
+    zoo = Zoo(
+        root / "base", engine, prompts, {"": [logprobs(model, p) for p in prompts]}, {}, {"": None}
+    )
     spec = read_spec(root / "base")
     layout = split(spec, ranks).block_layout(block_size=engine.info.block_size, dtype=dtype)
     for seed, (name, variety) in enumerate(VARIETIES[base].items()):
@@ -410,6 +417,32 @@ def test_after_eviction_and_reload_it_says_the_same(
     zoo.engine.evict(rev)
     (after,) = zoo.ask((0, name))
     assert (after.tokens, after.prompt_logprobs) == (before.tokens, before.prompt_logprobs)
+
+
+@pytest.mark.parametrize("base", VARIETIES)
+def test_whoever_gives_way_goes_on_as_if_it_had_not(base: str, zoos: dict[str, Zoo]) -> None:
+    """All of them in a pool that is too small for their answers: to the last token each is what the
+    engine with room says to the same text as a prompt, which is what PEFT says."""
+    zoo, length = zoos[base], 40
+    work = [(n % 3, name) for n, name in enumerate([*zoo.packed, ""] * 2)]
+    prompts = [zoo.prompts[i] for i, _ in work]
+    revs = [zoo.revs[name] for _, name in work]
+    greedy = SamplingParams(temperature=0.0, max_tokens=length, logprobs=0, ignore_eos=True)
+    held = sum(packed.num_blocks for packed in zoo.packed.values())
+    whole = sum(-(-(len(prompt) + length) // 16) for prompt in prompts)
+    config = engine_config(zoo.folder, num_blocks=held + whole // 2, max_num_seqs=len(work))
+    with Engine(config) as engine:
+        for packed in zoo.packed.values():
+            engine.add_adapter(packed)
+        answers = engine.generate(prompts, greedy, revs)
+        assert engine.snapshot().preemptions > 0
+    texts = [p + answer.tokens for p, answer in zip(prompts, answers, strict=True)]
+    told = msgspec.structs.replace(greedy, max_tokens=1, prompt_logprobs=0)
+    for answer, again in zip(answers, zoo.engine.generate(texts, told, revs), strict=True):
+        assert len(answer.tokens) == length
+        behind = [one.logprob for one in again.prompt_logprobs[-length:] if one is not None]
+        got = torch.tensor([one.logprob for one in answer.logprobs])
+        assert (got - torch.tensor(behind)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(
