@@ -44,8 +44,10 @@ _VISION = frozenset(
     ]
 )
 _EXPERTS = frozenset(
-    ["experts", "block_sparse_moe", "shared_expert", "shared_experts", "shared_expert_gate"]
-    + ["gate", "router"]  # what picks the experts
+    [
+        *("experts", "block_sparse_moe", "shared_expert", "shared_experts"),
+        *("shared_expert_gate", "gate", "router"),  # what picks them
+    ]
 )
 #: Projections to and from the latents of DeepSeek's attention, and of those that took it over.
 _LATENTS = frozenset(

@@ -314,7 +314,7 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("E_MOE", pair(f"{P}layers.0.mlp.shared_expert_gate", (4, 64), (1, 4)), ("expert_gate",)),
     ("E_MOE", add(f"{P}layers.0.feed_forward.router.weight", 8, 64), ("router.weight",)),
     *[
-        ("E_MLA", pair(f"{P}layers.0.self_attn.{name}", (4, 64), (24, 4)), (f"{name}.lora_A", "MLA"))
+        ("E_MLA", pair(f"{P}layers.0.self_attn.{name}", (4, 64), (24, 4)), (f"{name}.lora_A",))
         for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
     ],
     ("E_MLA", renamed("layers.0.self_attn.q_proj", "layers.0.self_attn.q_a_proj"), ("q_a_proj",)),
