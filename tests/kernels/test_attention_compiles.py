@@ -1,36 +1,19 @@
 """The attention kernels compiled for Hopper, on a machine without a card."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import pytest
 
 from engine.kernels.attention_tiles import decode_bytes, decode_tiles, prefill_bytes, prefill_tiles
+from tests.fakes import no_card
 
 #: Compiling takes seconds, and only what touches a kernel can change it.
 pytestmark = pytest.mark.late
 
-#: Stands in for a card when kernels are compiled and launches nothing.
 SCRIPT = """
 import json
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-class NoCard:
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-    def get_current_device(self):
-        return 0
-    def get_current_stream(self, device=None):
-        return 0
-
-driver.set_active(NoCard())
 from engine.kernels import attention_device, backend, decode_plan, paged_decode, paged_prefill
 from engine.kernels import prefill_plan
 from engine.kernels.attention_meta import AttentionMeta
@@ -75,11 +58,7 @@ attention_device.device_attention(torch.zeros(34, 2, 16), narrow, mixed, scale=0
 def kernels() -> dict[str, Any]:
     """Name -> PTX, shared bytes and grid; the decode kernel's by its use of the plan, alone and
     beside prompts."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    made = [json.loads(line) for line in done.stdout.splitlines()]
+    made = [json.loads(line) for line in no_card.run(SCRIPT).splitlines()]
     layer, beside = ["_decode", "merge_apart"], ["_prefill", "_decode", "merge_apart"]
     plans = ["_cut", "_list"]
     names = ["_cut", *layer, *layer, *plans, *beside, *beside, *plans, *beside]

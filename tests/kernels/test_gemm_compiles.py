@@ -1,36 +1,19 @@
 """The product kernels compiled for Hopper, on a machine without a card."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-import textwrap
 from typing import NamedTuple
 
 import pytest
 
 from engine.kernels import gemm_tiles
+from tests.fakes import no_card
 
 #: Compiling takes seconds, and only what touches a kernel can change it.
 pytestmark = pytest.mark.late
 
-#: Stands in for a card when kernels are compiled and launches nothing.
 SCRIPT = """
 import json, sys
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-class NoCard:
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-    def get_current_device(self):
-        return 0
-    def get_current_stream(self, device=None):
-        return 0
-
-driver.set_active(NoCard())
 from engine.kernels import backend, gemm_device, gemm_kernels, gemm_stream
 from engine.kernels.gemm_tiles import Tile
 
@@ -68,16 +51,10 @@ class Kernel(NamedTuple):
 
 def compiled(*products: tuple[tuple[object, ...], str, int, bool, bool]) -> list[Kernel]:
     """The kernel of each product: tile, dtype, inputs, and whether it is serial; is followed."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [
-        sys.executable,
-        "-c",
-        textwrap.dedent(SCRIPT),
-        json.dumps(products),
+    return [
+        Kernel(**json.loads(line))
+        for line in no_card.run(SCRIPT, json.dumps(products)).splitlines()
     ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [Kernel(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
 TILES = (

@@ -1,25 +1,11 @@
 """Kernels that are compiled before their first launch, on a machine without a card."""
 
 import json
-import os
-import subprocess
-import sys
+
+from tests.fakes import no_card
 
 SCRIPT = """
 import json, time
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-class NoCard:
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-    def get_current_device(self):
-        return 0
-    def get_current_stream(self, device=None):
-        return 0
-
-driver.set_active(NoCard())
 from engine.adapters.device_plan import DevicePlanner
 from engine.adapters.device_slots import DeviceSlots
 from engine.adapters.plan import StepPlanner
@@ -78,12 +64,7 @@ print(json.dumps(told))
 
 
 def test_every_form_is_there_before_it_is_launched_and_is_compiled_once() -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "one by one" not in done.stderr
-    (_, first), (again, second), guests = json.loads(done.stdout)
+    (_, first), (again, second), guests = json.loads(no_card.run(SCRIPT))
     # Ranks up to 16: no wide tiles.  With extras and without, which shrink does not tell apart.
     # A prompt's product has nothing beside it.
     assert first == {

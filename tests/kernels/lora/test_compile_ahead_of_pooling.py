@@ -4,30 +4,17 @@ All that they launch is compiled for and nothing runs: the rest is computed by t
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from tests.fakes import no_card
 from tests.fakes.tiny_bert import write_bert
 
 SCRIPT = """
 import json, sys
 from pathlib import Path
 import numpy as np
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-class NoCard:
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-    def get_current_device(self):
-        return 0
-    def get_current_stream(self, device=None):
-        return 0
-
-driver.set_active(NoCard())
 from engine.adapters.device_plan import DevicePlanner
 from engine.adapters.device_slots import DeviceSlots
 from engine.adapters.plan import StepPlanner
@@ -73,12 +60,8 @@ print(json.dumps([before, found()]))
 """
 
 
+@pytest.mark.late  # compiling takes seconds
 def test_steps_of_an_encoder_meet_no_form_that_was_not_compiled_ahead(tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", SCRIPT, str(write_bert(tmp_path / "bert"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "one by one" not in done.stderr
-    ahead, met = json.loads(done.stdout)
+    ahead, met = json.loads(no_card.run(SCRIPT, str(write_bert(tmp_path / "bert"))))
     # Shrink by rows and by tiles, expand; without anything ahead the steps compile as many.
     assert met == ahead and all(ahead)

@@ -1,32 +1,17 @@
 """LoRA's one launch beside a product, compiled for Hopper on a machine without a card."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+from tests.fakes import no_card
+
 #: Compiling takes seconds, and only what touches a kernel can change it.
 pytestmark = pytest.mark.late
 
-#: Stands in for a card when kernels are compiled and launches nothing.
 SCRIPT = """
 import json
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-class NoCard:
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-    def get_current_device(self):
-        return 0
-    def get_current_stream(self, device=None):
-        return 0
-
-driver.set_active(NoCard())
 from engine.kernels import lora_joint, tiles
 from engine.kernels.lora_meta import LoraClass, LoraDevicePlan, LoraStore, group_shapes
 from engine.layout import BlockLayout, Shapes
@@ -64,11 +49,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, dict[str, Any]]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    found: dict[str, dict[str, Any]] = json.loads(no_card.run(SCRIPT))
     return found
 
 
