@@ -14,6 +14,7 @@ import pytest
 
 from lorad import wire
 from lorad.client import ApiError, LoradClient, Unreachable
+from tests.integration.daemon.conftest import PATIENCE, until
 
 pytestmark = pytest.mark.late
 
@@ -51,7 +52,7 @@ class Gateway:
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE)
 
     def tail(self):
         return self.log.read_text(errors="replace")[-4000:]
@@ -61,7 +62,7 @@ class Gateway:
 
     def http(self):
         transport = httpx.HTTPTransport(uds=f"{self.folder}/inference.sock", verify=False)
-        return httpx.Client(transport=transport, base_url="http://lorad", timeout=60)
+        return httpx.Client(transport=transport, base_url="http://lorad", timeout=PATIENCE)
 
     def ask(self, model, max_tokens=16):
         body = {"model": model, "prompt": "Once upon", "max_tokens": max_tokens, "temperature": 0}
@@ -84,7 +85,7 @@ class Gateway:
             [sys.executable, "-m", "lorad.cli.app", "-H", f"{self.folder}/admin.sock", *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             env={**os.environ, "COLUMNS": "200"},
         )
         assert done.returncode == 0, done.stderr
@@ -93,8 +94,6 @@ class Gateway:
 
 @pytest.fixture(scope="module")
 def gateway(make_daemon, make_adapter):
-    from tests.integration.daemon.conftest import until
-
     daemons = {"east": make_daemon(), "west": make_daemon()}
     for daemon in daemons.values():
         daemon.start(ready=False)
@@ -188,7 +187,7 @@ def test_a_member_that_is_killed_costs_its_streams_alone(gateway, poll):
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE)
     before = gateway.text("bard")
     with ThreadPoolExecutor(6) as crowd:
         asked = [crowd.submit(gateway.ask, "bard", 200) for _ in range(6)]
@@ -197,7 +196,7 @@ def test_a_member_that_is_killed_costs_its_streams_alone(gateway, poll):
         answers = [one.result() for one in asked]
     assert {answer.status_code for answer in answers} == {200}, "nothing of them had been seen"
     assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
-    reader.join(60)
+    reader.join(PATIENCE)
     last = json.loads([line for line in told if line][-1].removeprefix("data: "))
     assert last["error"]["code"] == "engine_restarting"
     assert gateway.text("bard") == before, "the other one took it in"
@@ -218,6 +217,8 @@ def test_who_waits_at_a_full_member_goes_to_one_that_joins(gateway, poll):
     full.start()
     poll(lambda: states(gateway) == {"east": "ready", "west": "lost"}, "one of both to be there")
     with ThreadPoolExecutor(6) as crowd:
+        # Of so many tokens that most still wait when the other is up.  On cores that six work on
+        # the last was answered after 47 s, and had once none after 60.
         asked = [crowd.submit(gateway.ask, "tiny", 2000) for _ in range(6)]
         poll(lambda: len(running(full)) >= 6, "all of them to wait there")
         late.start()
