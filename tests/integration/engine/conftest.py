@@ -340,6 +340,15 @@ def start_core(model_dir: Path) -> Iterator[StartCore]:
         core.close()
 
 
+@pytest.fixture
+def on_card_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores that are started from now on take a card's way; the file has asked for the interpreter
+    ahead of its imports."""
+    from tests.fakes import card_path
+
+    card_path.take(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def prompt() -> Callable[..., list[int]]:
     """prompt(length, seed) is a list of ids that never holds an end token."""

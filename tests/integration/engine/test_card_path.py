@@ -17,40 +17,11 @@ from tokenizers import Tokenizer
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
-from engine import assembly
 from engine.config import PoolsToo
-from engine.graphs import StepGraphs
-from engine.kernels import backend
 from engine.messages import Abort, Evict, Load
 from engine.pooling.requests import PoolRequest, unpacked
 
 ROWS = (20, 16, 8, 4, 2, 1)  # of decode steps of up to 20 sequences
-
-
-class Tape:
-    """Stands in for a CUDA graph: tensors and sizes of the capture, and no number of the step."""
-
-    def __init__(self, graphs: StepGraphs, batch, lora, given) -> None:
-        self.parts = graphs, batch, lora, given
-
-    def replay(self) -> None:
-        graphs, *rest = self.parts
-        with np.errstate(all="ignore"):  # rows of nobody hold anything
-            graphs._compute(*rest)
-
-
-def poisoned(*shape, **options) -> torch.Tensor:
-    """Where torch gives memory as it finds it: NaN, so that whoever reads it is found out."""
-    memory = torch.zeros(*shape, **options)
-    return memory.fill_(torch.nan) if memory.is_floating_point() else memory
-
-
-@pytest.fixture
-def on_card_path(monkeypatch) -> None:
-    monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(backend, "use_kernels", lambda x: True)
-    monkeypatch.setattr(assembly, "is_card", lambda device: True)
-    monkeypatch.setattr(StepGraphs, "_record", lambda *capture: Tape(*capture))
 
 
 def start(start_core, **settings):

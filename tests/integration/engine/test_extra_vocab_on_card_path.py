@@ -3,47 +3,18 @@ steps from graphs, kernels that draw, tokens that only the device knows."""
 
 import os
 
-import numpy as np
 import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
-from engine import assembly
-from engine.graphs import StepGraphs
-from engine.kernels import backend, lora_own, sample_device
+from engine.kernels import lora_own, sample_device
 from engine.messages import Evict
 from engine.models import decoder
 from tests.fakes.resized_llama import Judge, own_prompt
 
 EXTRA = 40
-
-
-class Tape:
-    """Stands in for a CUDA graph; see `test_card_path.py`."""
-
-    def __init__(self, graphs: StepGraphs, batch, lora, given) -> None:
-        self.parts = graphs, batch, lora, given
-
-    def replay(self) -> None:
-        graphs, *rest = self.parts
-        with np.errstate(all="ignore"):
-            graphs._compute(*rest)
-
-
-def poisoned(*shape, **options) -> torch.Tensor:
-    """Where torch gives memory as it finds it: NaN, so that whoever reads it is found out."""
-    memory = torch.zeros(*shape, **options)
-    return memory.fill_(torch.nan) if memory.is_floating_point() else memory
-
-
-@pytest.fixture
-def on_card_path(monkeypatch) -> None:
-    monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(backend, "use_kernels", lambda x: True)
-    monkeypatch.setattr(assembly, "is_card", lambda device: True)
-    monkeypatch.setattr(StepGraphs, "_record", lambda *capture: Tape(*capture))
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import socket
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -20,30 +19,17 @@ from safetensors.torch import save_file
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
-from engine import assembly, startup
+from engine import startup
 from engine.adapters.pack import pack_into
 from engine.core import EngineCore
-from engine.graphs import StepGraphs
-from engine.kernels import backend, lora_augment, tiles
+from engine.kernels import lora_augment, tiles
 from engine.messages import Load
 from engine.ranks import crew as crew_module
 from engine.ranks import follower as follower_module
 from engine.ranks.follower import Follower, follow
+from tests.fakes import card_path
 
 pytestmark = pytest.mark.slow
-
-
-class Tape:
-    """Stands in for a CUDA graph; see `test_card_path.py`."""
-
-    def __init__(self, graphs: StepGraphs, batch, lora, given) -> None:
-        self.parts = graphs, batch, lora, given
-        graphs._collectives[batch.rung, lora and lora.device.kind, given] = 0
-
-    def replay(self) -> None:
-        graphs, *rest = self.parts
-        with np.errstate(all="ignore"):
-            graphs._compute(*rest)
 
 
 class Meeting:
@@ -178,9 +164,7 @@ def two_threads(monkeypatch):
             return False
 
     monkeypatch.setattr(follower_module, "select", Waiting)
-    monkeypatch.setattr(backend, "use_kernels", lambda x: True)
-    monkeypatch.setattr(assembly, "is_card", lambda device: True)
-    monkeypatch.setattr(StepGraphs, "_record", lambda *capture: Tape(*capture))
+    card_path.take(monkeypatch)
     monkeypatch.setattr(crew_module, "Ranks", First)
     monkeypatch.setattr(crew_module.Crew, "_start", start)
     monkeypatch.setattr(EngineCore, "wait", wait)
