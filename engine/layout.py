@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.errors import AdapterInvalid
-from engine.messages import PackedModule
+from engine.messages import EngineInfo, PackedModule
 
 #: Fused groups, in the order in which a layer computes them; a module's place in MODULES is its id.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -191,6 +191,12 @@ def stream_id(layout: str, base: str, modules: Iterable[PackedModule]) -> str:
 def stream_order(modules: Iterable[PackedModule]) -> tuple[PackedModule, ...]:
     """Sort into the order in which rows are laid."""
     return tuple(sorted(modules, key=lambda m: (m.layer, MODULE_ID[m.module])))
+
+
+def layout_of(info: EngineInfo) -> BlockLayout:
+    """That of packed adapters of a running engine: its `id` is `info.layout`."""
+    shapes = Shapes(info.num_layers, info.module_dims, info.num_ids)
+    return BlockLayout(shapes, info.dtype, info.block_bytes, info.tensor_parallel)
 
 
 def place(modules: Sequence[PackedModule], layout: BlockLayout) -> Placement:

@@ -227,6 +227,10 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_batch_tokens: int
     mixed_tokens: int = 0
+    #: Of one rank, as `layout.Shapes` has them: they decide how many blocks an adapter takes.
+    num_layers: int
+    module_dims: tuple[tuple[int, int], ...]
+    num_ids: int
     vocab_size: int
     extra_vocab: int = 0  # token ids behind these that adapters may bring rows for
     eos_token_ids: tuple[int, ...]

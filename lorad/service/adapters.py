@@ -207,7 +207,7 @@ class AdapterService:
         return structs.replace(
             added,
             state=seen.value,  # the engine's word on it may come a moment after its answer
-            num_bytes=revision.packed_estimate(info) if revision is not None else 0,
+            num_bytes=revision.packed_bytes(info) if revision is not None else 0,
             load_seconds=None if there else took,
         )
 
@@ -305,7 +305,7 @@ class AdapterService:
                     labels[key] = value
             labelled({key: labels[key] for key in patch.labels if key in labels}, len(labels))
             if patch.pinned and record.serving_rev is not None:
-                self._model(name).check_pin(record.serving_rev, 0)
+                self._model(name).check_pin(record.serving_rev)
             await self._model(name).settings.set(name, patch.pinned, priority, labels)
         await self.refresh()
 
@@ -368,7 +368,7 @@ class AdapterService:
     async def _pin(self, name: str) -> None:
         async with self._change(name):
             model = self._model(name)
-            model.check_pin(self._names.serving(name), 0)
+            model.check_pin(self._names.serving(name))
             await model.settings.set(name, True, None, None)
 
     def _model(self, name: str) -> ModelAdapters:

@@ -16,7 +16,7 @@ from lorad.service.model_revisions import ModelRevisions
 from lorad.service.name_settings import NameSettings
 from lorad.service.names import Names
 from lorad.service.registration import Registration
-from lorad.service.seams import ModelLink
+from lorad.service.seams import CheckPin, ModelLink
 from lorad.service.tasks import Tasks
 
 
@@ -35,7 +35,7 @@ class ModelAdapters:
         events: EventRing,
         tasks: Tasks,
         *,
-        check_pin: Callable[[str, int], None],
+        check_pin: CheckPin,
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self.model, self.link, self.intake = model, link, intake

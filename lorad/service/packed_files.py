@@ -69,10 +69,9 @@ class PackedFiles:
         by the base: the packer's word on what the file holds counts, not that of the registration.
         """
         rev = record.rev
-        estimate = record.packed_estimate(info)
         wanted = partial(self._catalog.needed, rev)
         layouts = Packing.of(info, info.block_bytes).streams
-        manifest = await self._intake.pack(rev, layouts, estimate, wanted=wanted)
+        manifest = await self._intake.pack(rev, layouts, record.packed_bytes(info), wanted=wanted)
         recorded = self._registry.record_packed(
             rev,
             manifest.layout,
@@ -115,7 +114,7 @@ class PackedFiles:
         async with self._shelf.hold(rev):
             manifest = record.packed_manifest(info)
             if manifest is None or not _is_whole(manifest, info):
-                room, size = self._intake.store.room, record.packed_estimate(info)
+                room, size = self._intake.store.room, record.packed_bytes(info)
                 if not await asyncio.to_thread(room.lacking, size):
                     await self.packed(rev)
 

@@ -5,12 +5,12 @@ Pinned adapters leave room for the KV floor plus the largest registered adapter,
 An adapter that is pinned already never counts against itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from engine.messages import EngineInfo
+from engine.messages import EngineInfo, PackedModule
 from lorad.config_sections import Lora
 from lorad.errors import LoradError
-from lorad.registry.records import RevisionRecord
+from lorad.registry.records import Packing, RevisionRecord, blocks_of
 from lorad.registry.registry import Registry
 from lorad.service.catalog import Catalog
 from lorad.service.seams import Informed
@@ -33,46 +33,53 @@ class PinRoom:
         self._registry, self._catalog, self._link = registry, catalog, link
         self._model, self._keeps = model, keeps
         self.settings = settings
+        self._layout, self._known = "", dict[str, int]()  # rev -> blocks, of what is pinned
 
-    def check(self, rev: str, file_bytes: int = 0) -> None:
-        """Raise no_room if `rev` (of `file_bytes`, where it is not registered yet) is too much."""
-        if self._link.info is None:
+    def check(self, rev: str, modules: Sequence[PackedModule] = ()) -> None:
+        """Raise no_room if `rev` (of `modules`, where it is not registered yet) is too much."""
+        info = self._link.info
+        if info is None:
             return  # what is too much shows when it is loaded
         ours = self._catalog.of(self._model)
         pinned = {e.rev for e in ours if e.pinned and e.rev is not None}
         if rev in pinned:
             return
+        self._known = {r: blocks for r, blocks in self._known.items() if r in pinned}
         records = self._registry.revisions([*pinned, rev])
         beside = [r for r in pinned if r in records and self._keeps(r) == self._keeps(rev)]
-        held = sum(self._blocks(records[r]) for r in beside)
-        record, limit = records.get(rev), self._limit()
-        packed = record is not None and record.packed_for(self._link.info) is not None
-        asked = self._blocks(record) if record is not None else self._estimate(file_bytes)
+        held = sum(self._sizes(info, [records[r] for r in beside]))
+        record, limit = records.get(rev), self._limit(info)
+        asked = record.num_blocks(info) if record is not None else blocks_of(modules, info)
         if held + asked > limit:
-            block = self._link.info.block_bytes
-            source, hint = "", "unpin another one, or raise lora.pin_limit"
-            if not packed:  # PEFT's file of three added tokens was 52 times what was packed of it
-                source = " by its file"
-                hint += ", or pin it once it is packed: that may be less"
+            block = info.block_bytes
             raise LoradError(
                 "no_room",
                 f"pinned adapters hold {held * block} bytes, this one takes {asked * block}"
-                f"{source}, the limit is {limit * block}",
-                hint=hint,
+                f", the limit is {limit * block}",
+                hint="unpin another one, or raise lora.pin_limit",
             )
 
-    def _limit(self) -> int:
-        info = self._link.info
-        assert info is not None
+    def _sizes(self, info: EngineInfo, records: Sequence[RevisionRecord]) -> list[int]:
+        """Each is counted once: hundreds that are pinned as they come, and are not packed yet,
+        would hold up the loop for 2 ms each, again at each."""
+        if self._layout != info.layout:
+            self._layout, self._known = info.layout, {}
+        for record in records:
+            if record.rev not in self._known:
+                self._known[record.rev] = record.num_blocks(info)
+        return [self._known[record.rev] for record in records]
+
+    def _limit(self, info: EngineInfo) -> int:
         if self.settings.pin_limit:
             return self.settings.pin_limit // info.block_bytes
         floor = self._floor(info)
         others = any(entry.model != self._model for entry in self._catalog)
         model = self._model if others else None  # a model that is alone may have been renamed
-        largest = self._registry.list(sort="-size", limit=1, model=model).items
+        packing = Packing.of(info, info.packed_block_bytes)
+        largest = self._registry.list(sort="-size", limit=1, model=model, packing=packing).items
         rev = largest[0].serving_rev if largest else None
         record = self._registry.revision(rev) if rev is not None else None
-        return info.num_blocks - floor - (self._blocks(record) if record else 0)
+        return info.num_blocks - floor - (record.num_blocks(info) if record else 0)
 
     def _floor(self, info: EngineInfo) -> int:
         """What KV keeps to itself; a model that pools has none."""
@@ -81,18 +88,6 @@ class PinRoom:
         longest = -(-info.max_model_len // info.block_size)
         floor = -(-self.settings.kv_floor // info.block_bytes)
         return floor or max(1, min(longest, info.num_blocks // 10))
-
-    def _blocks(self, record: RevisionRecord) -> int:
-        info = self._link.info
-        assert info is not None
-        packed = record.packed_for(info)
-        return packed.num_blocks if packed else self._estimate(record.file_bytes)
-
-    def _estimate(self, file_bytes: int) -> int:
-        """A file is its tensors and a header; the packed rows take a little more."""
-        info = self._link.info
-        assert info is not None
-        return -(-file_bytes // info.block_bytes)
 
 
 def pinning(catalog: Catalog, rev: str) -> list[str]:

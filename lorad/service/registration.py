@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from engine.adapters.states import State
 from lorad import wire
 from lorad.errors import LoradError
-from lorad.registry.records import AdapterRecord, packed_estimate
+from lorad.registry.records import AdapterRecord, blocks_of
 from lorad.registry.store import StagingDir
 from lorad.service.events import EventRing
 from lorad.service.intake import Found, Intake
 from lorad.service.model_revisions import ModelRevisions
 from lorad.service.names import Names, tenant_of
-from lorad.service.seams import Informed
+from lorad.service.seams import CheckPin, Informed
 
 log = logging.getLogger("lorad.registration")
 
@@ -62,7 +62,7 @@ class Registration:
         revisions: ModelRevisions,
         events: EventRing,
         *,
-        check_pin: Callable[[str, int], None],
+        check_pin: CheckPin,
     ) -> None:
         self._model, self._names, self._link, self._intake = model, names, link, intake
         self._revisions, self._events = revisions, events
@@ -172,15 +172,15 @@ class Registration:
                 self._revisions.consider_retiring(old)
 
     def _packed_bytes(self, found: Found) -> int:
-        """What its packed file will take, as far as that is known before the engine is."""
+        """What its packed file will take; 0 before the engine is known."""
         info, manifest = self._link.info, found.manifest
-        return packed_estimate(manifest.file_bytes, manifest.dtype, info) if info else 0
+        return blocks_of(manifest.modules, info) * info.packed_block_bytes if info else 0
 
     def _granted(self, found: Found, name: str, terms: Terms) -> bool | None:
         """The pin that was asked for, if there is room; else no_room for whoever waits for it."""
         try:
             if terms.pin:
-                self._check_pin(found.rev, found.manifest.file_bytes)
+                self._check_pin(found.rev, found.manifest.modules)
         except LoradError as error:
             if not terms.file_refusals:
                 raise

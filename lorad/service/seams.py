@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from engine.messages import EngineInfo, SequenceDelta, Submit
+from engine.messages import EngineInfo, PackedModule, SequenceDelta, Submit
 from lorad.service.ask import Format, Message, Tool
 
 
@@ -24,6 +24,12 @@ class Resolved(Protocol):
     def model(self) -> str: ...
     @property
     def priority(self) -> int | None: ...
+
+
+class CheckPin(Protocol):
+    """Of PinRoom: raises no_room; `modules` are of what is not registered yet."""
+
+    def __call__(self, rev: str, modules: Sequence[PackedModule] = ()) -> None: ...
 
 
 class Adapters(Protocol):

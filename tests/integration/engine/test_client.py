@@ -25,6 +25,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import AdapterInvalid, EngineDied, EngineError
 from engine.framing import encode_frame
+from engine.layout import layout_of
 from engine.messages import (
     AddRevision,
     EngineReady,
@@ -115,6 +116,7 @@ def test_a_whole_life_from_start_to_shutdown(model_dir, adapters, start_core, pr
         assert client.state == "ready" and info.pid == client.pid and info.num_blocks == 128
         layout = packed_layout(read_spec(model_dir), block_size=16, dtype=info.dtype)
         assert (layout.id, layout.block_bytes) == (info.layout, info.block_bytes)
+        assert layout_of(info) == layout
         started = await until(client, lambda e: isinstance(e, EngineReady))
         assert all(isinstance(e, Starting | Heartbeat) for e in started[:-1]) and started[:-1]
 
@@ -305,6 +307,7 @@ def test_adapters_are_packed_for_blocks_that_a_draft_model_shares(
     share = {"draft_bytes": info.draft_block_bytes}
     layout = packed_layout(read_spec(model_dir), block_size=16, dtype="float32", **share)
     assert (layout.id, layout.block_bytes) == (info.layout, info.block_bytes)
+    assert layout_of(info) == layout
     packed = asyncio.run(
         pack(
             peft_folder, model=model_dir, block_size=16, dtype="float32", out_dir=tmp_path, **share

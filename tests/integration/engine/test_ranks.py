@@ -23,6 +23,7 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.engine import Engine, Generation
 from engine.errors import ConfigError, EngineError
+from engine.layout import layout_of
 from engine.messages import Evict, Fatal, SamplingParams
 from engine.sequence import Sequence
 from engine.verify_messages import VerifyRevision
@@ -224,7 +225,8 @@ async def started(model: Path) -> tuple[EngineClient, int]:
     client = EngineClient()
     await client.start(EngineConfig(model=str(model), tensor_parallel=2, **SETTINGS))  # type: ignore[arg-type]
     async with asyncio.timeout(WAIT):
-        assert (await client.wait_ready()).tensor_parallel == 2
+        info = await client.wait_ready()
+    assert info.tensor_parallel == 2 and layout_of(info).id == info.layout
     assert client.pid is not None
     [other] = children(client.pid)
     return client, other

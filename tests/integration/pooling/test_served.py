@@ -10,6 +10,7 @@ import pytest
 
 from engine.adapters.pack import pack_into
 from engine.adapters.verify import main as verifier
+from engine.layout import layout_of, place
 from engine.messages import (
     Abort,
     AddRevision,
@@ -94,6 +95,14 @@ def test_it_says_what_it_is_with_no_room_for_keys_and_values(served: ServedPooli
     assert (info.block_size, info.eos_token_ids, info.pooling.kv_bytes) == (0, (), 0)
     assert info.num_blocks * info.block_bytes == info.arena_bytes == info.pooling.adapter_bytes
     assert "kv          0.0 KiB" in served.memory_table()
+
+
+def test_from_what_it_says_of_itself_follows_how_many_blocks_an_adapter_takes(
+    served: ServedPooling, adapter: PackedManifest
+) -> None:
+    layout = layout_of(served.info)
+    assert layout.id == served.info.layout == adapter.layout
+    assert place(adapter.modules, layout).num_blocks == adapter.num_blocks
 
 
 def test_results_are_bytes_that_read_as_vectors(served: ServedPooling) -> None:

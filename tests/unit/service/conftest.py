@@ -65,6 +65,9 @@ INFO = EngineInfo(
     max_model_len=512,
     max_num_seqs=8,
     max_batch_tokens=64,
+    num_layers=1,
+    module_dims=((4096, 4096),) * 7,
+    num_ids=256,
     vocab_size=256,
     eos_token_ids=(0,),
     weight_bytes=1,
@@ -380,7 +383,7 @@ class World:
     def engine(self):
         return self.clients[-1]
 
-    def check_pin(self, rev, file_bytes):
+    def check_pin(self, rev, modules=()):
         if self.pins_refused:
             raise LoradError("no_room", "too many pins")
 
