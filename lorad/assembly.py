@@ -101,8 +101,14 @@ class Services:
             self.metrics.run(),
             self.board.run(),
             self.audit.run(),
-            self.ahead.run(),
+            self._read_texts(),
         )
+
+    async def _read_texts(self) -> None:
+        """Whose tokenizers adapters have is found before any of them is read."""
+        for one in self.models:
+            await one.look.run()
+        await self.ahead.run()
 
     @property
     def links(self) -> tuple[EngineLink, ...]:

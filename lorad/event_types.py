@@ -21,6 +21,7 @@ TYPES: Mapping[str, str] = {
     "adapter.replaced": "A name means its new content from now on.",
     "adapter.retired": "A revision that nobody needs any more is gone.",
     "adapter.source_gone": "The folder of the inbox that it came from is gone; it serves on.",
+    "adapter.tokenizer": "Its stored files say whose tokenizer it has; something else was known.",
     "adapter.unfinished": "What was left to do after a start could not be done.",
     "adapter.unpacked": "Its packed file made room; the next request has it packed again.",
     "adapter.verified": "`loractl verify` found nothing wrong.",

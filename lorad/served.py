@@ -35,6 +35,7 @@ from lorad.service.shelf import Shelf
 from lorad.service.snapshot import Seen
 from lorad.service.tasks import Tasks
 from lorad.service.text import TextService
+from lorad.service.text_look import TextLook
 
 
 class Shared(Protocol):
@@ -111,7 +112,21 @@ class Served:
             refresh=refresh,
         )
         self.revisions.on_change = self.picture.changed
-        self.revisions.retiring.on_retired = self.text.forget
+        self.look = TextLook(
+            registry,
+            name,
+            self.revisions.news,
+            base_text=self.files.base_text,
+            look=self.files.look_at_text,
+        )
+        self.look.on_change = self.text.forget
+        self.revisions.files.look = self.look
+        self.revisions.retiring.on_retired = self._forget
+
+    def _forget(self, rev: str) -> None:
+        """It has retired."""
+        self.text.forget(rev)
+        self.look.forget(rev)
 
     def _track_revisions(self, shared: Shared) -> Revisions | ReplicaRevisions:
         """Each engine's, and those of several as one."""
@@ -200,7 +215,8 @@ class Served:
 
     def backend(self) -> Backend:
         """For requests that generate."""
-        return Backend(self.link, self.text, self.fingerprint, self.guides)
+        files = self.revisions.files
+        return Backend(self.link, self.text, self.fingerprint, self.guides, files)
 
     def pool_backend(self, registry: Registry) -> PoolBackend:
         """For requests for vectors and scores."""

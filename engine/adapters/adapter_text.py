@@ -8,7 +8,7 @@ here.  Knows no tokenizer library.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.adapters.adapter_folder import AdapterFolder
@@ -20,21 +20,34 @@ from engine.adapters.tokenizer_files import (
     TOKENIZER,
     UNREADABLE,
     BaseTokenizer,
+    digest,
     highest_id,
 )
 from engine.models.bases import BaseSpec
+
+#: Raise it when whose a tokenizer is is told by other rules: registered adapters are asked anew.
+RULES = 1
 
 _BESIDE = "put the tokenizer files that it was trained with beside the weights"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterText:
-    """`files`: those of TEXT_FILES that are there.  `num_tokens` 0: as many as the base."""
+    """`files`: those of TEXT_FILES that are there.  `num_tokens` 0: as many as the base.
+    `base_text`: of the function of that name."""
 
     files: tuple[str, ...]
     own: bool = False
     num_tokens: int = 0
     warnings: tuple[str, ...] = ()
+    base_text: str = ""
+
+
+def base_text(spec: BaseSpec, base: Path | None) -> str:
+    """All that decides whose tokenizer an adapter has beside its own files: as long as it is the
+    same, so is what was said of the adapter.  16 hex digits."""
+    kinds = (RULES, spec.vocab_size, spec.generates, *BaseTokenizer(base).digests)
+    return digest("|".join(map(str, kinds)).encode())[:16]
 
 
 def read_text(
@@ -42,6 +55,13 @@ def read_text(
 ) -> AdapterText:
     """`vocabulary`: ids below it have rows in embedding and head.  Without a base's folder any
     tokenizer is the adapter's own.  Raises AdapterInvalid."""
+    beside = base_text(spec, base)  # before: of files that change meanwhile it is asked anew
+    return replace(_read_text(folder, vocabulary, spec, limits, base), base_text=beside)
+
+
+def _read_text(
+    folder: AdapterFolder, vocabulary: int, spec: BaseSpec, limits: Limits, base: Path | None
+) -> AdapterText:
     files = tuple(name for name in TEXT_FILES if folder.has(name))
     theirs, resized = BaseTokenizer(base), vocabulary != spec.vocab_size
     # Copies of the base's files may have ids that it has no rows for: no new vocabulary.

@@ -101,4 +101,5 @@ class AdapterManifest(Struct, frozen=True, kw_only=True):
     weights_file: str = WEIGHTS_FILE  # which of WEIGHTS_FILES
     num_tokens: int = 0  # ids that its requests may hold and draw; 0 = as the base's
     own_tokenizer: bool = False  # its tokenizer files say something else than the base's
+    base_text: str = ""  # what these two were told beside: `adapter_text.base_text`
     alora_tokens: tuple[int, ...] = ()  # an activated LoRA: those that it is invoked by

@@ -91,9 +91,13 @@ class Orders:
                 usage=Usage(self._clock(), count=0.0),
             )
             known[manifest.rev] = revision
-        elif revision.removing:
-            revision.removing = False
-            self._journal.answer_removes(revision, "conflict", "added again meanwhile")
+        else:
+            # Of what is known its text alone may be told otherwise; who has arrived keeps the old.
+            text = {"num_tokens": manifest.num_tokens, "tokenizer": manifest.tokenizer}
+            revision.manifest = replace(revision.manifest, **text)
+            if revision.removing:
+                revision.removing = False
+                self._journal.answer_removes(revision, "conflict", "added again meanwhile")
         self._mark(command, revision)
 
     def _share(self, modules: tuple[PackedModule, ...]) -> tuple[PackedModule, ...]:

@@ -12,16 +12,17 @@ and only then every byte.
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.adapters.adapter_folder import AdapterFolder
-from engine.adapters.adapter_text import read_text
+from engine.adapters.adapter_text import AdapterText, base_text, read_text
 from engine.adapters.alora import check_invocation
 from engine.adapters.base_copies import modules_without, without_copies
 from engine.adapters.config_values import rank_too_large
 from engine.adapters.digest import revision_digest
-from engine.adapters.end_tensors import take_ends
-from engine.adapters.heads import head_modules, take_head
+from engine.adapters.end_tensors import Ends, take_ends
+from engine.adapters.heads import OwnHead, head_modules, take_head
 from engine.adapters.manifest import (
     CONFIG_FILE,
     FLOAT_DTYPES,
@@ -61,7 +62,9 @@ __all__ = [
     "AdapterManifest",
     "Limits",
     "TensorRef",
+    "base_text",
     "inspect",
+    "inspect_text",
     "revision_digest",
 ]
 
@@ -82,23 +85,11 @@ def inspect(
     beside the adapter are ignored if they equal them, and without it refused; of a resized
     vocabulary they are looked through for rows that differ.  Raises AdapterInvalid."""
     with AdapterFolder(folder) as opened:
-        opened.need_both_files()
-        data = opened.read(CONFIG_FILE, limits.max_config, too_large="E_CONFIG_TOO_LARGE")
-        config = read_config(data)
-        read = mlx_settings if is_mlx(config) else peft_settings
-        settings = read(config, limits)
-        check_invocation(settings.alora_tokens, spec.vocab_size, generates=spec.generates)
-        weights_file = opened.weights_file(mlx=settings.mlx)
+        settings, weights_file = _settings(opened, spec, limits)
         fd = opened.open(weights_file)
         try:
-            held = read_header(fd, limits, weights_file)
-            head, others = take_head(held, settings, spec)  # whole, equal to the base's or not
-            ends, others = take_ends(others, settings, spec)
-            refs = without_copies(others, fd, base, namer(spec))
-            copied = modules_without(others, refs)
-            pairs = find_pairs(refs, spec, mlx_names=settings.mlx)
-            if settings.tying and spec.tied:
-                pairs = with_tied_head(pairs)
+            held = _held(fd, weights_file, settings, spec, limits, base)
+            ends, pairs, head = held.ends, held.pairs, held.head
             _check_shapes(pairs, spec, limits)
             warnings = [*settings.remarks, *check_extras(pairs, settings)]
             modules = _scale(pairs, settings, warnings)
@@ -120,7 +111,7 @@ def inspect(
     warnings += _target_warnings(pairs, settings, spec)
     warnings += [*replaced.warnings, *text.warnings]
     there = {module.module.removesuffix(".rows") for module, _ in replaced.modules}
-    equal = copied | frozenset(replaced.equal)
+    equal = held.copied | frozenset(replaced.equal)
     warnings += _saved_warnings(settings, {*there, *head.saved}, equal)
     ranks = _largest_ranks(modules)
     modules += tuple(module for module, _ in more)
@@ -147,8 +138,64 @@ def inspect(
         weights_file=weights_file,
         num_tokens=text.num_tokens,
         own_tokenizer=text.own,
+        base_text=text.base_text,
         alora_tokens=settings.alora_tokens,
     )
+
+
+def inspect_text(
+    folder: Path, spec: BaseSpec, limits: Limits = _DEFAULT_LIMITS, *, base: Path | None = None
+) -> AdapterText:
+    """Of a folder that passed once, what `inspect` says of its tokenizer: a fraction of the work,
+    as no weights are looked through but copies of the base's.  Raises AdapterInvalid."""
+    with AdapterFolder(folder) as opened:
+        settings, weights_file = _settings(opened, spec, limits)
+        fd = opened.open(weights_file)
+        try:
+            held = _held(fd, weights_file, settings, spec, limits, base)
+        finally:
+            os.close(fd)
+        _check_shapes(held.pairs, spec, limits)
+        return read_text(opened, vocabulary_of(held.ends, held.pairs, spec), spec, limits, base)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a weights file holds: `copied` are modules of which it has equal copies."""
+
+    head: OwnHead
+    ends: Ends
+    pairs: tuple[Pair, ...]
+    copied: frozenset[str]
+
+
+def _settings(opened: AdapterFolder, spec: BaseSpec, limits: Limits) -> tuple[LoraSettings, str]:
+    """And the name of the weights file."""
+    opened.need_both_files()
+    config = read_config(
+        opened.read(CONFIG_FILE, limits.max_config, too_large="E_CONFIG_TOO_LARGE")
+    )
+    settings = (mlx_settings if is_mlx(config) else peft_settings)(config, limits)
+    check_invocation(settings.alora_tokens, spec.vocab_size, generates=spec.generates)
+    return settings, opened.weights_file(mlx=settings.mlx)
+
+
+def _held(
+    fd: int,
+    weights_file: str,
+    settings: LoraSettings,
+    spec: BaseSpec,
+    limits: Limits,
+    base: Path | None,
+) -> _Held:
+    # Of a head and of ends all is taken, equal to the base's or not.
+    head, others = take_head(read_header(fd, limits, weights_file), settings, spec)
+    ends, others = take_ends(others, settings, spec)
+    refs = without_copies(others, fd, base, namer(spec))
+    pairs = find_pairs(refs, spec, mlx_names=settings.mlx)
+    if settings.tying and spec.tied:
+        pairs = with_tied_head(pairs)
+    return _Held(head, ends, pairs, modules_without(others, refs))
 
 
 def _check_shapes(pairs: tuple[Pair, ...], spec: BaseSpec, limits: Limits) -> None:

@@ -53,6 +53,12 @@ class BaseTokenizer:
         known = [self._facts(name) for name in (TOKENIZER, CONFIG)]
         return 1 + max(facts[1] for facts in known if facts) if known[0] else 0
 
+    @property
+    def digests(self) -> tuple[str, str]:
+        """Of tokenizer.json and tokenizer_config.json; "" where there is none."""
+        facts = self._facts(TOKENIZER), self._facts(CONFIG)
+        return facts[0][0] if facts[0] else "", facts[1][0] if facts[1] else ""
+
     def highest_in(self, name: str, data: bytes) -> int | None:
         """The highest id in its file of that name, if this has just these bytes."""
         facts = self._facts(name)

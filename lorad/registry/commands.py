@@ -6,6 +6,7 @@ commits.  model_not_found for a name that is not there.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -17,10 +18,12 @@ from lorad.registry import failpoints, queries, rows
 from lorad.registry.journal import Stamp, note
 from lorad.registry.models import adapters, facts, history, packed, revisions
 from lorad.registry.models import tombstones as tombstones_table
-from lorad.registry.records import AdapterRecord, Registered, Removed, RevisionRecord
+from lorad.registry.records import AdapterRecord, Registered, Removed, RevisionRecord, TextFacts
 from lorad.registry.store import Store
 
 DEFAULT_PRIORITY = 50
+#: Columns of a revision that the base's files decide, too.
+TEXT_FACTS = tuple(field.name for field in fields(TextFacts))
 
 
 # ----------------------------------------------------------------- names and revisions
@@ -287,6 +290,25 @@ def remove(connection: Connection, at: Stamp, name: str, digest: str | None) -> 
     return Removed(name=name, serving_rev=before.serving_rev, candidate_rev=before.candidate_rev)
 
 
+def note_texts(
+    connection: Connection, at: Stamp, found: Mapping[str, TextFacts]
+) -> tuple[str, ...]:
+    """Whose tokenizer each revision has, as its files say beside the present base's; those of which
+    something else was known.  They alone are told: all others are as they were."""
+    changed = []
+    for rev, text in found.items():
+        this = revisions.c.rev == rev
+        row = connection.execute(select(revisions).where(this)).first()
+        if row is None:
+            continue
+        connection.execute(update(revisions).where(this).values(asdict(text)))
+        if (row.num_tokens, row.own_tokenizer) != (text.num_tokens, text.own_tokenizer):
+            changed.append(rev)
+            kind, said = "adapter.tokenizer", text.told
+            note(connection, at, kind, "", rev, action="note_texts", message=said)
+    return tuple(changed)
+
+
 def drop_unused(connection: Connection, at: Stamp, leased: set[str]) -> tuple[str, ...]:
     """Forget the revisions that no name points to and nobody has leased; returns them."""
     unused = queries.unused_revs(connection, leased)
@@ -358,14 +380,11 @@ def _update(connection: Connection, at: Stamp, name: str, values: Mapping[str, A
 
 def _add_revision(connection: Connection, at: Stamp, revision: RevisionRecord) -> None:
     """The same content under two names is one row: the first stays.  Whose vocabulary it has is
-    what was found last, once nobody serves it: it was not looked for before schema 5."""
+    what was found last, beside the base's files as they are now."""
     row = rows.of_revision(revision, at.now)
     new = upsert(revisions).values(row)
-    if queries.names_of(connection, revision.rev):
-        connection.execute(new.on_conflict_do_nothing())
-    else:
-        found = {name: row[name] for name in ("num_tokens", "own_tokenizer")}
-        connection.execute(new.on_conflict_do_update(index_elements=["rev"], set_=found))
+    found = {name: row[name] for name in TEXT_FACTS}
+    connection.execute(new.on_conflict_do_update(index_elements=["rev"], set_=found))
 
 
 def _remember(connection: Connection, at: Stamp, before: AdapterRecord) -> None:

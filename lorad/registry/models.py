@@ -21,7 +21,7 @@ from sqlalchemy import (
 #: `PRAGMA application_id`: "lora".
 APPLICATION_ID = 0x6C6F7261
 #: `PRAGMA user_version`: the number of the newest migration.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 metadata = MetaData()
 
@@ -59,6 +59,8 @@ revisions = Table(
     ),
     Column("num_tokens", Integer, nullable=False, server_default="0"),
     Column("own_tokenizer", Boolean, nullable=False, server_default="0"),
+    # what these two were told beside; "" = before anybody asked
+    Column("base_text", String, nullable=False, server_default=""),
 )
 
 packed = Table(

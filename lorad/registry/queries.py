@@ -117,6 +117,25 @@ def own_tokenizers(connection: Connection) -> tuple[str, ...]:
     return tuple(connection.execute(own).scalars())
 
 
+def unlike(connection: Connection, model: str, base_text: str) -> tuple[str, ...]:
+    """What names of `model` mean and was not looked at beside a base of `base_text`: the pinned
+    first, then by the last use."""
+    rev = func.coalesce(adapters.c.serving_rev, adapters.c.candidate_rev)
+    found = (
+        select(revisions.c.rev)
+        .join(adapters, rev == revisions.c.rev)
+        .where(revisions.c.base_text != base_text, adapters.c.model == model)
+        .where(adapters.c.state == State.REGISTERED)
+        .group_by(revisions.c.rev)
+        .order_by(
+            func.max(adapters.c.pinned).desc(),
+            func.max(adapters.c.last_used_at).desc(),
+            revisions.c.rev,
+        )
+    )
+    return tuple(connection.execute(found).scalars())
+
+
 # ----------------------------------------------------------------- revisions
 def revisions_by_rev(
     connection: Connection, store: Store, revs: Iterable[str]

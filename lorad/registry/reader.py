@@ -130,6 +130,12 @@ class Reader:
         with self._read() as connection:
             return queries.own_tokenizers(connection)
 
+    def unlike(self, model: str, base_text: str) -> tuple[str, ...]:
+        """Revisions that names of `model` mean and whose tokenizer was held against another base's,
+        or against none; the most wanted first."""
+        with self._read() as connection:
+            return queries.unlike(connection, model, base_text)
+
     def unused_revs(self, leased: Collection[str] = ()) -> set[str]:
         """What `collect` would take."""
         with self._read() as connection:

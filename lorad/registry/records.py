@@ -39,6 +39,21 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextFacts:
+    """Whose tokenizer a revision has: its files say it, beside those of the base."""
+
+    num_tokens: int  # ids of a vocabulary of its own; 0 = the base's
+    own_tokenizer: bool
+    base_text: str  # for which base's files the two hold; "" = nobody has asked
+
+    @property
+    def told(self) -> str:
+        """In words."""
+        whose = "its own" if self.own_tokenizer else "the base's"
+        return f"{whose} tokenizer" + (f", {self.num_tokens:,} tokens" if self.num_tokens else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionRecord:
     """One immutable content.  `rank` is the largest of its modules, `ranks` the largest of each."""
 
@@ -54,11 +69,20 @@ class RevisionRecord:
     changes_kv: bool
     modules: tuple[PackedModule, ...]  # in stream order
     alora_tokens: tuple[int, ...] = ()  # of an activated LoRA: those that it is invoked by
-    num_tokens: int = 0  # ids of a vocabulary of its own; 0 = the base's
+    num_tokens: int = 0  # these three: see TextFacts
     own_tokenizer: bool = False
+    base_text: str = ""
     warnings: tuple[str, ...] = ()
     packed: Mapping[str, PackedRecord] = field(default_factory=dict)  # by layout
     created_at: float = 0.0
+
+    @property
+    def text(self) -> TextFacts:
+        return TextFacts(
+            num_tokens=self.num_tokens,
+            own_tokenizer=self.own_tokenizer,
+            base_text=self.base_text,
+        )
 
     def stream(self, info: EngineInfo) -> str:
         """What its packed file for that engine is called by."""

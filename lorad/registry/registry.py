@@ -28,6 +28,7 @@ from lorad.registry.records import (
     Registered,
     Removed,
     RevisionRecord,
+    TextFacts,
 )
 from lorad.registry.recover import OpenReport
 from lorad.registry.store import Store, StoreReport
@@ -245,6 +246,12 @@ class Registry(Reader):
             )
 
         return self._change(work, actor)
+
+    def note_texts(self, found: Mapping[str, TextFacts]) -> "Future[tuple[str, ...]]":
+        """Whose tokenizer each revision has, found in its stored files; returns those of which
+        something else was known."""
+        given = dict(found)
+        return self._change(lambda c, at: commands.note_texts(c, at, given), journal.DAEMON)
 
     def forget_packed(
         self, rev: str, layouts: Collection[str], *, actor: str = "daemon"

@@ -74,6 +74,7 @@ def revision_of(row: Row[Any], files: Mapping[str, PackedRecord]) -> RevisionRec
         alora_tokens=msgspec.json.decode(row.alora_tokens, type=tuple[int, ...]),
         num_tokens=row.num_tokens,
         own_tokenizer=row.own_tokenizer,
+        base_text=row.base_text,
         warnings=msgspec.json.decode(row.warnings, type=tuple[str, ...]),
         packed=files,
         created_at=row.created_at,
@@ -127,6 +128,7 @@ def of_revision(revision: RevisionRecord, now: float) -> dict[str, Any]:
         "alora_tokens": msgspec.json.encode(revision.alora_tokens).decode(),
         "num_tokens": revision.num_tokens,
         "own_tokenizer": revision.own_tokenizer,
+        "base_text": revision.base_text,
         "created_at": revision.created_at or now,
     }
 

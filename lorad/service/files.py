@@ -8,13 +8,21 @@ from pathlib import Path
 
 import msgspec
 
-from engine.adapters.peft import AdapterManifest, Limits, inspect, revision_digest
+from engine.adapters.peft import (
+    AdapterManifest,
+    Limits,
+    base_text,
+    inspect,
+    inspect_text,
+    revision_digest,
+)
 from engine.client import BaseSpec, pack, verify
 from engine.errors import AdapterInvalid
 from engine.messages import PackedManifest
 from engine.verify_messages import Verified
 from lorad.config import Settings
 from lorad.errors import LoradError
+from lorad.registry.records import TextFacts
 from lorad.registry.store import StagingDir
 from lorad.service.seams import Informed
 from lorad.sources.local import LocalSourceError, copy_folder
@@ -90,6 +98,17 @@ class AdapterFiles:
             warnings = (*manifest.warnings, OWN_TEMPLATE)
             manifest = msgspec.structs.replace(manifest, warnings=warnings)
         return manifest, digest
+
+    def base_text(self) -> str:
+        """What the base's files are to the question whose tokenizer an adapter has."""
+        return base_text(self._spec, self._base)
+
+    def look_at_text(self, folder: Path) -> TextFacts:
+        """Of a stored folder, whose tokenizer it has.  Runs in a thread."""
+        found = inspect_text(folder, self._spec, self._limits, base=self._base)
+        return TextFacts(
+            num_tokens=found.num_tokens, own_tokenizer=found.own, base_text=found.base_text
+        )
 
     def _read_tokenizer(
         self, tokenizers: OwnTokenizers, folder: Path, manifest: AdapterManifest

@@ -34,7 +34,8 @@ Pack = Callable[[Path, Path], Awaitable[PackedManifest]]
 #: Facts that the registry keeps under the name that inspection gave them.
 _SHARED = (
     *("rank", "ranks", "alpha", "rslora", "targets", "num_layers", "dtype", "file_bytes"),
-    *("changes_kv", "modules", "alora_tokens", "num_tokens", "own_tokenizer", "warnings"),
+    *("changes_kv", "modules", "alora_tokens", "num_tokens", "own_tokenizer", "base_text"),
+    "warnings",
 )
 
 

@@ -24,6 +24,7 @@ from lorad.service.intake import Intake
 from lorad.service.revision_news import RevisionNews
 from lorad.service.seams import Informed
 from lorad.service.shelf import Shelf
+from lorad.service.text_look import TextLook
 from lorad.text.tokenizer import TOKENIZER_FILE
 
 
@@ -43,6 +44,8 @@ class PackedFiles:
         #: Fetches a name's content anew from its source, into a staging folder; None: nobody can,
         #: and no revision's own files leave while a name means it.
         self.refetch: Callable[[str], Awaitable[StagingDir]] | None = None
+        #: Whose tokenizer a revision has is found before anybody is told; None: as registered.
+        self.look: TextLook | None = None
         self._registry, self._link, self._intake = registry, link, intake
         self._catalog, self._shelf, self._news = catalog, shelf, news
 
@@ -54,15 +57,37 @@ class PackedFiles:
         record = self._registry.revision(rev)
         if record is None:
             raise LoradError("model_not_found", f"{self._catalog.label(rev)} was removed meanwhile")
-        manifest = record.packed_manifest(info)
-        if manifest is not None and _is_whole(manifest, info):
-            return self._with_text(manifest, record)
         if rev in self._intake.store.remote:
             await self._fetch_back(rev)
         if not self._intake.store.has(rev):
             await self.on_missing(rev)
             raise LoradError("load_failed", f"the files of {rev[:12]} are gone from the store")
+        record = await self._looked_at(record)
+        manifest = record.packed_manifest(info)
+        if manifest is not None and _is_whole(manifest, info):
+            return self._with_text(manifest, record)
         return await self.pack(record, info)
+
+    def is_readable(self, rev: str) -> bool:
+        """Whether a text may be read for it: its own files are here, and whose tokenizer it has is
+        known."""
+        sure = self.look is None or self.look.is_sure(rev)
+        return sure and rev not in self._intake.store.remote
+
+    async def readable(self, rev: str) -> None:
+        """Bring that about.  Raises what a request is told."""
+        store = self._intake.store
+        with self._news.for_request(rev):
+            if rev in store.remote:
+                async with self._shelf.hold(rev):
+                    if rev in store.remote:
+                        await self._fetch_back(rev)
+            record = self._registry.revision(rev)
+            if record is not None and store.has(rev):
+                await self._looked_at(record)
+
+    async def _looked_at(self, record: RevisionRecord) -> RevisionRecord:
+        return record if self.look is None else await self.look.sure(record)
 
     async def pack(self, record: RevisionRecord, info: EngineInfo) -> PackedManifest:
         """Write its packed file, and record it.  Which rows of an end are the adapter's own is told

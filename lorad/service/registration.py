@@ -143,6 +143,7 @@ class Registration:
             self._check_content(found.rev)  # another name may have brought it meanwhile
             revision = await self._intake.keep(found, self._packed_bytes(found))
             self._revisions.renew(found.rev)
+            known = self._names.registry.revision(found.rev)
             try:
                 done = await self._names.write(
                     name,
@@ -162,6 +163,8 @@ class Registration:
                 if self._names.registry.revision(found.rev) is None:
                     await self._intake.give_up(found.rev)  # the disk is full enough without it
                 raise
+            if known is not None and known.text != revision.text:
+                self._revisions.retell(found.rev)
             await self._revisions.shelf.keep_files(found.rev, False)
         terms.on_registered()
         mended = before is not None and before.stored_state == State.QUARANTINED

@@ -145,6 +145,10 @@ class ReplicaRevisions:
         for one in self:
             one.renew(rev)
 
+    def retell(self, rev: str) -> None:
+        for one in self:
+            one.retell(rev)
+
     def may_leave(self, rev: str) -> bool:
         return all(one.may_leave(rev) for one in self)
 

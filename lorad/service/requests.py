@@ -28,7 +28,15 @@ from lorad.service.meter import Meter, Span
 from lorad.service.plan import plan
 from lorad.service.prompts import echo_of, ends_of, read_prompts
 from lorad.service.reception import Guest, Reception
-from lorad.service.seams import Adapters, Backend, Finder, Limits, Resolved, Text
+from lorad.service.seams import (
+    Adapters,
+    Backend,
+    Finder,
+    Limits,
+    Resolved,
+    Text,
+    await_text,
+)
 from lorad.service.tenants import ANYBODY, Account, Caller, Tenant, account_of
 from lorad.service.text_threads import TextThreads
 from lorad.service.trace import Trace
@@ -125,6 +133,7 @@ class RequestService:
             starts_per_second=backend.link.starts_per_second,
         )
         try:
+            await await_text(backend.files, guest.rev, deadline - self._clock())
             preparing = partial(read_prompts, ask, partial(backend.text, guest.rev))
             text, prompts = await self.threads.run(ask.num_characters, preparing)
             ends = ends_of(ask, text, info)
@@ -195,8 +204,11 @@ class RequestService:
         """`work` in a worker thread, on the text of what `model` means, which reads so many; the
         files stay until it has ended.  Its result, and the base's name."""
         found = await self.reception.find(model, caller)
-        rev, text = found.rev, self._backends[found.model].text
+        rev, backend = found.rev, self._backends[found.model]
+        text = backend.text
         with self.reception.leased(rev):
+            if backend.files is not None:
+                await await_text(backend.files, rev, self._limits.deadline)
             done = await self.threads.run(num_characters, lambda: work(text(rev)))
             return done, found.model
 

@@ -5,6 +5,8 @@ type of `event_types.py`.  Decides nothing.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from engine.adapters.states import RESIDENT, State
@@ -38,6 +40,24 @@ class RevisionNews:
         self.publish(kind, event.rev, level, event.cause, event.message, details)
         return True
 
+    @contextmanager
+    def for_request(self, rev: str) -> Iterator[None]:
+        """What bringing it up raises, as a request is told: content that turns out bad is a model
+        that is not there, and how full which disk is, is the operator's to know."""
+        try:
+            yield
+        except LoradError as error:
+            if error.code in ("adapter_invalid", "load_failed"):
+                if error.code == "adapter_invalid":  # it was fit once: a setting has changed
+                    self.publish_unpacked(rev, error)
+                raise LoradError("model_not_found", error.advised) from error
+            if error.code == "insufficient_storage":
+                self.publish_unpacked(rev, error)
+                message = "no disk space to bring up the adapter now"
+                hint = "free space on the store's disk: loractl doctor and explain say which"
+                raise LoradError("no_room", message, hint=hint) from error
+            raise
+
     def publish_unpacked(self, rev: str, error: LoradError) -> None:
         """A request could not have it packed, for want of disk space or as it fits no longer: an
         event for the first of many, as clients come again at once, and kept for `loractl explain`
@@ -46,6 +66,12 @@ class RevisionNews:
         if rev not in self._catalog.unpacked:
             message = f"a request could not have it packed: {error.advised}"
             self.publish("adapter.not_loaded", rev, "warn", error.code, message)
+        self._catalog.unpacked[rev] = error.message, error.hint
+
+    def publish_unfit(self, rev: str, error: LoradError) -> None:
+        """Its tokenizer files do not fit the base; kept for `loractl explain`."""
+        cause = error.details.get("reason", error.code)
+        self.publish("adapter.not_loaded", rev, "warn", cause, error.advised)
         self._catalog.unpacked[rev] = error.message, error.hint
 
     def publish(

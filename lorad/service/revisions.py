@@ -150,22 +150,9 @@ class Revisions:
         self.consider_retiring(rev)  # removed meanwhile
 
     async def prepare_for_request(self, rev: str) -> None:
-        """The same for a request: content that turns out bad is a model that is not there, and how
-        full which disk is, is the operator's to know."""
-        try:
-            with self._intake.wanted(rev):
-                await self.prepare(rev)
-        except LoradError as error:
-            if error.code in ("adapter_invalid", "load_failed"):
-                if error.code == "adapter_invalid":  # it was fit once: a setting has changed
-                    self.news.publish_unpacked(rev, error)
-                raise LoradError("model_not_found", error.advised) from error
-            if error.code == "insufficient_storage":
-                self.news.publish_unpacked(rev, error)
-                message = "no disk space to bring up the adapter now"
-                hint = "free space on the store's disk: loractl doctor and explain say which"
-                raise LoradError("no_room", message, hint=hint) from error
-            raise
+        """The same for a request, in its words."""
+        with self.news.for_request(rev), self._intake.wanted(rev):
+            await self.prepare(rev)
 
     async def unpack(self, rev: str, layouts: Sequence[str], *, remote: bool = False) -> int:
         """Let packed files go, as they can be packed again; with `remote` all its files, as they
@@ -191,6 +178,13 @@ class Revisions:
         anew before the next request; a copy in memory serves on."""
         if rev in self._link.known and self.files.has_lost(rev):
             self.set_aside(rev)
+
+    def retell(self, rev: str) -> None:
+        """Whose tokenizer it has is known otherwise: the engine hears of it before the next
+        request; what runs ends as it began."""
+        if self.files.look is not None:
+            self.files.look.on_change(rev)
+        self.set_aside(rev)
 
     def set_aside(self, rev: str) -> None:
         """Its cached KV stays in the engine; it is announced again when it is asked for."""

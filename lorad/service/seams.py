@@ -3,12 +3,14 @@
 Knows none of the classes that fill them.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from engine.messages import EngineInfo, PackedModule, SequenceDelta, Submit
+from lorad.errors import LoradError
 from lorad.service.ask import Format, Message, Tool
 
 
@@ -165,15 +167,37 @@ class Guide(Protocol):
     ) -> str: ...
 
 
+class TextFiles(Protocol):
+    """Of PackedFiles: the stored files that `Backend.text` reads."""
+
+    def is_readable(self, rev: str) -> bool: ...
+    async def readable(self, rev: str) -> None:
+        """Bring them here, and find whose tokenizer it has; raises what a request is told."""
+
+
+async def await_text(files: TextFiles | None, rev: str | None, seconds: float) -> None:
+    """Until a text may be read for `rev`; deadline_exceeded after so long."""
+    if files is None or rev is None or files.is_readable(rev):
+        return
+    try:
+        async with asyncio.timeout(seconds):
+            await files.readable(rev)
+    except TimeoutError:
+        message = "the adapter's files were not here in time"
+        raise LoradError("deadline_exceeded", message, param="model") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """What stands behind one model: its engine, its text (called with a revision, or None for the
-    base), and who makes grammars for it.  `digest` tells its base from another."""
+    base, once `files` has made it readable), and who makes grammars for it.  `digest` tells its
+    base from another."""
 
     link: Link
     text: Callable[[str | None], Text]
     digest: str
     guide: Guide | None = None
+    files: TextFiles | None = None
 
 
 class Limits(Protocol):

@@ -150,6 +150,7 @@ class TextService:
         self._folder_of, self._record_of = folder_of, record_of
         self._templates = Templates(CACHED)
         self._known: OrderedDict[str, _Kept] = OrderedDict()
+        self._forgotten = 0  # how often
         self._lock = threading.Lock()
 
     def __call__(self, rev: str | None) -> RevisionText:
@@ -157,9 +158,11 @@ class TextService:
             return self.base
         if (held := self.held(rev)) is not None:
             return held
+        forgotten = self._forgotten
         kept, text = self._load(rev)
         with self._lock:
-            self._known[rev] = kept
+            if forgotten == self._forgotten:  # else it may have been of this one: read once more
+                self._known[rev] = kept
             while len(self._known) > KNOWN:
                 self._known.popitem(last=False)
         return text
@@ -178,6 +181,7 @@ class TextService:
 
     def forget(self, rev: str) -> None:
         with self._lock:
+            self._forgotten += 1
             self._known.pop(rev, None)
 
     def _whole(self, kept: _Kept) -> RevisionText | None:

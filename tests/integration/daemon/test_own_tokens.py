@@ -2,15 +2,18 @@
 against transformers and PEFT."""
 
 import shutil
+import sqlite3
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest.mock import ANY
 
 import pytest
+from tokenizers import Tokenizer
 
 from lorad import wire
 from lorad.client import ApiError
+from tests.integration.daemon.conftest import until, write_adapter
 
 pytestmark = pytest.mark.late
 
@@ -194,4 +197,47 @@ def test_its_tokens_are_read_drawn_and_written(make_daemon, tuned, tmp_path):
     # Both starts that found it registered have read its tokenizer before they were ready.
     told = [line for line in daemon.log.read_text().splitlines() if "tokenizers of" in line]
     assert len(told) == 2 and all("tokenizers of adapters: 1 read in" in line for line in told)
+    assert daemon.stop() == 0
+
+    # One that was registered before anybody asked for its tokenizer is asked at the next start.
+    with sqlite3.connect(daemon.root / "state" / "registry.db") as registry:
+        unknown = "num_tokens = 0, own_tokenizer = 0, base_text = ''"
+        registry.execute(f"UPDATE revisions SET {unknown}")
+    registry.close()
+    daemon.start()
+    again = post(daemon, "/v1/completions", **prompt, logit_bias={str(TOOL): 100})
+    assert again["choices"] == drawn["choices"]
+    found = [event for event in daemon.events() if event.type == "adapter.tokenizer"]
+    assert [event.name for event in found] == ["tools"], "bible has the base's, as was known"
+    assert f"its own tokenizer, {SIZE} tokens" in found[0].message
+    assert daemon.stop() == 0
+
+
+def test_a_copy_of_the_bases_tokenizer_is_the_adapters_own_once_the_base_has_another(
+    make_daemon, base, tmp_path
+):
+    """Its requests were read by the new one without a word."""
+    daemon = make_daemon()
+    served = tmp_path / "served"
+    shutil.copytree(base, served)
+    daemon.config.write_text(daemon.config.read_text().replace(str(base), str(served)))
+    folder = write_adapter(tmp_path / "copy", 1)
+    shutil.copy(base / "tokenizer.json", folder)
+    daemon.start()
+    with daemon.client() as client:
+        client.upload(folder, wire.UploadStart(name="copy"))
+        client.upload(write_adapter(tmp_path / "bare", 2), wire.UploadStart(name="bare"))
+        assert not client.adapter("copy").serving.own_tokenizer
+    ids = post(daemon, "/tokenize", model="copy", prompt="a b")["tokens"]
+    assert daemon.stop() == 0
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    tokenizer.add_tokens(["a b"])
+    tokenizer.save(str(served / "tokenizer.json"))
+    daemon.start()
+    assert post(daemon, "/tokenize", model="copy", prompt="a b")["tokens"] == ids
+    for model in ("bare", "tiny"):
+        assert post(daemon, "/tokenize", model=model, prompt="a b")["tokens"] == [258]
+    with daemon.client() as client:
+        until(lambda: client.adapter("copy").serving.own_tokenizer, "it to be known")
+        assert not client.adapter("bare").serving.own_tokenizer
     assert daemon.stop() == 0

@@ -4,6 +4,7 @@ import json
 import shutil
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.adapters import own_tokenizer, tokenizer_files
+from engine.adapters import adapter_text, own_tokenizer, tokenizer_files
 from engine.adapters.manifest import AdapterManifest
 from engine.adapters.own_tokenizer import differs
 from engine.adapters.pack import pack_into
-from engine.adapters.peft import inspect
+from engine.adapters.peft import base_text, inspect, inspect_text
 from engine.adapters.tokenizer_files import BaseTokenizer
 from engine.models.spec import ModelSpec
 
@@ -307,3 +308,40 @@ def test_an_own_tokenizer_lies_beside_what_is_packed_of_it(
         if own:
             assert Path(packed.tokenizer).read_bytes() == data
             assert Path(packed.tokenizer).parent == Path(packed.path).parent
+
+
+def test_the_text_of_a_folder_that_passed_is_told_again_without_its_weights(
+    tmp_path: Path, base: Path, make_folder: MakeFolder, pair: MakePair, spec: ModelSpec
+) -> None:
+    folder = make_folder(pair("layers.0.self_attn.q_proj"))
+    renamed = changed(base, OWN["a reserved token renamed"])["tokenizer.json"]
+    for data in (renamed, held(base)["tokenizer.json"]):
+        (folder / "tokenizer.json").write_bytes(data)
+        whole = inspect(folder, spec, base=base)
+        weights = folder / "adapter_model.safetensors"
+        size, kept = weights.stat().st_size, weights.read_bytes()
+        with weights.open("r+b") as file:  # NaN everywhere, of which only a scan would know
+            file.seek(size - 64)
+            file.write(b"\xff" * 64)
+        text = inspect_text(folder, spec, base=base)
+        weights.write_bytes(kept)
+        assert (text.own, text.num_tokens) == (whole.own_tokenizer, whole.num_tokens)
+        assert text.own == (data is renamed) and text.base_text == whole.base_text
+
+
+def test_what_was_said_of_a_tokenizer_holds_for_the_bases_files_that_it_was_said_beside(
+    tmp_path: Path, base: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(base, copy)
+    said = base_text(spec, base)
+    assert said == base_text(spec, copy) and len(said) == 16
+    others = {said, base_text(spec, None), base_text(replace(spec, vocab_size=64), base)}
+    others.add(base_text(replace(spec, generates=False), base))
+    (copy / "tokenizer.json").write_bytes(changed(base, reordered)["tokenizer.json"])
+    others.add(base_text(spec, copy))
+    (copy / "tokenizer_config.json").unlink()
+    others.add(base_text(spec, copy))
+    monkeypatch.setattr(adapter_text, "RULES", adapter_text.RULES + 1)
+    others.add(base_text(spec, base))
+    assert len(others) == 7, "any of them may have it told otherwise"

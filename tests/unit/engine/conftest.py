@@ -326,6 +326,8 @@ class Harness:
         pinned: bool = False,
         priority: int = 50,
         alora_tokens: tuple[int, ...] = (),
+        num_tokens: int = 0,
+        tokenizer: str = "",
     ) -> int:
         if not changes_kv:
             self.shares_base_kv.add(rev)
@@ -340,6 +342,8 @@ class Harness:
             changes_kv=changes_kv,
             modules=(),
             alora_tokens=alora_tokens,
+            num_tokens=num_tokens,
+            tokenizer=tokenizer,
         )
         return self.command(AddRevision, manifest=manifest, priority=priority, pinned=pinned)
 

@@ -406,3 +406,16 @@ def test_both_floors_hold_while_adapters_and_sequences_press_on_each_other(make)
         counts = h.pool.counts
         assert counts.adapter <= 22 and counts.kv_active <= 24
     assert all(h.end(f"r{n}").finish_reason == "length" for n in range(40))
+
+
+def test_of_a_revision_that_is_told_again_its_text_is_taken_and_nothing_moves(make):
+    h = make()
+    h.add("a", 3)
+    running(h, "r", [1], "a")
+    assert h.code(h.add("a", 3, num_tokens=259, tokenizer="/a/tokenizer.json")) == ""
+    manifest = h.residency.manifest("a")
+    assert (manifest.num_tokens, manifest.tokenizer) == (259, "/a/tokenizer.json")
+    assert h.state("a") == "active"
+    h.remove("a")
+    assert h.code(h.add("a", 3)) == "", "it may stay after all"
+    assert h.residency.manifest("a").num_tokens == 0

@@ -11,7 +11,13 @@ from engine.adapters.states import State
 from engine.messages import EngineInfo, PackedModule
 from lorad.errors import LoradError, RegistryUnusable
 from lorad.registry.cards import Cards
-from lorad.registry.records import AdapterRecord, PackedRecord, Registered, RevisionRecord
+from lorad.registry.records import (
+    AdapterRecord,
+    PackedRecord,
+    Registered,
+    RevisionRecord,
+    TextFacts,
+)
 from lorad.registry.registry import Registry
 from lorad.registry.rows import decode_modules, encode_modules
 
@@ -268,25 +274,43 @@ def test_a_vocabulary_of_its_own_comes_back_and_goes_to_the_engine(
     assert manifest is not None and manifest.num_tokens == 49_154
 
 
-def test_whose_vocabulary_content_has_is_what_was_found_last_once_nobody_serves_it(
-    registry: Registry, add: Add
-) -> None:
-    """What was registered before vocabularies were looked for is mended by `rm` and `add`."""
-
-    def own() -> tuple[int, bool]:
+def test_whose_vocabulary_content_has_is_what_was_found_last(registry: Registry, add: Add) -> None:
+    def own() -> tuple[int, bool, str]:
         revision = registry.revision(rev)
         assert revision is not None
-        return revision.num_tokens, revision.own_tokenizer
+        return revision.num_tokens, revision.own_tokenizer, revision.base_text
 
     rev = add("x", b"1", facts={"num_tokens": 0, "own_tokenizer": False}).rev
-    add("y", b"1")
-    assert own() == (0, False), "x is served so"
+    assert own() == (0, False, "")
+    add("y", b"1", facts={"base_text": "b2"})
+    assert own() == (49_154, True, "b2"), "x has the same content, and y was looked at later"
     for name in ("x", "y"):
         registry.remove(name).result()
-    add("x", b"1")
-    assert own() == (49_154, True)
+    add("x", b"1", facts={"num_tokens": 0, "own_tokenizer": False})
+    assert own() == (0, False, "")
     card = Cards(registry.store.directory / ".cards").read_revision(rev)
-    assert card is not None and card.own_tokenizer, "a registry made of the store alone lost it"
+    assert card is not None and not card.own_tokenizer, "a registry made of the store alone lost it"
+
+
+def test_what_was_found_beside_another_base_is_looked_for_again(
+    registry: Registry, add: Add
+) -> None:
+    one = add("one", b"1", facts={"base_text": "b1"}).rev
+    two = add("two", b"2", facts={"base_text": "b2"}, pin=True).rev
+    old = add("old", b"3").rev
+    add("other", b"4", model="another")
+    registry.quarantine("bad", "upload", "E_SHAPE", "no").result()
+    registry.touch_used({"old": 2_000_000.0}).result()
+    assert registry.unlike("base", "b1") == (two, old), "the pinned first"
+    assert registry.unlike("base", "b2") == (old, one), "then who was used last"
+    now = TextFacts(num_tokens=7, own_tokenizer=True, base_text="b1")
+    same = dataclasses.replace(now, num_tokens=49_154)
+    assert registry.note_texts({two: same, old: now, "f" * 64: now}).result() == (old,)
+    assert registry.unlike("base", "b1") == ()
+    found = registry.revisions((two, old))
+    assert (found[two].text, found[old].text) == (same, now)
+    told = [event for event in registry.events() if event.type == "adapter.tokenizer"]
+    assert [(e.rev, e.message) for e in told] == [(old, "its own tokenizer, 7 tokens")]
 
 
 def test_a_packed_file_that_is_not_there_is_not_recorded(registry: Registry, add: Add) -> None:
