@@ -58,7 +58,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 #: Files whose cases say one thing of many numbers, and take a minute: `make test` takes every n-th
-#: case of each of their tests, `make test-slow` the others.
+#: case of each of their tests, `make test-slow` the others, or `make test-late`.
 THINNED = {
     "kernels/lora/test_lora_kernels.py": 4,
     "kernels/test_sample_kernels.py": 3,
@@ -69,6 +69,8 @@ THINNED = {
     "parity/test_varieties.py": 2,
     "tui/test_hostile_daemon.py": 3,
 }
+#: Those of them whose cases are all to be met before a change lands: a pairwise choice has them all.
+THINNED_TO_LATE = {"kernels/lora/test_lora_kernels.py"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before cases are left out by their marks
@@ -81,5 +83,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         every = THINNED.get(file, 1)
         if every > 1 and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             if seen[file, item.originalname] % every:
-                item.add_marker(pytest.mark.slow)
+                item.add_marker("late" if file in THINNED_TO_LATE else "slow")
             seen[file, item.originalname] += 1

@@ -166,6 +166,18 @@ def test_the_narrow_prefill_tiles_give_it_too(
         pool.check(segments, total, groups=[group], tiles=choices.PREFILL)
 
 
+@pytest.mark.late
+@pytest.mark.parametrize("population", [[(0, 4096)], [(-1, 300), (0, 2500), (1, 1295), (2, 1)]])
+def test_rows_by_the_thousand_give_it_too(
+    make_pool: Make, whole: Whole, rows_of: Rows, population: list[tuple[int, int]]
+) -> None:
+    pool = make_pool("odd", torch.float16, max_rows=4096)
+    for slot, rank in enumerate((16, 5, 64)):
+        pool.add(slot, whole(rank))
+    segments, total = rows_of(population)
+    pool.check(segments, total, groups=["qkv", "down"])
+
+
 def test_h_in_two_halves_keeps_twice_the_bits(
     filled: Any, rows_of: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
