@@ -87,6 +87,7 @@ class Load:
                 parts += [choice["text"] for choice in chunk["choices"]]
                 usage = chunk.get("usage") or usage
         assert lines[-1] == "data: [DONE]"
+        assert usage["completion_tokens"] == length, usage
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return Heard(name, rev, length, "".join(parts), cached, asked, self.flips[name] - flips)
 
@@ -158,12 +159,15 @@ class Scene:
         shutil.rmtree(folder, ignore_errors=True)
 
     def controls(self):
-        """(revision, length) -> its text alone; contents that have left are added once more."""
-        longest, found = max(LENGTHS), {}
+        """revision -> its text alone, with nothing cached; contents that have left are added once
+        more."""
+        found = {}
         for rev, seed in self.seeds.items():
             added = self.daemon.upload("control", seed, replace=True)
             assert added.rev == rev
-            found[rev] = self.daemon.text("control", longest)
+            answer = self.daemon.ask("control", max(LENGTHS), cache_salt=rev).json()
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            found[rev] = answer["choices"][0]["text"]
         return found
 
 
@@ -199,6 +203,7 @@ def reload_under_load(scene, times, fresh_every, streams):
 def judge(scene, load):
     """Everything that has to hold of what was heard."""
     assert load.failures == []
+    assert any(one.cached for one in load.heard), "nothing was ever found in the cache"
     controls = scene.controls()
     over_a_flip, first_ones = 0, 0
     for one in load.heard:
