@@ -69,7 +69,7 @@ THINNED = {
     "parity/test_varieties.py": 2,
     "tui/test_hostile_daemon.py": 3,
 }
-#: Those of them whose cases are all to be met before a change lands: a pairwise choice has them all.
+#: Those of them whose cases are all met before a change lands: a pairwise choice wants all pairs.
 THINNED_TO_LATE = {"kernels/lora/test_lora_kernels.py"}
 
 
