@@ -740,6 +740,49 @@ def test_hundreds_of_folders_are_scanned_in_little_time(tmp_path: Path, fill_fol
     assert time.process_time() - began < 1
 
 
+@pytest.mark.late
+@pytest.mark.parametrize("watches", [None, 64])
+def test_ten_thousand_folders_are_told_once_each_and_a_change_of_one_alone(
+    make_rig: Callable[..., Any], fill_folder: Fill, monkeypatch: pytest.MonkeyPatch, watches: Any
+) -> None:
+    """With as many watches as it takes, and on a system that grants 64 of them."""
+    add_watch, left = inotify_c.inotify_add_watch, iter(range(watches or 0))
+
+    def limited(*arguments: Any) -> Any:
+        return _fail_with(errno.ENOSPC) if next(left, None) is None else add_watch(*arguments)
+
+    if watches is not None:
+        monkeypatch.setattr(inotify_c, "inotify_add_watch", limited)
+    rig = make_rig("auto", rescan=60.0)
+    one = fill_folder(rig.inbox.parent / "one")
+    for n in range(10_000):
+        folder = rig.inbox / f"t{n % 40}" / f"a{n}"
+        folder.mkdir(parents=True)
+        for file in one.iterdir():
+            (folder / file.name).hardlink_to(file)
+
+    def until(count: int) -> None:
+        """Some looks more than it takes, to see that nothing comes twice."""
+        rig.wait_for_hints()
+        last = rig.now + 300.0
+        while len(rig.found) < count and rig.now < last:
+            rig.now += 0.5
+            rig.watcher.tick()
+        for _ in range(4):
+            rig.now += 1.0
+            rig.watcher.tick()
+
+    until(10_000)
+    assert len(rig.names) == len(set(rig.names)) == 10_000
+    assert len(rig.warnings) == (watches is not None)
+    changed = rig.inbox / "t7" / "a4007"
+    shutil.rmtree(changed)  # its files are those of all the others
+    fill_folder(changed, num_values=65)
+    until(10_001)
+    assert rig.names[10_000:] == ["t7/a4007"] and rig.gone == []
+    assert rig.watcher.mode == ("inotify" if watches is None else "polling")
+
+
 def test_what_is_seen_and_reported_is_counted(rig: Any, tmp_path: Path, fill_folder: Fill) -> None:
     fill_folder(rig.inbox / "bible")
     rig.run(10)
