@@ -22,6 +22,18 @@ def test_a_request_brings_its_adapter_up_and_every_transition_is_an_event(make):
     assert loaded.seconds == pytest.approx(0.01)
 
 
+def test_an_adapter_comes_up_while_its_request_waits_for_a_seat(make):
+    h = make(max_num_seqs=1)
+    h.add("cold", 3)
+    h.submit("first", [1, 2, 3], max_tokens=30)
+    h.run(until=lambda: "first" in h.deltas)
+    h.submit("r", [1], "cold", max_tokens=1)
+    assert h.run(until=lambda: h.state("cold") == "idle") < 10
+    assert "r" not in h.deltas and h.end("first") is None
+    h.run()
+    assert h.tokens("r") == h.alone([1], "cold", 1)
+
+
 def test_a_load_is_answered_when_the_copy_has_ended_and_not_before(make):
     h = make()
     h.add("a")
