@@ -299,7 +299,7 @@ def _one_of(word: str, *known: str) -> None:
 
 
 RESULTS: Sequence[Column[wire.ItemResult]] = (
-    Column("NAME", lambda r: r.name),
+    Column("NAME", lambda r: r.name, shrinks=True),
     Column("RESULT", lambda r: (r.state or "done") if r.ok else r.code),
     Column("REV", lambda r: short(r.rev)),
 )

@@ -33,7 +33,7 @@ AUDIT: Sequence[Column[AuditItem]] = (
     Column("TIME", _clock),
     Column("WHO", lambda a: a.actor),
     Column("ACTION", lambda a: a.action),
-    Column("NAME", lambda a: a.name),
+    Column("NAME", lambda a: a.name, shrinks=True),
     Column("REV", lambda a: a.rev[:8]),
     Column("RESULT", lambda a: a.result),
     Column("ID", lambda a: str(a.id), wide=True, right=True),

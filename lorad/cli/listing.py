@@ -66,7 +66,7 @@ _LOADS = Column[wire.Adapter]("LOADS", lambda a: str(a.loads), wide=True, right=
 _EVICTIONS = Column[wire.Adapter]("EVICTIONS", lambda a: str(a.evictions), wide=True, right=True)
 
 LS: Sequence[Column[wire.Adapter]] = (
-    Column("NAME", lambda a: a.name),
+    Column("NAME", lambda a: a.name, shrinks=True),
     Column("TENANT", lambda a: a.tenant or UNKNOWN, drop=2),
     Column("STATE", lambda a: a.state),
     Column("REASON", lambda a: a.reason or UNKNOWN, wide=True),
@@ -84,7 +84,7 @@ LS: Sequence[Column[wire.Adapter]] = (
 )
 PS: Sequence[Column[wire.Adapter]] = (
     Column("SLOT", lambda a: _number(a.slot), right=True),
-    Column("NAME", lambda a: a.name),
+    Column("NAME", lambda a: a.name, shrinks=True),
     Column("REV", lambda a: short(a.rev), drop=4),
     Column("STATE", lambda a: a.state),
     Column("PIN", _pin, drop=1),

@@ -20,6 +20,8 @@ from lorad.cli.options import Options
 
 T = TypeVar("T")
 UNKNOWN = "-"
+#: Characters of a name that a narrow terminal shows at the least.
+LEAST = 24
 
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 
@@ -28,7 +30,8 @@ _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 class Column(Generic[T]):
     """A column: its heading and how an item's cell reads.  `wide` ones need `-o wide`.
 
-    `drop`: which goes first where the terminal has no room for all, the highest; 0 stays.
+    `drop`: which goes first where the terminal has no room for all, the highest; 0 stays.  Before
+    any goes, cells of one that `shrinks` lose their ends, down to LEAST characters.
     """
 
     heading: str
@@ -36,6 +39,7 @@ class Column(Generic[T]):
     wide: bool = False
     right: bool = False
     drop: int = 0
+    shrinks: bool = False
 
 
 # ----------------------------------------------------------------- text that cannot harm
@@ -150,7 +154,7 @@ def print_items(
         wide = options.output == "wide"
         wanted = [c for c in columns if wide or not c.wide]
         kept = wanted if wide else fitting(wanted, items, terminal_width())
-        Table(kept, options).print(items)
+        Table(kept, options, cut=not wide).print(items)
         if left_out := [c.heading for c in wanted if c not in kept]:
             note(f"no room for {' '.join(left_out)}: -o wide has all", options)
 
@@ -198,6 +202,7 @@ def fitting(columns: Sequence[Column[T]], items: Sequence[T], room: int) -> list
         c: max([len(c.heading), *(len(plain(c.cell(item)) or UNKNOWN) for item in items)])
         for c in columns
     }
+    widths |= {c: min(widths[c], LEAST) for c in columns if c.shrinks}
     while room and sum(widths[c] + 2 for c in kept) - 2 > room:
         first = max(kept, key=lambda c: c.drop)
         if not first.drop:
@@ -209,7 +214,8 @@ def fitting(columns: Sequence[Column[T]], items: Sequence[T], room: int) -> list
 class Table(Generic[T]):
     """Rows under headings.  Later rows of the same table keep to the widths of the first.
 
-    `cut`: a row that is longer than the terminal is wide ends in `>`, else it goes on below.
+    `cut`: a row that is longer than the terminal is wide ends in `>`, else it goes on below; a cell
+    that shrinks for it does, too.
     """
 
     def __init__(self, columns: Sequence[Column[T]], options: Options, *, cut: bool = True) -> None:
@@ -226,6 +232,8 @@ class Table(Generic[T]):
             grid.insert(0, [c.heading for c in self._columns])
         self._fit(grid)
         limit = terminal_width() if self._cut else 0
+        if limit:
+            self._shrink(limit)
         for row in grid:
             line = "  ".join(map(self._pad, row, self._widths, self._columns)).rstrip()
             print_line(line[: limit - 1] + ">" if limit and len(line) > limit else line)
@@ -235,7 +243,18 @@ class Table(Generic[T]):
             cells = (len(row[place]) for row in grid)
             self._widths[place] = max(self._widths[place], *cells, 0)
 
+    def _shrink(self, limit: int) -> None:
+        """Take what is too much from the columns that can give, the first one first."""
+        over = sum(self._widths) + 2 * (len(self._widths) - 1) - limit
+        for place, column in enumerate(self._columns):
+            if column.shrinks and over > 0:
+                least = min(self._widths[place], LEAST)
+                given = min(over, self._widths[place] - least)
+                self._widths[place], over = self._widths[place] - given, over - given
+
     def _pad(self, text: str, width: int, column: Column[T]) -> str:
+        if column.shrinks and len(text) > width:
+            text = text[: width - 1] + ">"
         return f"{text:>{width}}" if column.right else f"{text:<{width}}"
 
 

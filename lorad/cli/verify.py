@@ -16,7 +16,7 @@ from lorad.cli.output import UNKNOWN, Column, complain, human_bytes, one_line, p
 from lorad.cli.session import Failed, Session, Usage, session
 
 VERIFIED: Sequence[Column[wire.Verification]] = (
-    Column("NAME", lambda v: v.name),
+    Column("NAME", lambda v: v.name, shrinks=True),
     Column("RESULT", lambda v: "ok" if v.ok else v.code),
     Column("MODULES", lambda v: str(v.modules) if v.rev else UNKNOWN, right=True),
     Column("WORST", lambda v: f"{v.worst_error:.1e}" if v.rev else UNKNOWN, right=True),

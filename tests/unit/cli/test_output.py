@@ -102,6 +102,29 @@ def test_where_a_terminal_has_no_room_columns_go_and_are_named(capsys, monkeypat
     assert lines("wide", 28) == ["NAME", "REV", "SIZE", "MORE"]
 
 
+def test_long_names_lose_their_ends_before_columns_go_and_wide_goes_on_below(capsys, monkeypatch):
+    columns = (
+        Column("NAME", lambda i: i.name, shrinks=True),
+        Column("REV", lambda i: "0123abcd", drop=1),
+        Column("SIZE", lambda i: str(i.size), right=True),
+    )
+    items = [Item("acme/" + "x" * 60, 7), Item("bible", 12345)]
+    page, told = Page(items=items), []
+    monkeypatch.setattr(output, "note", lambda text, options: told.append(text))
+
+    def lines(form, room):
+        monkeypatch.setattr(output, "terminal_width", lambda: room)
+        print_items(items, columns, Options(output=form), document=page, name=lambda i: i.name)
+        return capsys.readouterr().out.splitlines()
+
+    assert lines("table", 60)[1] == "acme/" + "x" * 37 + ">  0123abcd      7"
+    assert lines("table", 41)[2] == "bible" + " " * 19 + "  0123abcd  12345" and not told
+    assert lines("table", 40)[1] == "acme/" + "x" * 27 + ">      7"
+    assert told == ["no room for REV: -o wide has all"]
+
+    assert lines("wide", 40)[1] == items[0].name + "  0123abcd      7"
+
+
 def test_later_rows_of_a_table_keep_the_widths_of_the_first(capsys):
     table = Table(COLUMNS[:2], Options())
     table.print([Item("a-long-name", 1)])
