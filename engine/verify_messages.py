@@ -26,7 +26,7 @@ class VerifyRevision(Struct, frozen=True, tag="verify_revision"):
 class Finding(Struct, frozen=True, kw_only=True):
     """Something that is not as it should be.  `layer` -1: no one layer's."""
 
-    what: Literal["effect", "resident", "packed", "stored"]
+    what: Literal["effect", "resident", "packed", "stored", "tokenizer"]
     layer: int = -1
     module: str = ""
     message: str = ""
@@ -53,6 +53,8 @@ class Verified(Struct, frozen=True, kw_only=True):
     """What the verifier process (`adapters/verify.py`) says of a stored folder."""
 
     rev: str  # what its content is called now
+    num_tokens: int = 0  # as the files say now; see AdapterManifest
+    own_tokenizer: bool = False
     bytes_checked: int = 0  # of the packed file, against a fresh one
     bytes_different: int = 0
     findings: tuple[Finding, ...] = ()

@@ -96,6 +96,8 @@ class Adapter(Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0  # with models.speculation: tokens that were guessed
     accepted_tokens: int = 0  # of those, right ones
     targets: tuple[str, ...] = ()
+    own_tokenizer: bool = False  # these two are of what it serves
+    extra_tokens: int = 0  # ids behind the base's
     display_name: str | None = None  # the original text of an illegal folder name, escaped
     replicas: tuple[str, ...] = ()  # of a model with several engines: those that it is resident on
 
@@ -192,7 +194,7 @@ class ItemResult(Struct, frozen=True, kw_only=True):
 class VerifyFinding(Struct, frozen=True, kw_only=True):
     """Something that is not as the stored file says; `layer` None: no one layer's."""
 
-    what: Literal["effect", "resident", "packed", "stored"]
+    what: Literal["effect", "resident", "packed", "stored", "tokenizer"]
     layer: int | None = None
     module: str = ""
     message: str = ""
@@ -213,6 +215,7 @@ class Verification(Struct, frozen=True, kw_only=True):
     tolerance: float = 0.0
     bytes_checked: int = 0
     bytes_different: int = 0
+    also: tuple[str, ...] = ()  # rows, classifier, tokenizer: compared by their bytes alone
     findings: tuple[VerifyFinding, ...] = ()
 
 

@@ -117,6 +117,8 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     dtype: str = ""
     max_model_len: int = 0
     extra_vocab: int = 0
+    most_extra_tokens: int = 0  # of that, what the adapter with most ids of its own takes
+    own_tokenizers: int = 0  # names that serve with one
     num_adapters: int = 0  # names that serve
     slots_total: int = 0
     slots_used: int = 0

@@ -212,9 +212,12 @@ def _verify(options: argparse.Namespace) -> Verified:
     if options.packed is not None or any(m.gain for m in manifest.modules):
         fresh = Path(pack_as_told(options)[0].path)
     write_probe(options.folder, manifest, layout, options.probe, rev, fresh)
-    if fresh is None or options.packed is None:
-        return Verified(rev=rev)
-    return compare_packed(fresh, options.packed, manifest, layout, rev)
+    verified = Verified(rev=rev)
+    if fresh is not None and options.packed is not None:
+        verified = compare_packed(fresh, options.packed, manifest, layout, rev)
+    return msgspec.structs.replace(
+        verified, num_tokens=manifest.num_tokens, own_tokenizer=manifest.own_tokenizer
+    )
 
 
 if __name__ == "__main__":

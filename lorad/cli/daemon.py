@@ -96,6 +96,7 @@ def _models(st: wire_status.Status) -> list[tuple[str, str]]:
             ("base", st.base),
             *([("tasks", ", ".join(map(plain, st.tasks)))] if st.tasks else []),
             ("context", f"{st.max_model_len} tokens"),
+            *(("vocabulary", told) for one in st.models if (told := _vocabulary(one))),
             *([("pooling", pooling_words(pools))] if pools else []),
             *([("guesses", _guesses(one.drafts)) for one in st.models if one.drafts]),
             *(_replicas(st.models[0]) if st.models else []),
@@ -107,6 +108,7 @@ def _models(st: wire_status.Status) -> list[tuple[str, str]]:
             ("model", f"{one.name}  {_where(one)}  {state}"),
             ("  base", one.base),
             ("  tasks", f"{', '.join(one.tasks)}, {one.max_model_len} tokens"),
+            *([("  vocabulary", told)] if (told := _vocabulary(one)) else []),
             *([("  pooling", pooling_words(one.pooling))] if one.pooling else []),
             *([("  guesses", _guesses(one.drafts))] if one.drafts else []),
             *([("  share", _share_words(one))] if one.device_share < 1 else []),
@@ -117,6 +119,14 @@ def _models(st: wire_status.Status) -> list[tuple[str, str]]:
             *(_replicas(one) or [("  engine", _process(one))]),
         ]
     return rows
+
+
+def _vocabulary(one: wire_status.ModelStatus) -> str:
+    """Room for adapters' own tokens; "" where there is none, and nobody has a tokenizer."""
+    if not one.extra_vocab and not one.own_tokenizers:
+        return ""
+    used = f"adapters use {one.most_extra_tokens} of {one.extra_vocab} ids behind the base's"
+    return f"{used}; own tokenizers: {one.own_tokenizers}"
 
 
 def _replicas(model: wire_status.ModelStatus) -> list[tuple[str, str]]:

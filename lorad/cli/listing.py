@@ -60,6 +60,12 @@ def _pin(adapter: wire.Adapter) -> str:
     return "P" if adapter.pinned else UNKNOWN
 
 
+def _vocabulary(a: wire.Adapter) -> str:
+    """Whose tokenizer it has, and how many ids behind the base's."""
+    more = f"+{a.extra_tokens}" if a.extra_tokens else ""
+    return " ".join(filter(None, ("own" if a.own_tokenizer else "", more))) or UNKNOWN
+
+
 _TARGETS = Column[wire.Adapter]("TARGETS", lambda a: ",".join(a.targets) or UNKNOWN, wide=True)
 _SOURCE = Column[wire.Adapter]("SOURCE", lambda a: a.source, wide=True)
 _LOADS = Column[wire.Adapter]("LOADS", lambda a: str(a.loads), wide=True, right=True)
@@ -77,6 +83,7 @@ LS: Sequence[Column[wire.Adapter]] = (
     Column("REV", lambda a: short(a.rev), drop=1),
     Column("CANDIDATE", lambda a: short(a.candidate_rev), wide=True),
     Column("LAST-USED", lambda a: human_age(age_of(a.last_used_at)), right=True, drop=4),
+    Column("VOCABULARY", lambda a: _vocabulary(a), wide=True),
     _TARGETS,
     _SOURCE,
     _LOADS,

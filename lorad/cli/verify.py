@@ -23,6 +23,7 @@ VERIFIED: Sequence[Column[wire.Verification]] = (
     Column("WHERE", lambda v: v.worst_module or UNKNOWN, wide=True),
     Column("ROUNDING", lambda v: f"{v.tolerance:.1e}" if v.rev else UNKNOWN, wide=True),
     Column("BYTES", lambda v: human_bytes(v.bytes_checked) if v.rev else UNKNOWN, right=True),
+    Column("ALSO", lambda v: ",".join(v.also) or UNKNOWN, drop=1),
     Column("DIFFER", lambda v: str(v.bytes_different) if v.rev else UNKNOWN, right=True),
     Column("REV", lambda v: short(v.rev)),
 )

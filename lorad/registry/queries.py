@@ -136,6 +136,22 @@ def unlike(connection: Connection, model: str, base_text: str) -> tuple[str, ...
     return tuple(connection.execute(found).scalars())
 
 
+def vocabularies(connection: Connection) -> dict[str, tuple[int, int]]:
+    """By model, of registered names: the most ids that one has, and how many have a tokenizer of
+    their own."""
+    found = (
+        select(
+            adapters.c.model,
+            func.max(revisions.c.num_tokens).label("most"),
+            func.count().filter(revisions.c.own_tokenizer).label("own"),
+        )
+        .join(revisions, revisions.c.rev == adapters.c.serving_rev)
+        .where(adapters.c.state == State.REGISTERED)
+        .group_by(adapters.c.model)
+    )
+    return {row.model: (row.most, row.own) for row in connection.execute(found)}
+
+
 # ----------------------------------------------------------------- revisions
 def revisions_by_rev(
     connection: Connection, store: Store, revs: Iterable[str]

@@ -34,6 +34,7 @@ class Reader:
         self.path, self.store = path, store
         self.transactions = Counts()
         self._readers = sqlite.reader_engine(path)
+        self._vocabularies: tuple[int, dict[str, tuple[int, int]]] | None = None
 
     def close(self) -> None:
         """End its connections."""
@@ -129,6 +130,15 @@ class Reader:
         """Revisions with one that a registered name means, the most wanted first."""
         with self._read() as connection:
             return queries.own_tokenizers(connection)
+
+    def vocabularies(self) -> Mapping[str, tuple[int, int]]:
+        """By model, of names that serve: the most ids that one has, and how many have a tokenizer
+        of their own.  Asked for with every picture of the daemon, and changed by writes alone."""
+        written = self.transactions.number["write"]
+        if self._vocabularies is None or self._vocabularies[0] != written:
+            with self._read() as connection:
+                self._vocabularies = written, queries.vocabularies(connection)
+        return self._vocabularies[1]
 
     def unlike(self, model: str, base_text: str) -> tuple[str, ...]:
         """Revisions that names of `model` mean and whose tokenizer was held against another base's,

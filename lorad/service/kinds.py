@@ -39,6 +39,12 @@ def kinds_of(record: RevisionRecord, *, mlx: bool) -> tuple[str, ...]:
     return tuple(kind for kind, there in found.items() if there)
 
 
+def by_bytes_alone(record: RevisionRecord) -> tuple[str, ...]:
+    """Of these, what `loractl verify` holds against stored bytes, as it has no effect by itself."""
+    whole = ("rows", "classifier", "tokenizer")
+    return tuple(kind for kind in kinds_of(record, mlx=False) if kind in whole)
+
+
 def scalings_of(record: RevisionRecord) -> tuple[float, ...]:
     """The different numbers that a module's product is multiplied by, ascending."""
     return tuple(sorted({m.scaling for m in record.modules if not m.replaces}))

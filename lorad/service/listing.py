@@ -157,6 +157,13 @@ class Listing:
             counts["registered"] = counts.get("registered", 0) - remote
         return {state: number for state, number in counts.items() if number > 0}
 
+    def vocabularies(self, model: str) -> tuple[int, int]:
+        """Of names that serve on `model`: ids behind the base's of the one that has most, and how
+        many have a tokenizer of their own."""
+        most, own = self._registry.vocabularies().get(model, (0, 0))
+        info = self._info(model)
+        return max(0, most - info.vocab_size) if info else 0, own
+
     # ------------------------------------------------------------- rows
     def _rows(self, records: tuple[AdapterRecord, ...]) -> tuple[wire.Adapter, ...]:
         revs = [record.serving_rev for record in records if record.serving_rev is not None]
@@ -196,6 +203,8 @@ class Listing:
             created_at=_time(record.created_at),
             last_used_at=_time(used) if (used := self._names.last_used(record)) else None,
             targets=revision.targets if revision else (),
+            own_tokenizer=revision is not None and revision.own_tokenizer,
+            extra_tokens=_extra_tokens(revision, self._info_of(record)),
             display_name=record.display_name,
             replicas=self._picture.places(record.serving_rev or ""),
             **_live(status),
@@ -252,7 +261,7 @@ class Listing:
             alora_tokens=record.alora_tokens,
             num_tokens=record.num_tokens,
             own_tokenizer=record.own_tokenizer,
-            extra_tokens=max(0, record.num_tokens - info.vocab_size) if info else 0,
+            extra_tokens=_extra_tokens(record, info),
             warnings=record.warnings,
             created_at=_time(record.created_at),
         )
@@ -344,6 +353,13 @@ def _live(status: RevisionStatus | None) -> dict[str, Any]:
         "draft_tokens": status.draft_tokens,
         "accepted_tokens": status.accepted_tokens,
     }
+
+
+def _extra_tokens(record: RevisionRecord | None, info: EngineInfo | None) -> int:
+    """Ids behind the base's; none before the engine has said how many that are."""
+    if record is None or info is None:
+        return 0
+    return max(0, record.num_tokens - info.vocab_size)
 
 
 def _time(seconds: float) -> str:

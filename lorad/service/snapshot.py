@@ -155,12 +155,19 @@ class Snapshot:
 
     def _each(self) -> tuple[ModelStatus, ...]:
         return tuple(
-            _model(one, self._catalog.count(one.name), self._listing.pooling(one.name))
+            _model(
+                one,
+                self._catalog.count(one.name),
+                self._listing.pooling(one.name),
+                self._listing.vocabularies(one.name),
+            )
             for one in self._models
         )
 
 
-def _model(seen: Seen, num_adapters: int, pooling: PoolingPicture | None) -> ModelStatus:
+def _model(
+    seen: Seen, num_adapters: int, pooling: PoolingPicture | None, vocabularies: tuple[int, int]
+) -> ModelStatus:
     link, settings, snapshot = seen.link, seen.settings, seen.picture.snapshot
     info = link.info
     return ModelStatus(
@@ -175,6 +182,8 @@ def _model(seen: Seen, num_adapters: int, pooling: PoolingPicture | None) -> Mod
         dtype=info.dtype if info else settings.dtype,
         max_model_len=info.max_model_len if info else settings.max_model_len,
         extra_vocab=info.extra_vocab if info else 0,
+        most_extra_tokens=vocabularies[0],
+        own_tokenizers=vocabularies[1],
         num_adapters=num_adapters,
         slots_total=snapshot.slots_total if snapshot else 0,
         slots_used=snapshot.slots_used if snapshot else 0,

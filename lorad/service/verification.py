@@ -7,6 +7,7 @@ resident byte, with what is in the slot.  Decides nothing: what is found is told
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from lorad import wire
 from lorad.errors import LoradError, from_engine
 from lorad.service.events import EventRing
 from lorad.service.intake import Intake
+from lorad.service.kinds import by_bytes_alone
 from lorad.service.lineup import Lineup, ModelAdapters
 from lorad.service.names import Names
 from lorad.service.tasks import Tasks
@@ -29,6 +31,10 @@ Run = Callable[[str, Path, Path, Path, Path | None], Awaitable[Verified]]
 TRIES = 3
 HINT = "loractl evict {name} --to disk, then loractl load {name}: it is read and copied again"
 #: Everything else is made from the stored files: nothing mends them.
+TOKENIZER_HINT = (
+    "restart lorad, which looks again where the base's tokenizer was changed; else "
+    "loractl rm {name}, and add it again"
+)
 STORED_HINT = "loractl rm {name}, then loractl add DIR --name {name}; look at the disk"
 
 
@@ -98,7 +104,21 @@ class Verification:
         finally:
             model.revisions.release(rev)
             await self._intake.discard(staging)
-        return _together(rev, source, report)
+        return _together(rev, self._with_text(rev, source), report)
+
+    def _with_text(self, rev: str, source: Verified) -> Verified:
+        """Texts are read by what the registry says: it is held against the files, too."""
+        record = self._names.registry.revision(rev)
+        if record is None or source.rev != rev:
+            return source
+        found = replace(
+            record.text, num_tokens=source.num_tokens, own_tokenizer=source.own_tokenizer
+        )
+        if found == record.text:
+            return source
+        message = f"its files say: {found.told}; the registry: {record.text.told}"
+        finding = Finding(what="tokenizer", message=message)
+        return msgspec.structs.replace(source, findings=(*source.findings, finding))
 
     async def _source(
         self, model: str, folder: Path, out: Path, probe: Path, packed: Path | None
@@ -124,12 +144,15 @@ class Verification:
 
     def _told(self, name: str, rev: str, report: VerifyReport) -> wire.Verification:
         first = _sentence(report.findings[0]) if report.findings else ""
+        record = self._names.registry.revision(rev)
+        also = () if record is None else by_bytes_alone(record)
         if first:
             self._events.publish(
                 "adapter.damaged", level="error", name=name, rev=rev, cause="verify", message=first
             )
         else:
             message = f"{report.modules} modules, {report.bytes_checked} bytes"
+            message += "".join(f", {what}" for what in also)
             self._events.publish("adapter.verified", name=name, rev=rev, message=message)
         return wire.Verification(
             name=name,
@@ -144,6 +167,7 @@ class Verification:
             tolerance=report.tolerance,
             bytes_checked=report.bytes_checked,
             bytes_different=report.bytes_different,
+            also=also,
             findings=tuple(
                 wire.VerifyFinding(
                     what=f.what,
@@ -171,7 +195,9 @@ def _together(rev: str, source: Verified, report: VerifyReport) -> VerifyReport:
 def _hint(name: str, report: VerifyReport) -> str:
     if any(finding.what == "stored" for finding in report.findings):
         return STORED_HINT.format(name=name)
-    return HINT.format(name=name) if report.findings else ""
+    if all(finding.what == "tokenizer" for finding in report.findings):
+        return TOKENIZER_HINT.format(name=name) if report.findings else ""
+    return HINT.format(name=name)
 
 
 def _where(layer: int, module: str) -> str:
@@ -185,6 +211,7 @@ def _sentence(finding: Finding) -> str:
         "resident": "its bytes on the GPU were changed",
         "packed": "its packed file is damaged",
         "stored": "its stored file is damaged",
+        "tokenizer": "it is served by another tokenizer than its own files say",
     }[finding.what]
     where = _where(finding.layer, finding.module)
     return ": ".join(filter(None, (what, where, finding.message)))

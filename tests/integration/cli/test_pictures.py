@@ -293,6 +293,17 @@ def test_status_says_what_a_model_is_for_and_how_its_guesses_went(server, loract
     assert "guesses" not in loractl("status").out
 
 
+def test_status_says_how_much_room_for_own_tokens_is_used(server, loractl, monkeypatch):
+    one = ModelStatus(name="tiny", base="/m", state="ready", tasks=("generate",))
+    room = msgspec.structs.replace(one, extra_vocab=256, most_extra_tokens=2, own_tokenizers=3)
+    wanted = "adapters use 2 of 256 ids behind the base's; own tokenizers: 3"
+    for models, shown in (((one,), 0), ((room,), 1), ((one, room), 1)):
+        status = msgspec.structs.replace(server._status(), models=models)
+        monkeypatch.setattr(server.api.listing, "status", lambda status=status: status)
+        lines = [line for line in loractl("status").out.splitlines() if "vocabulary" in line]
+        assert len(lines) == shown and all(line.endswith(wanted) for line in lines)
+
+
 def test_status_of_several_models_has_figures_of_each(server, loractl, monkeypatch):
     pool = PoolPicture(total=8, free=8, block_bytes=1 << 20, block_size=0)
     models = (

@@ -11,6 +11,7 @@ WELL = wire.Verification(
     worst_module="layer 3 k_proj",
     tolerance=1e-4,
     bytes_checked=3 << 20,
+    also=("rows", "tokenizer"),
 )
 ILL = wire.Verification(
     name="devil",
@@ -37,8 +38,10 @@ def test_a_healthy_one_is_a_line_that_says_ok(server, loractl):
     done = loractl("verify", "bible")
     assert (done.exit, done.err) == (0, "")
     heading, line = done.out.splitlines()
-    assert heading.split() == ["NAME", "RESULT", "MODULES", "WORST", "BYTES", "DIFFER", "REV"]
-    assert line.split() == ["bible", "ok", "210", "2.4e-07", "3M", "0", "a1a1a1a1"]
+    headings = ["NAME", "RESULT", "MODULES", "WORST", "BYTES", "ALSO", "DIFFER", "REV"]
+    assert heading.split() == headings
+    own = ["rows,tokenizer", "0", "a1a1a1a1"]
+    assert line.split() == ["bible", "ok", "210", "2.4e-07", "3M", *own]
     ((verb, names, wish),) = server.calls
     assert (verb, names, wish.full, wish.all) == ("verify", ("bible",), False, False)
 

@@ -1,7 +1,9 @@
 """Damage: a packed file is packed anew once, then its names are quarantined; and `verify`."""
 
+import asyncio
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -11,6 +13,7 @@ from engine.messages import Load
 from engine.verify_messages import Finding, Verified, VerifyReport
 from lorad import wire
 from lorad.errors import LoradError
+from lorad.registry.records import TextFacts
 from lorad.service.verification import Verification
 
 
@@ -238,6 +241,35 @@ def test_what_differs_is_named_and_is_an_event(world):
         assert item.hint.startswith("loractl evict a --to disk")
         [event] = [e for e in w.events.newest(100) if e.type == "adapter.damaged"]
         assert (event.level, event.name) == ("error", "a")
+
+    world(scenario)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_tokenizer_that_requests_are_not_read_by_is_found(world, known):
+    async def scenario(w):
+        await w.start()
+        rev = (await w.add("a", 1)).rev
+        files = {"num_tokens": 259, "own_tokenizer": True}
+        if known:
+            facts = TextFacts(**files, base_text="b1")
+            await asyncio.wrap_future(w.registry.note_texts({rev: facts}))
+        service, _ = verifier(w)
+        run = service._run
+
+        async def says(*asked):
+            return msgspec.structs.replace(await run(*asked), **files)
+
+        service._run = says
+        w.engine.reports = [GOOD]
+        [item] = (await service.verify(wire.Names(names=("a",)))).items
+        assert item.ok == known and item.also == (("tokenizer",) if known else ())
+        if not known:
+            assert "its files say: its own tokenizer, 259 tokens" in item.message
+            assert [f.what for f in item.findings] == ["tokenizer"]
+            assert item.hint.startswith("restart lorad") and "loractl rm a" in item.hint
+        [event] = [e for e in w.events.newest(100) if e.type.startswith("adapter.verif")] or [None]
+        assert (event is not None and event.message.endswith("bytes, tokenizer")) == known
 
     world(scenario)
 

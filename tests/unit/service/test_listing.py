@@ -1,5 +1,6 @@
 """Rows and pages: the registry's words beside the engine's numbers."""
 
+import asyncio
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,9 +12,11 @@ from engine.messages import PackedModule
 from engine.status_messages import RevisionStatus
 from lorad import wire, wire_status
 from lorad.errors import LoradError
+from lorad.registry.records import TextFacts
 from lorad.service import picture
 from lorad.service.kinds import kinds_of, scalings_of
 from lorad.service.snapshot import prefix_of
+from tests.unit.service.conftest import INFO
 
 
 def test_rows_show_the_stored_and_the_live_side(world):
@@ -58,6 +61,27 @@ def test_the_prefix_cache_is_shown_as_the_engine_tells_it(world):
         await w.picture.refresh()
         told = wire_status.PrefixPicture(query_tokens=90, hit_tokens=32, found_blocks=(1, 1))
         assert prefix_of(w.picture.snapshot) == told
+
+    world(scenario)
+
+
+def test_whose_vocabulary_each_has_is_shown_and_what_is_used_of_the_room(world):
+    async def scenario(w):
+        own = TextFacts(num_tokens=INFO.vocab_size + 2, own_tokenizer=True, base_text="b")
+        reserved, rows = replace(own, num_tokens=200), replace(own, own_tokenizer=False)
+        assert w.listing.vocabularies("base") == (0, 0)
+        for n, facts in enumerate((own, reserved, rows, None)):
+            rev = (await w.add(f"a{n}", n)).rev
+            if facts is not None:
+                await asyncio.wrap_future(w.registry.note_texts({rev: facts}))
+        shown = [(a.own_tokenizer, a.extra_tokens) for a in w.listing.page().items]
+        assert shown == [(True, 2), (True, 0), (False, 2), (False, 0)]
+        assert w.listing.vocabularies("base") == (2, 2)
+        asked = []
+        w.registry._read, read = lambda: asked.append(1) or read(), w.registry._read
+        assert w.listing.vocabularies("base") == (2, 2) and not asked, "until something is written"
+        await w.adapters.remove("a0")
+        assert w.listing.vocabularies("base") == (2, 1) and w.listing.vocabularies("x") == (0, 0)
 
     world(scenario)
 
