@@ -162,19 +162,38 @@ def parsed() -> Callable[[bytes], Answer]:
 
 
 @pytest.fixture
-def call(connect: Callable[[Path], Raw]) -> Callable[..., Answer]:
-    """One request on a connection of its own."""
+def send(connect: Callable[[Path], Raw]) -> Callable[..., Raw]:
+    """One request on a connection of its own, whose answer nobody has read."""
 
-    def one(
-        path: Path, method: str, target: str, body: Any = None, headers: str = "", wait: bool = True
-    ) -> Answer:
+    def one(path: Path, method: str, target: str, body: Any = None, headers: str = "") -> Raw:
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body)
         content = content.encode() if isinstance(content, str) else content
         length = f"content-length: {len(content)}\r\n" if method not in ("GET", "HEAD") else ""
         head = f"{method} {target} HTTP/1.1\r\nhost: lorad\r\nconnection: close\r\n"
-        return connect(path).send(f"{head}{length}{headers}\r\n".encode() + content).answer()
+        return connect(path).send(f"{head}{length}{headers}\r\n".encode() + content)
 
     return one
+
+
+@pytest.fixture
+def call(send: Callable[..., Raw]) -> Callable[..., Answer]:
+    """One request, and its answer."""
+    return lambda *arguments, **named: send(*arguments, **named).answer()
+
+
+@pytest.fixture
+def ask(send: Callable[..., Raw]) -> Callable[..., Raw]:
+    """`ask(api, stream=True, ...)`: a chat request that has come to the engine, which waits."""
+
+    def ask(api: Any, headers: str = "", **more: Any) -> Raw:
+        before = len(api.engine.submits)
+        said = [{"role": "user", "content": "hi"}]
+        body = {"model": "bible", "messages": said, "max_tokens": 4, **more}
+        raw = send(api.inference, "POST", "/v1/chat/completions", body, headers)
+        api.until(lambda: len(api.engine.submits) == before + 1)
+        return raw
+
+    return ask
 
 
 @pytest.fixture

@@ -7,9 +7,6 @@ import pytest
 
 from lorad.client import ApiError, LoradClient
 
-ASK = {"model": "bible", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-CHAT = "/v1/chat/completions"
-
 
 @pytest.fixture
 def admin(api):
@@ -30,28 +27,15 @@ def notes(api, monkeypatch):
     return rows
 
 
-def ask(api, connect, **more):
-    """It is on its way; the engine waits."""
-    before = len(api.engine.submits)
-    content = json.dumps(ASK | more).encode()
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nhost: l\r\nconnection: close\r\n"
-        f"content-length: {len(content)}\r\n\r\n"
-    )
-    raw = connect(api.inference).send(head.encode() + content)
-    api.until(lambda: len(api.engine.submits) == before + 1)
-    return raw
-
-
 def ids(api):
     """As the board has them, the oldest first."""
     return api.run(lambda: [generation.id for generation, _ in api.requests.crowd])
 
 
-def test_a_stream_ends_with_an_error_event_and_the_others_go_on(api, connect, admin, notes):
+def test_a_stream_ends_with_an_error_event_and_the_others_go_on(api, ask, admin, notes):
     api.engine.reply = b"abcd"
     gate = api.hold_engine(2)
-    first, second = ask(api, connect, stream=True), ask(api, connect, stream=True)
+    first, second = ask(api, stream=True), ask(api, stream=True)
     api.until(lambda: all(g.usage().completion == 2 for g, _ in api.requests.crowd))
     one, other = ids(api)
     done = admin.cancel_request(one)
@@ -68,9 +52,9 @@ def test_a_stream_ends_with_an_error_event_and_the_others_go_on(api, connect, ad
     assert not +api.adapters.leases and api.requests.waiting == 0
 
 
-def test_who_waits_for_a_whole_answer_is_told_not_to_try_again(api, connect, admin):
+def test_who_waits_for_a_whole_answer_is_told_not_to_try_again(api, ask, admin):
     gate = api.hold_engine()
-    raw = ask(api, connect)
+    raw = ask(api)
     (id,) = ids(api)
     admin.cancel_request(id)
     answer = raw.answer()
@@ -79,9 +63,9 @@ def test_who_waits_for_a_whole_answer_is_told_not_to_try_again(api, connect, adm
     api.run(gate.set)
 
 
-def test_an_unknown_or_ended_request_is_404_and_noted(api, connect, admin, notes):
+def test_an_unknown_or_ended_request_is_404_and_noted(api, ask, admin, notes):
     gate = api.hold_engine()
-    raw = ask(api, connect)
+    raw = ask(api)
     (id,) = ids(api)
     admin.cancel_request(id)
     raw.answer()
@@ -97,9 +81,9 @@ def test_an_unknown_or_ended_request_is_404_and_noted(api, connect, admin, notes
     api.run(gate.set)
 
 
-def test_a_second_cancel_of_one_whose_client_has_still_to_read_changes_nothing(api, connect, admin):
+def test_a_second_cancel_of_one_whose_client_has_still_to_read_changes_nothing(api, ask, admin):
     gate = api.hold_engine()
-    ask(api, connect)
+    ask(api)
     id, twice = ids(api)[0], []
 
     def both():
@@ -111,14 +95,10 @@ def test_a_second_cancel_of_one_whose_client_has_still_to_read_changes_nothing(a
     api.run(gate.set)
 
 
-def test_a_request_for_vectors_is_cancelled_as_any_other(api, connect, admin):
+def test_a_request_for_vectors_is_cancelled_as_any_other(api, send, admin):
     api.pool.gate = api.run(asyncio.Event)
-    content = json.dumps({"model": "bible", "input": ["a", "b"]}).encode()
-    head = (
-        "POST /v1/embeddings HTTP/1.1\r\nhost: l\r\nconnection: close\r\n"
-        f"content-length: {len(content)}\r\n\r\n"
-    )
-    raw = connect(api.inference).send(head.encode() + content)
+    body = {"model": "bible", "input": ["a", "b"]}
+    raw = send(api.inference, "POST", "/v1/embeddings", body)
     api.until(lambda: len(api.pool.requests) == 2)
     (id,) = ids(api)
     assert admin.cancel_request(id).changed

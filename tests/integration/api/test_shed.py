@@ -1,6 +1,5 @@
 """`POST /admin/v1/shed`: who came by a gateway and waits is refused, so that it asks elsewhere."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,26 +8,8 @@ import pytest
 
 from lorad.wire_status import ModelStatus
 
-CHAT = "/v1/chat/completions"
-ASK = {"model": "bible", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+#: What a gateway says of one that it can send elsewhere.
 MOVES = "x-lorad-moves: 1\r\n"
-
-
-@pytest.fixture
-def ask(connect: Callable[..., Any]) -> Callable[..., Any]:
-    def ask(api: Any, headers: str = MOVES, **more: Any) -> Any:
-        """It is on its way; the engine waits."""
-        before = len(api.engine.submits)
-        content = json.dumps(ASK | more).encode()
-        head = (
-            f"POST {CHAT} HTTP/1.1\r\nhost: l\r\nconnection: close\r\n{headers}"
-            f"content-length: {len(content)}\r\n\r\n"
-        )
-        raw = connect(api.inference).send(head.encode() + content)
-        api.until(lambda: len(api.engine.submits) == before + 1)
-        return raw
-
-    return ask
 
 
 def queued(
@@ -51,8 +32,8 @@ def test_the_newest_that_a_gateway_sends_elsewhere_are_refused_and_no_others(
     api: Any, ask: Callable[..., Any], call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = api.hold_engine()
-    oldest, direct = ask(api), ask(api, headers="")
-    stream, whole = ask(api, stream=True), ask(api)
+    oldest, direct = ask(api, MOVES), ask(api)
+    stream, whole = ask(api, MOVES, stream=True), ask(api, MOVES)
     queued(api, monkeypatch, running=1, waiting=3)
     assert shed(api, call, load=4) == 0, "it has no more than that"
     assert shed(api, call, load=2) == 2
@@ -71,7 +52,7 @@ def test_no_more_are_refused_than_the_engine_has_queued(
     api: Any, ask: Callable[..., Any], call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = api.hold_engine()
-    first, second = ask(api), ask(api)
+    first, second = ask(api, MOVES), ask(api, MOVES)
     queued(api, monkeypatch, running=7, waiting=1)
     assert shed(api, call, load=0) == 1
     assert second.answer().status == 503
@@ -83,7 +64,7 @@ def test_what_waits_for_another_model_has_none_of_this_one_refused(
     api: Any, ask: Callable[..., Any], call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = api.hold_engine()
-    raw = ask(api)
+    raw = ask(api, MOVES)
     queued(api, monkeypatch, running=1, waiting=5, model="other")
     assert shed(api, call, load=0) == 0
     api.run(gate.set)
@@ -99,10 +80,10 @@ def test_an_answer_that_has_begun_or_whose_head_is_out_stays(
     api = make_api(ping_seconds=0.05)
     api.engine.reply = b"ab"
     gate = api.hold_engine(1)
-    begun = ask(api)
+    begun = ask(api, MOVES)
     api.until(lambda: all(g.begun for g, _ in api.requests.crowd))
     gates = api.hold_engine()
-    pinged = ask(api, stream=True)
+    pinged = ask(api, MOVES, stream=True)
     api.until(lambda: not any(g.moves for g, _ in list(api.requests.crowd)[1:]))
     queued(api, monkeypatch, running=0, waiting=2)
     assert shed(api, call, load=0) == 0
