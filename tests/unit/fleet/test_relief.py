@@ -15,13 +15,29 @@ def nobody_looks_by_itself(monkeypatch):
     monkeypatch.setattr(relief, "LOOK_SECONDS", 60.0)
 
 
+async def until(true):
+    while not true():
+        await asyncio.sleep(0.001)
+
+
+async def away(front, daemon):
+    """It takes nothing yet, and the gateway knows."""
+    daemon.state = "loading_base"
+    await front.members.look()
+
+
+async def joins(front, daemon):
+    """It is ready, and what comes to it waits there."""
+    daemon.state, daemon.queued = "ready", []
+    await front.members.look()
+
+
 async def filled(front, daemons, count):
     """So many wait at each of these, and nowhere else."""
     for daemon in daemons:
         daemon.queued = []
     asking = [asyncio.create_task(front.ask("tiny")) for _ in range(count * len(daemons))]
-    while any(len(daemon.queued) < count for daemon in daemons):
-        await asyncio.sleep(0.001)
+    await until(lambda: all(len(daemon.queued) >= count for daemon in daemons))
     await front.members.look()
     return asking
 
@@ -36,19 +52,16 @@ async def let_go(daemons, asking):
 def test_who_waits_is_sent_on_to_a_member_that_joins_the_newest_first():
     async def scenario(c, front):
         a, b, late = c.daemons.values()
-        late.state = "loading_base"
-        await front.members.look()
+        await away(front, late)
         relief = Relief(front.members)
         await relief.look()
         asking = await filled(front, (a, b), 6)
         first = a.queued[0], b.queued[0]
         await relief.look()
         assert not late.asked, "nobody has joined"
-        late.state, late.queued = "ready", []
-        await front.members.look()
+        await joins(front, late)
         await relief.look()
-        while len(late.queued) < 4:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(late.queued) >= 4)
         assert len(a.queued) == len(b.queued) == len(late.queued) == 4
         assert (a.queued[0], b.queued[0]) == first
         await front.members.look()
@@ -63,11 +76,9 @@ def test_who_waits_is_sent_on_to_a_member_that_joins_the_newest_first():
 def test_a_gateway_that_begins_takes_nobody_it_finds_for_one_that_joins():
     async def scenario(c, front):
         a, b = c.daemons.values()
-        b.state = "loading_base"
-        await front.members.look()
+        await away(front, b)
         asking = await filled(front, (a,), 4)
-        b.state = "ready"
-        await front.members.look()
+        await joins(front, b)
         relief, seen = Relief(front.members), front.members.seen
         front.members.seen = lambda: []
         await relief.look()
@@ -82,8 +93,7 @@ def test_a_gateway_that_begins_takes_nobody_it_finds_for_one_that_joins():
 def test_a_member_that_knows_no_such_word_keeps_what_it_has():
     async def scenario(c, front):
         a, late = c.daemons.values()
-        late.state = "loading_base"
-        await front.members.look()
+        await away(front, late)
         relief = Relief(front.members)
         await relief.look()
         asking = await filled(front, (a,), 3)
@@ -92,8 +102,7 @@ def test_a_member_that_knows_no_such_word_keeps_what_it_has():
             raise LookupError
 
         a._shed = unknown
-        late.state = "ready"
-        await front.members.look()
+        await joins(front, late)
         await relief.look()
         assert len(a.queued) == 3 and await let_go((a,), asking) == [200] * 3
 
@@ -139,15 +148,12 @@ def test_what_was_sent_from_a_lost_member_stays_where_it_is_when_that_comes_back
 def test_what_is_sent_on_comes_back_if_whoever_joined_is_gone_again():
     async def scenario(c, front):
         a, late = c.daemons.values()
-        late.state = "loading_base"
-        await front.members.look()
+        await away(front, late)
         (asking,) = await filled(front, (a,), 1)
         a._shed(0)
-        while len(a.asked) < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(a.asked) == 2)
         assert "x-lorad-moves" not in a.asked[1][0], "it stays there"
-        while not a.queued:
-            await asyncio.sleep(0.001)
+        await until(lambda: a.queued)
         assert await let_go((a,), [asking]) == [200]
         a.answer = LoradError("draining", "it takes no more")
         answer = await front.ask("tiny")
@@ -159,15 +165,12 @@ def test_what_is_sent_on_comes_back_if_whoever_joined_is_gone_again():
 def test_what_was_sent_on_from_everywhere_comes_back_to_one_that_has_joined_anew():
     async def scenario(c, front):
         a, b = c.daemons.values()
-        b.state = "loading_base"
-        await front.members.look()
+        await away(front, b)
         (asking,) = await filled(front, (a,), 1)
-        b.state, b.queued = "ready", []
-        await front.members.look()
+        await joins(front, b)
         for full, other in ((a, b), (b, a)):
             full._shed(0)
-            while not other.queued:
-                await asyncio.sleep(0.001)
+            await until(lambda other=other: other.queued)
         assert await let_go((a,), [asking]) == [200]
         assert len(a.asked) == 2 and len(b.asked) == 1
 
