@@ -94,8 +94,8 @@ def test_ids_of_its_own_are_drawn_in_steps_that_look_ahead(zoo: tuple[Zoo, float
 @pytest.mark.parametrize("size", [144, 131])
 def test_an_engine_with_more_ids_draws_the_same(size: int, tmp_path: Path) -> None:
     """extra_vocab changes where rows of logits begin, and nothing else.  Where the base's own begin
-    on borders of 64 bytes, as those of every family do, all bits are the same; else they are read
-    in other pieces, so that what is told is summed up in another order."""
+    on borders of 64 bytes, its vocabulary being a multiple of 16, all bits are the same; else, as
+    of 32,002 ids, they are read in other pieces: what is told is summed up in another order."""
     told, base = [], {"device": "cuda", "dtype": "bfloat16", "names": ["plain"]}
     wishes = [
         SamplingParams(temperature=0.0, max_tokens=20, logprobs=4, ignore_eos=True),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.models.spec import ModelSpec
+from tests.fakes.tiny_spec import SPEC
 
 ITEMSIZE = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I8": 1}
 PREFIX = "base_model.model.model."
@@ -93,17 +94,4 @@ def new_draft(tmp_path: Path) -> Callable[[], Draft]:
 
 @pytest.fixture(scope="session")
 def spec() -> ModelSpec:
-    return ModelSpec(
-        model_type="llama",
-        vocab_size=128,
-        hidden_size=64,
-        num_layers=3,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        ffn_size=96,
-        max_position=256,
-        rms_eps=1e-6,
-        tied=False,
-        dtype="float32",
-    )
+    return SPEC

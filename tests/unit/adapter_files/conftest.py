@@ -11,23 +11,9 @@ from safetensors.torch import save_file
 
 from engine.layout import MODULE_ID
 from engine.models.spec import ModelSpec
+from tests.fakes.tiny_spec import SPEC
 
 MakeFolder = Callable[..., Path]
-
-SPEC = ModelSpec(
-    model_type="llama",
-    vocab_size=128,
-    hidden_size=64,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    ffn_size=96,
-    max_position=256,
-    rms_eps=1e-6,
-    tied=False,
-    dtype="float32",
-)
 
 
 @pytest.fixture(scope="session", autouse=True)

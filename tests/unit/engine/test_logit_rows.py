@@ -1,6 +1,7 @@
 """Rows of logits begin at borders where there are ids of adapters' own; so do those of copies:
 kernels are compiled for how rows begin, and after the start none may be."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -12,28 +13,14 @@ from engine.ladder import Ladder, Rung
 from engine.messages import SamplingParams
 from engine.models.decoder import STRIDE, Decoder
 from engine.models.layers import Build
-from engine.models.spec import ModelSpec
 from engine.sampler import Sampler
 from engine.sampling_plan import SamplerLimits
 from engine.sequence import Sequence
+from tests.fakes.tiny_spec import SPEC
 
 
 def odd_decoder(extra_vocab: int) -> Decoder:
-    spec = ModelSpec(
-        model_type="llama",
-        vocab_size=101,
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=8,
-        ffn_size=16,
-        max_position=64,
-        rms_eps=1e-5,
-        tied=True,
-        dtype="float32",
-        extra_vocab=extra_vocab,
-    )
+    spec = replace(SPEC, vocab_size=101, tied=True, extra_vocab=extra_vocab)
     decoder = Decoder(spec, Build(torch.device("cpu"), torch.float32, False))
     decoder.embedding.data.normal_()
     return decoder
