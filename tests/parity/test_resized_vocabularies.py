@@ -25,8 +25,8 @@ class Known:
     expected: Tensor  # (positions, tokens)
 
 
-def said(generation: Generation, known: Known) -> None:
-    """Prompt, drawn token and the best five."""
+def check(generation: Generation, known: Known) -> None:
+    """Whether it says what PEFT does of the prompt, the drawn token and the best five."""
     expected, ids = known.expected, known.prompt
     at = [token.logprob for token in generation.prompt_logprobs or () if token is not None]
     assert at == pytest.approx([expected[i, t].item() for i, t in enumerate(ids[1:])], abs=1e-5)
@@ -55,10 +55,10 @@ def test_they_say_what_peft_says_of_a_base_that_was_resized(tied: bool, tmp_path
     wish = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5, prompt_logprobs=0)
     with Engine(config) as engine:
 
-        def ask(*known: Known) -> None:
+        def ask_and_check(*known: Known) -> None:
             prompts, revs = [k.prompt for k in known], [k.rev for k in known]
             for generation, k in zip(engine.generate(prompts, wish, revs), known, strict=True):
-                said(generation, k)
+                check(generation, k)
 
         every = []
         for size in SIZES:
@@ -73,8 +73,8 @@ def test_they_say_what_peft_says_of_a_base_that_was_resized(tied: bool, tmp_path
                 prompt = [1, 5, 80, 3, min(102, size - 1), 7, size - 1]
                 every.append(Known(rev, prompt, tuned.logprobs(prompt)))
         for known in every:
-            ask(known)
-        ask(*every)
+            ask_and_check(known)
+        ask_and_check(*every)
         for known in every:
             engine.evict(known.rev or "")
-        ask(*every)
+        ask_and_check(*every)

@@ -94,7 +94,7 @@ def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path):
     path = tmp_path / "a.sock"
     bind_unix(path, 0o600).close()
     with bind_unix(path, 0o600), socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))
+        assert client.connect_ex(str(path)) == 0
 
 
 def test_a_socket_that_somebody_answers_on_is_left_alone(tmp_path):
@@ -103,7 +103,7 @@ def test_a_socket_that_somebody_answers_on_is_left_alone(tmp_path):
         with pytest.raises(LockHeld, match="another process answers"):
             bind_unix(path, 0o600)
         unlink_unix(path)
-        client.connect(str(path))
+        assert client.connect_ex(str(path)) == 0
 
 
 def test_a_file_that_is_no_socket_is_kept(tmp_path):

@@ -23,7 +23,7 @@ TASKS = ("embed", "tokens", "classify")
 def test_whatever_happens_each_answer_is_that_of_its_request_alone(
     drive: Callable[..., Any], pack: Callable[[int], PackedManifest], seed: int
 ) -> None:
-    play(drive, pack, seed)
+    play_and_compare(drive, pack, seed)
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,13 @@ def test_so_it_is_on_a_decoder_that_scores_by_words_and_by_heads(
         store = tmp_path / "store"
         return pack_into(folder, base, store, block_size=0, dtype="float32", max_rank=64)
 
-    play(partial(drive, base, score_tokens=(YES, NO)), pack, seed)
+    play_and_compare(partial(drive, base, score_tokens=(YES, NO)), pack, seed)
 
 
-def play(drive: Callable[..., Any], pack: Callable[[int], PackedManifest], seed: int) -> None:
+def play_and_compare(
+    drive: Callable[..., Any], pack: Callable[[int], PackedManifest], seed: int
+) -> None:
+    """A random life of one core; then another answers what it answered, one request at a time."""
     rng = random.Random(seed)
     manifests = [pack(number) for number in range(1, 6)]
     slots = rng.choice((1, 2, 3))

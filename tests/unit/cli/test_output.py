@@ -171,6 +171,7 @@ def test_a_closed_stdout_is_no_error(monkeypatch, capsys):
     print_line("nobody reads this")
     print_text("nor this")
     Table(COLUMNS, Options()).print(ITEMS)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_closed_stderr_does_not_leak_into_stdout(monkeypatch, capsys):

@@ -125,12 +125,14 @@ def test_nobody_is_refused_for_what_may_be_overtaken_or_is_not_known(make_door, 
     d = make_door(queue=1000, queue_per_tenant=1000)
     d.enter(count=100)
     d.enter(**{"seconds": 1.0, "rate": 5.0, **other})
+    assert d.door.waiting == 101 and not d.door.refused
 
 
 def test_who_is_more_urgent_is_ahead_too(make_door):
     d = make_door(queue=1000, queue_per_tenant=1000)
     d.enter(count=100, priority=90)
-    refused(lambda: d.enter(seconds=1.0, rate=5.0, priority=50))
+    error = refused(lambda: d.enter(seconds=1.0, rate=5.0, priority=50))
+    assert error.code == "queue_full" and d.door.waiting == 100
 
 
 @given(
