@@ -355,6 +355,25 @@ def test_a_request_does_not_come_back_to_an_engine_that_has_not_heard_that_it_le
         assert [(d.finish_reason, d.code) for d in deltas] == [("error", "engine_restarting")]
         assert f.loads()[0] == (1, 0, {})
 
+    fleet(scenario)
+
+
+def test_a_request_that_was_sent_on_is_not_sent_back_when_the_first_engine_joins_again(
+    fleet, eventually
+):
+    async def scenario(f):
+        at, joins, *_ = NAMES
+        await moved(f, eventually)
+        for _ in range(3):
+            f.replicas[joins].enter(None)  # others came, and the first engine is the emptier one
+        f.submit("s")
+        assert f.replicas.where("s") == at
+        f.say_queued(joins, 4)
+        f.replicas.join(at)
+        assert f.replicas.where("r") == joins
+
+    fleet(scenario)
+
 
 def test_a_request_comes_back_to_an_engine_that_has_heard_that_it_left(fleet, eventually):
     async def scenario(f):
