@@ -186,11 +186,11 @@ def ask(send: Callable[..., Raw]) -> Callable[..., Raw]:
     """`ask(api, stream=True, ...)`: a chat request that has come to the engine, which waits."""
 
     def ask(api: Any, headers: str = "", **more: Any) -> Raw:
-        before = len(api.engine.submits)
+        submits = len(api.engine.submits) + more.get("n", 1)
         said = [{"role": "user", "content": "hi"}]
         body = {"model": "bible", "messages": said, "max_tokens": 4, **more}
         raw = send(api.inference, "POST", "/v1/chat/completions", body, headers)
-        api.until(lambda: len(api.engine.submits) == before + 1)
+        api.until(lambda: len(api.engine.submits) == submits)
         return raw
 
     return ask

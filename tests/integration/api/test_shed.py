@@ -60,6 +60,18 @@ def test_no_more_are_refused_than_the_engine_has_queued(
     assert first.answer().status == 200
 
 
+def test_a_request_for_several_answers_makes_room_for_as_many(
+    api: Any, ask: Callable[..., Any], call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = api.hold_engine()
+    oldest, newest = ask(api, MOVES), ask(api, MOVES, n=3)
+    queued(api, monkeypatch, running=0, waiting=4)
+    assert shed(api, call, load=1) == 1
+    assert newest.answer().status == 503
+    api.run(gate.set)
+    assert oldest.answer().status == 200
+
+
 def test_what_waits_for_another_model_has_none_of_this_one_refused(
     api: Any, ask: Callable[..., Any], call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

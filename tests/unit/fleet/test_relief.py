@@ -1,12 +1,15 @@
 """A member that joins takes its share of who waits at the others."""
 
 import asyncio
+import json
 
 import pytest
 
 from lorad.errors import LoradError
 from lorad.fleet import relief
+from lorad.fleet.members import Answer, Head, Member
 from lorad.fleet.relief import Relief
+from lorad.routing.affinity import Replica
 from tests.fakes.small_clusters import run
 
 
@@ -160,6 +163,60 @@ def test_what_is_sent_on_comes_back_if_whoever_joined_is_gone_again():
         assert answer.json()["error"]["code"] == "draining" and len(a.asked) == 4
 
     run(scenario, names=("a", "b"))
+
+
+class Told:
+    """Members as a test has them, all ready; `shares`: how many each was told to keep."""
+
+    def __init__(self):
+        self.here, self.shares = {}, {}
+
+    def put(self, name, running=0, waiting=0, instance="first"):
+        replica = Replica(
+            name=name, alive=True, waiting={}, num_running=running, num_waiting=waiting
+        )
+        self.here[name] = Member(name, "ready", instance, replica)
+
+    def seen(self):
+        return [*self.here.values()]
+
+    async def ask(self, member, ask):
+        self.shares[member] = json.loads(ask.body)["load"]
+        return Answer(Head(member, 200), b'{"requests": 1}')
+
+
+def shares_of(before, after):
+    """What is told when the second of these is what there is, after the first."""
+
+    async def look_twice():
+        members = Told()
+        relief = Relief(members)
+        for each in (before, after):
+            for name, told in each.items():
+                members.put(name, *told)
+            await relief.look()
+        return members.shares
+
+    return asyncio.run(look_twice())
+
+
+@pytest.mark.parametrize(
+    ("full", "told"),
+    [
+        ({"a": (0, 5)}, {"a": 3}),  # of 5 and none: one more stays than goes
+        ({"a": (2, 6), "b": (0, 4)}, {"a": 4}),  # who has its share is not asked
+        ({"a": (9, 0), "b": (3, 3)}, {"b": 5}),  # nor who has more, and nobody waits
+    ],
+    ids=str,
+)
+def test_a_member_is_told_its_share_if_it_has_more_and_somebody_waits(full, told):
+    assert shares_of(full, full) == {}
+    assert shares_of(full, full | {"late": (0, 0)}) == told
+
+
+def test_one_that_was_started_anew_between_two_looks_has_joined():
+    full = {"a": (0, 4), "b": (0, 0)}
+    assert shares_of(full, full | {"b": (0, 0, "second")}) == {"a": 2}
 
 
 def test_what_was_sent_on_from_everywhere_comes_back_to_one_that_has_joined_anew():
