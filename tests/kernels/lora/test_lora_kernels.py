@@ -175,7 +175,7 @@ def test_rows_by_the_thousand_give_it_too(
     for slot, rank in enumerate((16, 5, 64)):
         pool.add(slot, whole(rank))
     segments, total = rows_of(population)
-    pool.check(segments, total, groups=["qkv", "down"])
+    pool.check(segments, total, groups=["qkv"])
 
 
 def test_h_in_two_halves_keeps_twice_the_bits(
