@@ -102,10 +102,12 @@ class Engine(engine_parts.Harness):
         self.states: dict[str, str] = {}
         self.ended: set[str] = set()
         self.told = ([], [], [])
+        self.turns = 0
 
     def turn(self, commands, now) -> tuple[list, list, list]:
         """One step as the core does it; (deltas, transitions, answers)."""
         self.clock.now, self.told = now, ([], [], [])
+        self.turns += 1
         for command in commands:
             match command:
                 case Submit():

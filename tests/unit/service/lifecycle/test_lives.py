@@ -19,6 +19,7 @@ from lorad import wire
 from lorad.errors import LoradError
 
 FAST = (8, 36, 38, 45, 48)  # lives in two or more of which each of HAPPENINGS is met
+LATE = (range(100, 118), range(118, 136))
 ALL = 1500
 ACTS = 80
 NAMES = ("a", "b", "c", "d", "t/e", "t/f")
@@ -352,6 +353,7 @@ class Life:
         assert engine.pool.num_free == engine.pool.num_blocks
         assert engine.slots.num_free == engine.slots.num_slots
         self.census.update(home.types())
+        self.census["steps"] += sum(client.engine.turns for client in home.clients)
 
 
 def live(at_home, seeds) -> Counter[str]:
@@ -378,6 +380,15 @@ def assert_nothing_was_left_out(census) -> None:
 
 def test_random_lives_lose_and_confuse_nothing(at_home):
     assert_nothing_was_left_out(live(at_home, FAST))
+
+
+@pytest.mark.late
+@pytest.mark.parametrize("seeds", LATE, ids=str)
+def test_ten_thousand_steps_among_crashes_lose_and_confuse_nothing(at_home, seeds):
+    """Five thousand of the engine's in either half."""
+    census = live(at_home, seeds)
+    assert_nothing_was_left_out(census)
+    assert census["steps"] > 5_000 and census["crashes"] > 30
 
 
 @pytest.mark.slow
