@@ -229,5 +229,6 @@ class Served:
             asks=self._pairs.asks,
             num_types=self.spec.num_types if isinstance(self.spec, EncoderSpec) else 0,
             truncate=self.entry.truncate,
+            texts=self.text if self.spec.generates else None,
         )
-        return PoolBackend(self.link, facts)
+        return PoolBackend(self.link, facts, self.revisions.files)

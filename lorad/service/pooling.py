@@ -35,7 +35,7 @@ from lorad.service.pool_ask import Answered, Endpoint, PoolAsk, ScoreAsk, Scored
 from lorad.service.pool_inputs import Prepared, prepare
 from lorad.service.reception import Guest, Reception
 from lorad.service.scoring import Model, plan, score
-from lorad.service.seams import Limits
+from lorad.service.seams import Limits, TextFiles, await_text
 from lorad.service.tenants import ANYBODY, Caller, account_of
 from lorad.service.text_threads import TextThreads
 from lorad.service.trace import PoolTrace
@@ -79,7 +79,7 @@ class PoolLimits(Limits, Protocol):
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Of a model that pools.  `tasks` are what it is served for; `labels_of` tells a revision's own
-    classes, () if its head is the base's, and `own_text` whether it has a tokenizer of its own;
+    classes, () if its head is the base's, and `text_of` what its texts are read by, in a thread;
     `truncate` is what a request gets that does not say."""
 
     info: PoolingInfo
@@ -87,15 +87,17 @@ class Facts:
     tasks: tuple[str, ...]
     truncate: bool = False
     labels_of: Callable[[str], tuple[str, ...]] = lambda rev: ()
-    own_text: Callable[[str], bool] = lambda rev: False
+    #: None: by the base's all of them.
+    text_of: Callable[[str], PoolingText] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PoolBackend:
-    """`facts` None: the model only generates."""
+    """`facts` None: the model only generates.  `files`: those that `Facts.text_of` reads."""
 
     link: PoolLink
     facts: Callable[[], Facts | None]
+    files: TextFiles | None = None
 
 
 class PoolingService:
@@ -177,16 +179,15 @@ class PoolingService:
         facts = backend.facts()
         if facts is None:
             raise _generates(wish.model)
-        if resolved.rev is not None and facts.own_text(resolved.rev):
-            raise LoradError(
-                "invalid_value",
-                f"{wish.model} has a tokenizer of its own, and inputs are read by the base model's",
-                param="model",
-            )
         account = account_of(resolved.name, wish.priority, resolved.priority, caller)
         trace.name, trace.rev, trace.tenant = resolved.name, resolved.rev, account.tenant.name
         trace.model = resolved.model
         guest = self._reception.admit(resolved, account, 1, deadline=deadline)
+        try:
+            facts = await self._read_by(backend, facts, guest.rev, deadline)
+        except BaseException:
+            guest.leave()
+            raise
         unit = Unit(self, backend.link, wish.endpoint, facts, guest, deadline)
         self._crowd.enter(unit, Live(resolved.name, account, received, resolved.model))
         if guest.spending is not None:
@@ -207,6 +208,16 @@ class PoolingService:
             received=received,
         )
         return result
+
+    async def _read_by(
+        self, backend: PoolBackend, facts: Facts, rev: str | None, deadline: float
+    ) -> Facts:
+        """With what the texts of a revision are read by."""
+        if rev is None or facts.text_of is None:
+            return facts
+        await await_text(backend.files, rev, deadline - self._clock())
+        text = await self._threads.run(0, partial(facts.text_of, rev))
+        return replace(facts, text=text)
 
     async def _until(self, deadline: float, guest: Guest, work: Awaitable[T]) -> T:
         """The result of `work`; deadline_exceeded, or the error that somebody ends it with."""

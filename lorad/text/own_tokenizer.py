@@ -58,7 +58,7 @@ class _Files:
     data: bytes
     specials: dict[str, str]
     listed: Any  # tokenizer_config.json's added_tokens_decoder
-    adds_end: bool
+    adds_end: bool | None  # None: as the base
 
     @property
     def key(self) -> bytes:
@@ -146,7 +146,7 @@ class OwnTokenizers:
                 inner,
                 specials={**base.specials, **files.specials},
                 eos_ids=frozenset(ends),
-                adds_end=files.adds_end,
+                adds_end=base.end_id is not None if files.adds_end is None else files.adds_end,
                 model_size=base.model_size if shares else None,
             ),
             files.path,
@@ -174,5 +174,5 @@ def _read(folder: Path, base: Path) -> _Files:
         data,
         read_specials(folder),
         config.get("added_tokens_decoder"),
-        config.get("add_eos_token") is True,
+        None if config.get("add_eos_token") is None else config["add_eos_token"] is True,
     )

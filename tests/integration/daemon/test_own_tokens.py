@@ -199,37 +199,33 @@ def test_its_tokens_are_read_drawn_and_written(make_daemon, tuned, tmp_path):
     assert len(told) == 2 and all("tokenizers of adapters: 1 read in" in line for line in told)
     assert daemon.stop() == 0
 
-    # One that was registered before anybody asked for its tokenizer is asked at the next start.
-    with sqlite3.connect(daemon.root / "state" / "registry.db") as registry:
-        unknown = "num_tokens = 0, own_tokenizer = 0, base_text = ''"
-        registry.execute(f"UPDATE revisions SET {unknown}")
-    registry.close()
-    daemon.start()
-    again = post(daemon, "/v1/completions", **prompt, logit_bias={str(TOOL): 100})
-    assert again["choices"] == drawn["choices"]
-    found = [event for event in daemon.events() if event.type == "adapter.tokenizer"]
-    assert [event.name for event in found] == ["tools"], "bible has the base's, as was known"
-    assert f"its own tokenizer, {SIZE} tokens" in found[0].message
-    assert daemon.stop() == 0
 
-
-def test_a_copy_of_the_bases_tokenizer_is_the_adapters_own_once_the_base_has_another(
+def test_a_start_finds_whose_tokenizer_adapters_have_that_were_registered_beside_another_bases(
     make_daemon, base, tmp_path
 ):
-    """Its requests were read by the new one without a word."""
+    """They were read by the base's, and a copy of its former one by its new one, without a word."""
     daemon = make_daemon()
     served = tmp_path / "served"
     shutil.copytree(base, served)
     daemon.config.write_text(daemon.config.read_text().replace(str(base), str(served)))
     folder = write_adapter(tmp_path / "copy", 1)
     shutil.copy(base / "tokenizer.json", folder)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    tokenizer.add_tokens(["<tool>"])  # its id has a row that no word of the base is on
+    tokenizer.save(str(write_adapter(tmp_path / "own", 3) / "tokenizer.json"))
     daemon.start()
     with daemon.client() as client:
         client.upload(folder, wire.UploadStart(name="copy"))
         client.upload(write_adapter(tmp_path / "bare", 2), wire.UploadStart(name="bare"))
+        client.upload(tmp_path / "own", wire.UploadStart(name="own"))
         assert not client.adapter("copy").serving.own_tokenizer
     ids = post(daemon, "/tokenize", model="copy", prompt="a b")["tokens"]
     assert daemon.stop() == 0
+    registry = sqlite3.connect(daemon.root / "state" / "registry.db")
+    with registry:  # as schema 4 left it
+        unknown = "num_tokens = 0, own_tokenizer = 0, base_text = ''"
+        registry.execute(f"UPDATE revisions SET {unknown}")
+    registry.close()
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     tokenizer.add_tokens(["a b"])
     tokenizer.save(str(served / "tokenizer.json"))
@@ -237,7 +233,38 @@ def test_a_copy_of_the_bases_tokenizer_is_the_adapters_own_once_the_base_has_ano
     assert post(daemon, "/tokenize", model="copy", prompt="a b")["tokens"] == ids
     for model in ("bare", "tiny"):
         assert post(daemon, "/tokenize", model=model, prompt="a b")["tokens"] == [258]
+    assert post(daemon, "/tokenize", model="own", prompt="<tool>")["tokens"] == [258]
+    bias = {"logit_bias": {"258": 100}, "max_tokens": 2, "prompt": "a"}
+    drawn = {m: post(daemon, "/v1/completions", model=m, **bias) for m in ("own", "tiny")}
+    assert drawn["own"]["choices"][0]["text"] == "<tool>" * 2
+    assert drawn["tiny"]["choices"][0]["text"] == "a b" * 2
     with daemon.client() as client:
         until(lambda: client.adapter("copy").serving.own_tokenizer, "it to be known")
         assert not client.adapter("bare").serving.own_tokenizer
+    found = [event for event in daemon.events() if event.type == "adapter.tokenizer"]
+    assert sorted(event.name for event in found) == ["copy", "own"]
+    assert daemon.stop() == 0
+
+
+def test_a_model_that_makes_vectors_too_reads_each_adapters_inputs_by_its_own_tokenizer(
+    make_daemon, base, tuned
+):
+    """They were refused, whatever the adapter's tokenizer had to do with the input."""
+    daemon = make_daemon()
+    config = daemon.config.read_text()
+    tasks = f'base = "{base}"\ntasks = ["generate", "embed"]'
+    daemon.config.write_text(config.replace(f'base = "{base}"', tasks))
+    daemon.start()
+    upload(daemon, tuned.folder)
+    daemon.upload("bible", 1)
+    text = "a <note> of mine"
+
+    def vector(model, given):
+        [item] = (told := post(daemon, "/v1/embeddings", model=model, input=[given]))["data"]
+        return item["embedding"], told["usage"]["prompt_tokens"]
+
+    ids = tuned.tokenizer(text)["input_ids"]
+    assert NOTE in ids and vector("tools", text) == vector("tools", ids)
+    assert vector("tools", text)[1] == len(ids)
+    assert vector("bible", text)[1] == vector("tiny", text)[1] == len(text)
     assert daemon.stop() == 0

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import importlib.util
+import json
 import os
 import threading
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from engine.errors import error_of
 from engine.pooling.config import PoolingConfig
@@ -194,15 +196,41 @@ async def test_a_vector_does_not_depend_on_its_neighbours_or_their_order(
 
 
 @on_loop
-async def test_inputs_of_an_adapter_with_a_tokenizer_of_its_own_are_not_read_by_the_bases(
-    folder: Path, link: CoreLink
+async def test_inputs_of_an_adapter_with_a_tokenizer_of_its_own_are_read_by_that(
+    folder: Path, link: CoreLink, tmp_path: Path
 ) -> None:
-    adapter = Base()
+    """Here the engine knows no revision: an input that reaches it is refused by that name."""
+    file = json.loads((folder / "tokenizer.json").read_text())
+    vocab = file["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    own = PoolingText(Tokenizer.load(tmp_path), read_pooling(folder), num_types=2)
+    adapter, asked = Base(), list[str]()
     adapter.rev = adapter.name = "r1"  # type: ignore[assignment]
-    with pytest.raises(LoradError, match="m has a tokenizer of its own") as caught:
-        service = service_of(folder, link, adapter, own_text=lambda rev: rev == "r1")
-        await service.run(embed("abc"))
-    assert (caught.value.status, adapter.leases.total()) == (400, 0)
+
+    def text_of(rev: str) -> PoolingText:
+        asked.append(rev)
+        if len(asked) == 1:
+            raise LoradError("invalid_value", "it is torn")
+        return own
+
+    sent = list[PoolRequest]()
+    pool = link.pool
+
+    async def by_the_base(request: PoolRequest) -> PoolResult:
+        sent.append(request)
+        return await pool(structs.replace(request, rev=None))
+
+    service = service_of(folder, link, adapter, text_of=text_of)
+    with pytest.raises(LoradError, match="it is torn"):
+        await service.run(embed("ab"))
+    assert adapter.leases.total() == 0, "nothing is held by what was refused"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link, "pool", by_the_base)
+        [ours] = (await service.run(embed("ab"))).results
+    [theirs] = (await service_of(folder, link).run(embed("ba"))).results
+    assert np.array_equal(ours.values, theirs.values)
+    assert [request.rev for request in sent] == ["r1"] and adapter.leases.total() == 0
 
 
 @on_loop
