@@ -26,7 +26,7 @@ from lorad.service.generation import Generation, Owner
 from lorad.service.live import Crowd, Live, Running
 from lorad.service.meter import Meter, Span
 from lorad.service.plan import plan
-from lorad.service.prompts import echo_of, ends_of, read_prompts
+from lorad.service.prompts import Prepared, echoes_of, ends_of, prepare
 from lorad.service.reception import Guest, Reception
 from lorad.service.seams import (
     Adapters,
@@ -40,7 +40,6 @@ from lorad.service.seams import (
 from lorad.service.tenants import ANYBODY, Account, Caller, Tenant, account_of
 from lorad.service.text_threads import TextThreads
 from lorad.service.trace import Trace
-from lorad.text import tool_calls
 
 T = TypeVar("T")
 
@@ -134,14 +133,19 @@ class RequestService:
         )
         try:
             await await_text(backend.files, guest.rev, deadline - self._clock())
-            preparing = partial(read_prompts, ask, partial(backend.text, guest.rev))
-            text, prompts = await self.threads.run(ask.num_characters, preparing)
+            preparing = partial(prepare, ask, partial(backend.text, guest.rev))
+            prepared = await self.threads.run(ask.num_characters, preparing)
+            text, prompts = prepared.text, prepared.prompts
             ends = ends_of(ask, text, info)
             ask = await _guided(ask, backend, info, account.tenant.name, text)
             sampling = plan(ask, prompts, info, ends, self._limits.max_tokens, text.num_tokens)
+            echoes: list[str] = []
+            if ask.echo:
+                num_tokens = sum(map(len, prompts))
+                echoes = await self.threads.run(num_tokens, partial(echoes_of, ask, text))
             closed = partial(self._closed, guest, trace)
             generation = self._generation(
-                ask, guest, backend, closed, text, prompts, ends, deadline
+                ask, guest, backend, closed, prepared, echoes, ends, deadline
             )
         except BaseException:
             guest.leave()
@@ -283,22 +287,16 @@ class RequestService:
         guest: Guest,
         backend: Backend,
         closed: Callable[[Generation], None],
-        text: Text,
-        prompts: list[tuple[int, ...]],
+        prepared: Prepared,
+        echoes: list[str],
         ends: frozenset[int],
         deadline: float,
     ) -> Generation:
         unique, rev = secrets.token_hex(8), guest.rev
         choices = []
         for index in range(ask.num_sequences):
-            prompt = prompts[index // ask.n]
-            new_decoder = partial(
-                text.detokenizer,
-                prompt,
-                ask.stop,
-                skip_special=ask.skip_special,
-                shown=tool_calls.TAGS if ask.tools else (),
-            )
+            prompt = prepared.prompts[index // ask.n]
+            new_decoder = partial(prepared.decoder, prompt)
             choices.append(
                 Choice(
                     index,
@@ -307,7 +305,7 @@ class RequestService:
                     silent=ends,
                     keep=ask.max_tokens != 0,
                     echo_ids=prompt if ask.echo else (),
-                    echo_text=echo_of(ask, text, index // ask.n),
+                    echo_text=echoes[index // ask.n] if ask.echo else "",
                     new_decoder=new_decoder,
                 )
             )
@@ -316,8 +314,8 @@ class RequestService:
             ask,
             rev=rev,
             fingerprint=f"lorad-{self._version}-{backend.digest[:8]}-{rev[:8] if rev else 'base'}",
-            text=text,
-            prompts=prompts,
+            text=prepared.text,
+            prompts=prepared.prompts,
             choices=choices,
             seconds_left=deadline + DEADLINE_GRACE_SECONDS - self._clock(),
         )

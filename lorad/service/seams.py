@@ -147,15 +147,10 @@ class Text(Protocol):
         variables: Mapping[str, object],
         tools: Sequence[Tool] = (),
     ) -> str: ...
-    def detokenizer(
-        self,
-        prompt: Sequence[int],
-        stop: Sequence[str],
-        *,
-        skip_special: bool = True,
-        shown: Sequence[str] = (),
-    ) -> Decoder:
-        """`shown`: special tokens that are text all the same."""
+    def detokenizers(
+        self, stop: Sequence[str], *, skip_special: bool = True, shown: Sequence[str] = ()
+    ) -> Callable[[Sequence[int]], Decoder]:
+        """What makes one for each prompt.  `shown`: special tokens that are text all the same."""
 
 
 class Guide(Protocol):

@@ -10,12 +10,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from lorad.errors import BadConfig, LoradError
 from lorad.service.seams import OwnVocabulary
-from lorad.text.detok import Detokenizer
+from lorad.text.detok import Detokenizer, StopStrings
 from lorad.text.own_tokenizer import OwnTokenizers
 from lorad.text.template import ChatTemplate, find_templates
 from lorad.text.templates import Templates
@@ -103,17 +104,16 @@ class RevisionText:
         except TextError as error:
             raise LoradError("invalid_value", str(error), param="messages") from error
 
-    def detokenizer(
-        self,
-        prompt: Sequence[int],
-        stop: Sequence[str],
-        *,
-        skip_special: bool = True,
-        shown: Sequence[str] = (),
-    ) -> Detokenizer:
-        """`shown`: special tokens that are text all the same, where the vocabulary has them."""
-        ids = frozenset(i for i in map(self.tokenizer.token_id, shown) if i is not None)
-        return Detokenizer(self.tokenizer, prompt, stop, skip_special=skip_special, shown=ids)
+    def detokenizers(
+        self, stop: Sequence[str], *, skip_special: bool = True, shown: Sequence[str] = ()
+    ) -> Callable[[Sequence[int]], Detokenizer]:
+        """What makes one for each prompt.  `shown`: special tokens that are text all the same,
+        where the vocabulary has them."""
+        skip: frozenset[int] = frozenset()
+        if skip_special:
+            ids = frozenset(i for i in map(self.tokenizer.token_id, shown) if i is not None)
+            skip = self.tokenizer.special_ids - ids
+        return partial(Detokenizer, self.tokenizer, stop=StopStrings(stop), skip=skip)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def test_new_tokens_are_read_and_written_by_their_adapter_alone(service, tmp_pat
     assert text.decode([258, 65]) == "<tool>" + base.decode([65])
     assert text.spell([258]) == ["<tool>"] and text.token_bytes(258) == b"<tool>"
     assert len(base.encode("<tool>", add_special=False)) == 6 and base.spell([258]) == [""]
-    assert text.detokenizer((), ()).push([258]).text == "<tool>"
+    assert text.detokenizers(())(()).push([258]).text == "<tool>"
     assert text.vocabulary.path == tmp_path / "r1" / "tokenizer.json"
     assert (base.num_tokens, base.vocabulary) == (0, None)
 
@@ -93,7 +93,7 @@ def test_special_tokens_are_text_where_they_are_asked_for(service, tmp_path):
     text = service("r1")
 
     def told(**which):
-        return text.detokenizer((), (), **which).push([258, 65, 259]).text
+        return text.detokenizers((), **which)(()).push([258, 65, 259]).text
 
     assert told() == told(shown=("<|nowhere|>",)) == text.decode([65])
     assert told(skip_special=False) == text.decode([258, 65, 259], skip_special=False)

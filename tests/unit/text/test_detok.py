@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorad.text.detok import Detokenizer, StopStrings
+from lorad.text.detok import Detokenizer, StopFinder, StopStrings
 from lorad.text.tokenizer import Tokenizer
 
 WORDS = st.lists(
@@ -56,7 +56,7 @@ def test_stop_strings_cut_the_text_where_the_first_is_complete(
     tokenizer: Tokenizer, text: str, stops: list[str], sizes: list[int]
 ) -> None:
     ids = tokenizer.encode(text, False)
-    detok = Detokenizer(tokenizer, stop=stops)
+    detok = Detokenizer(tokenizer, stop=StopStrings(stops))
     whole = tokenizer.decode(ids)
     assert "".join(pieces(detok, ids, sizes)) == cut(whole, stops)
     if detok.stopped:
@@ -77,7 +77,7 @@ def test_an_answer_goes_on_where_the_prompt_ended(
 def test_what_is_held_back_is_only_what_may_begin_a_stop_string(
     text: str, stops: list[str]
 ) -> None:
-    finder = StopStrings(stops)
+    finder = StopFinder(StopStrings(stops))
     shown = ""
     for at, character in enumerate(text, 1):
         certain, found = finder.push(character)
@@ -112,7 +112,7 @@ def test_half_a_character_at_the_end_shows_as_a_replacement(byte_level: Tokenize
 
 def test_a_stop_string_across_tokens_is_never_shown(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("go.END.and more", False)
-    detok = Detokenizer(byte_level, stop=["END"])
+    detok = Detokenizer(byte_level, stop=StopStrings(["END"]))
     shown = [detok.push([token]) for token in ids]
     assert "".join(piece.text for piece in shown) == "go."
     assert [piece.consumed_tokens for piece in shown].count(1) == detok.num_tokens == 6
@@ -121,23 +121,18 @@ def test_a_stop_string_across_tokens_is_never_shown(byte_level: Tokenizer) -> No
 
 def test_tokens_after_the_one_that_completed_the_string_do_not_count(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("abENDcd", False)
-    piece = Detokenizer(byte_level, stop=["END"]).push(ids)
+    piece = Detokenizer(byte_level, stop=StopStrings(["END"])).push(ids)
     assert (piece.text, piece.stopped, piece.consumed_tokens) == ("ab", True, 5)
 
 
 def test_of_several_stop_strings_the_one_complete_first_wins(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("xabcd", False)
-    assert Detokenizer(byte_level, stop=["abcd", "bc"]).push(ids).text == "xa"
-    assert Detokenizer(byte_level, stop=["bc", "abc"]).push(ids).text == "x"
-
-
-def test_a_stop_string_may_be_kept(byte_level: Tokenizer) -> None:
-    ids = byte_level.encode("abENDcd", False)
-    assert Detokenizer(byte_level, stop=["END"], include_stop=True).push(ids).text == "abEND"
+    assert Detokenizer(byte_level, stop=StopStrings(["abcd", "bc"])).push(ids).text == "xa"
+    assert Detokenizer(byte_level, stop=StopStrings(["bc", "abc"])).push(ids).text == "x"
 
 
 def test_a_stop_string_that_only_began_is_text(byte_level: Tokenizer) -> None:
-    detok = Detokenizer(byte_level, stop=["END"])
+    detok = Detokenizer(byte_level, stop=StopStrings(["END"]))
     assert detok.push(byte_level.encode("goEN", False)).text == "go"
     assert detok.finish() == "EN"
 
@@ -146,8 +141,10 @@ def test_special_tokens_count_but_do_not_show(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("he</s>", False)
     piece = Detokenizer(byte_level).push(ids)
     assert (piece.text, piece.consumed_tokens) == ("he", len(ids))
-    assert Detokenizer(byte_level, skip_special=False).push(ids).text == "he</s>"
-    assert Detokenizer(byte_level, shown=frozenset(ids[-1:])).push(ids).text == "he</s>"
+    assert Detokenizer(byte_level, skip=frozenset()).push(ids).text == "he</s>"
+    assert (
+        Detokenizer(byte_level, skip=byte_level.special_ids - {ids[-1]}).push(ids).text == "he</s>"
+    )
 
 
 def test_the_first_words_space_is_kept_only_after_text(space_mark: Tokenizer) -> None:
@@ -194,7 +191,9 @@ def test_the_same_holds_for_smollm(smollm: Path, text: str, stops: list[str]) ->
     tokenizer = _loaded(smollm)
     ids = tokenizer.encode(text, False)
     whole = tokenizer.decode(ids)  # not always `text`: the vocabulary lacks some rare bytes
-    assert "".join(pieces(Detokenizer(tokenizer, stop=stops), ids, [])) == cut(whole, stops)
+    assert "".join(pieces(Detokenizer(tokenizer, stop=StopStrings(stops)), ids, [])) == cut(
+        whole, stops
+    )
 
 
 _cache: dict[Path, Tokenizer] = {}

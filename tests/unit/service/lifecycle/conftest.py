@@ -85,8 +85,8 @@ class Words:
     def ends(self, base, *, chat):
         return frozenset(base)
 
-    def detokenizer(self, prompt, stop, **which):
-        return self
+    def detokenizers(self, stop, **which):
+        return lambda prompt: self
 
     def push(self, ids):
         return Decoded("".join(f"{token}," for token in ids), False, len(ids))
