@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lorad.api import parse, sse
+from lorad.api.asked import read_with
 from lorad.api.deps import deps_of
 from lorad.api.encode import EventEncoder
 from lorad.api.identity import MOVES_HEADER, caller_of
@@ -54,7 +55,7 @@ async def _generate(
     shape_class: _ShapeClass,
 ) -> Response:
     deps = deps_of(request)
-    ask, wanted = parse_body(await request.body(), deps.limits)
+    ask, wanted = await read_with(request, lambda body: parse_body(body, deps.limits))
     ask = replace(ask, timeout=parse.timeout(request.headers.get("x-request-timeout")))
     if MOVES_HEADER in request.headers:
         ask = replace(ask, moves=True)

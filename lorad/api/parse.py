@@ -19,6 +19,7 @@ from lorad.api.conversation import invalid, messages, template_vars, wanted_tool
 from lorad.config_sections import Limits
 from lorad.errors import LoradError
 from lorad.service.ask import Ask
+from lorad.service.text_threads import num_characters
 from lorad.wire_openai import ChatRequest, CompletionRequest, GenerateRequest
 
 MAX_TOP_LOGPROBS = 20
@@ -56,11 +57,13 @@ def chat(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
     if tools and wanted_format:
         raise invalid(wanted_format.param, 'contradicts tools; say tool_choice = "none"')
     wanted_format = wanted_format or forced_calls.wanted(request, tools, limits)
+    conversation = messages(request.messages)
     ask = Ask(
         chat=True,
         model=_model(request),
-        messages=messages(request.messages),
+        messages=conversation,
         tools=tools,
+        num_characters=num_characters((conversation, tools)),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         n=n,
         sampling=_sampling(request, limits, top),
@@ -89,6 +92,7 @@ def completion(body: bytes, limits: Limits) -> tuple[Ask, Shape]:
     ask = Ask(
         model=_model(request),
         prompts=prompts,
+        num_characters=num_characters(prompts),
         n=n,
         sampling=_sampling(request, limits, request.logprobs, score_prompt=echo),
         max_tokens=request.max_tokens,

@@ -18,7 +18,6 @@ from lorad.api.identity import caller_of
 from lorad.api.respond import json
 from lorad.errors import LoradError
 from lorad.service.seams import Text
-from lorad.service.text_threads import num_characters
 from lorad.wire_openai import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 
 Encode = Callable[[Text], list[int]]
@@ -31,7 +30,8 @@ async def tokenize(request: Request) -> Response:
     asked = await checked(request, TokenizeRequest, params.TOKENIZE)
     if (asked.prompt is None) == (asked.messages is None):
         raise LoradError("invalid_value", "give prompt or messages, one of them", param="prompt")
-    encode, size = _chat(asked) if asked.messages is not None else _plain(asked)
+    encode = _chat(asked) if asked.messages is not None else _plain(asked)
+    size = len(await request.body())  # it has fewer characters
 
     def work(text: Text) -> tuple[list[int], list[str] | None]:
         ids = encode(text)
@@ -57,17 +57,19 @@ async def detokenize(request: Request) -> Response:
     return json(Detokenized(prompt=prompt))
 
 
-def _plain(asked: TokenizeRequest) -> tuple[Encode, int]:
-    """What makes ids of it, and of how many characters."""
+def _plain(asked: TokenizeRequest) -> Encode:
+    """What makes ids of it."""
     add_special, prompt = asked.add_special_tokens is not False, asked.prompt or ""
-    return lambda text: text.encode(prompt, add_special), len(prompt)
+    return lambda text: text.encode(prompt, add_special)
 
 
-def _chat(asked: TokenizeRequest) -> tuple[Encode, int]:
+def _chat(asked: TokenizeRequest) -> Encode:
     """As `/v1/chat/completions` would read them."""
-    given, variables = messages(asked.messages or ()), template_vars(asked.chat_template_kwargs)
-    variables |= {"add_generation_prompt": asked.add_generation_prompt is not False}
-    add_special = bool(asked.add_special_tokens)
-    offered = tools(asked.tools or ())
-    size = num_characters((given, offered))
-    return lambda text: text.encode(text.render(given, variables, offered), add_special), size
+
+    def encode(text: Text) -> list[int]:
+        given, variables = messages(asked.messages or ()), template_vars(asked.chat_template_kwargs)
+        variables |= {"add_generation_prompt": asked.add_generation_prompt is not False}
+        rendered = text.render(given, variables, tools(asked.tools or ()))
+        return text.encode(rendered, bool(asked.add_special_tokens))
+
+    return encode

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from engine.messages import SamplingParams, TokenLogprobs
-from lorad.service.text_threads import num_characters
 
 #: Of a message: role and content, and name, tool_calls and tool_call_id where there are any; of a
 #: tool: type and function.  As chat templates read them.
@@ -40,6 +39,7 @@ class Ask:
     tools: tuple[Tool, ...] = ()  # that the answer may call
     parallel_tool_calls: bool = True
     prompts: tuple[str | tuple[int, ...], ...] = ()
+    num_characters: int = 0  # of all that becomes ids, as whoever made it has counted them
     chat: bool = False
     n: int = 1
     sampling: SamplingParams
@@ -61,11 +61,6 @@ class Ask:
     @property
     def num_sequences(self) -> int:
         return self.n * (1 if self.chat else len(self.prompts))
-
-    @property
-    def num_characters(self) -> int:
-        """Of what becomes ids."""
-        return num_characters((self.messages, self.tools, self.prompts))
 
 
 class Piece(Struct, frozen=True, kw_only=True, gc=False):

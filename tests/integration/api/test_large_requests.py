@@ -2,6 +2,9 @@
 
 import threading
 
+import pytest
+
+from lorad.api import asked, parse
 from lorad.text import detok
 from lorad.text.tokenizer import Tokenizer
 
@@ -38,3 +41,27 @@ def test_ids_that_are_echoed_become_text_once_a_prompt_where_nobody_waits_for_th
     texts = [choice["text"] for choice in answer["choices"]]
     assert texts[0] == texts[3] and texts[4] == texts[7] and len(set(texts)) == 2
     assert len(threads) == 2 and all(name.startswith("lorad-text") for name in threads)
+
+
+@pytest.mark.parametrize(
+    ("path", "reader", "body"),
+    [
+        ("/v1/completions", parse, {"prompt": [65] * 500}),
+        ("/v1/chat/completions", parse, {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/tokenize", asked, {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+def test_a_large_body_is_read_where_nobody_waits_for_it_and_means_the_same(
+    api, call, monkeypatch, path, reader, body
+) -> None:
+    threads = noting(monkeypatch, reader, "decode")
+    ask = {"model": "tiny", "max_tokens": 4, "temperature": 0, **body}
+    few = call(api.inference, "POST", path, ask)
+    monkeypatch.setattr(asked, "BESIDE", 16)
+    many = call(api.inference, "POST", path, ask)
+    assert many.status == few.status == 200
+    assert many.json.get("choices") == few.json.get("choices")
+    assert many.json.get("tokens") == few.json.get("tokens")
+    assert not threads[0].startswith("lorad-text") and threads[1].startswith("lorad-text")
+    wrong = call(api.inference, "POST", path, {**ask, "model": 5})
+    assert wrong.status == 400 and wrong.json["error"]["param"] == "model"

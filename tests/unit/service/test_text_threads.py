@@ -1,11 +1,12 @@
 """TextThreads: requests that bring much text have threads of their own."""
 
 import asyncio
+import json
 import threading
 
-from engine.messages import SamplingParams
+from lorad.api import parse
+from lorad.config_sections import Limits
 from lorad.service import text_threads
-from lorad.service.ask import Ask
 from lorad.service.pool_ask import Input, PoolAsk, Wish
 from lorad.service.text_threads import LONG, TextThreads, num_characters
 
@@ -29,12 +30,17 @@ def test_who_brings_little_does_not_wait_for_who_brings_much() -> None:
 
 
 def test_all_texts_of_a_request_count_and_token_ids_do_not() -> None:
-    call = {"function": {"name": "f", "arguments": "x" * 500}}
-    told = ({"role": "user", "content": "y" * 1000}, {"role": "assistant", "tool_calls": [call]})
-    chat = Ask(model="m", chat=True, messages=told, sampling=SamplingParams())
+    call = {
+        "type": "function",
+        "id": "c",
+        "function": {"name": "f", "arguments": json.dumps({"x": "x" * 490})},
+    }
+    told = [{"role": "user", "content": "y" * 1000}, {"role": "assistant", "tool_calls": [call]}]
+    chat, _ = parse.chat(json.dumps({"model": "m", "messages": told}).encode(), Limits())
     assert 1500 < chat.num_characters < 1600
-    plain = Ask(model="m", prompts=("ab", (1, 2, 3), "c"), sampling=SamplingParams())
-    assert plain.num_characters == 3
+    for prompt, count in (["ab", "c"], 3), ([[1, 2, 3]], 0), ("abc", 3):
+        body = json.dumps({"model": "m", "prompt": prompt}).encode()
+        assert parse.completion(body, Limits())[0].num_characters == count
     inputs = (Input("ab", second="cde"), Input((1, 2, 3)), Input("f"))
     pooled = PoolAsk(wish=Wish(model="m", endpoint="score"), task="score", inputs=inputs)
     assert pooled.num_characters == 6
