@@ -22,7 +22,8 @@ from lorad.service.ask import Piece
 from lorad.service.generation import Generation
 
 #: Pieces of one write.  Log probabilities wait piece by piece, each of some kB: a client that was
-#: away and reads again must not have to read megabytes before that is seen.
+#: away and reads again must not have to read megabytes before that is seen.  And one that reads at
+#: once must not hold up others: the probabilities of a prompt of 8,000 tokens took half a second.
 AT_ONCE = 64
 
 
@@ -108,13 +109,14 @@ class TokenStream(Response):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write what is new, and at the end the end; the rest once the client has read more."""
+        """Write what is new, and at the end the end; the rest once the client has read more, and
+        others have had their turn."""
         self._due = False
         if self._ended.done():
             return
         try:
-            while not self._out.blocked and self._write_some():
-                pass
+            if not self._out.blocked and self._write_some():
+                self._schedule()
         except Exception as error:
             self._ended.set_exception(error)
 

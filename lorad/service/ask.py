@@ -72,7 +72,7 @@ class Piece(Struct, frozen=True, kw_only=True, gc=False):
     index: int
     text: str = ""
     tokens: tuple[TokenLogprobs, ...] = ()  # empty unless log probabilities were asked for
-    prompt: tuple[int, ...] = ()  # of an echo, on the first piece, with the text in `text`
+    prompt: tuple[int, ...] = ()  # of an echo; its text is in the first piece
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     finish: str | None = None  # stop | length
 

@@ -13,6 +13,9 @@ from lorad.errors import LoradError
 from lorad.service.ask import Piece
 from lorad.service.seams import Decoder
 
+#: Tokens of a prompt whose probabilities are told in one piece, which is some kB.
+IN_PIECE = 4
+
 
 class Choice:
     """`silent`: ids that end a sequence and are not part of its text.  `new_decoder` makes another
@@ -120,13 +123,21 @@ class Choice:
         prompt_logprobs: tuple[TokenLogprobs | None, ...],
         finish: str | None,
     ) -> None:
+        """The text comes with the first of a prompt's tokens, and all else with the last."""
+        *starts, last = range(0, len(prompt_logprobs), IN_PIECE) or (0,)
+        for at in starts:
+            part, scores = (each[at : at + IN_PIECE] for each in (prompt, prompt_logprobs))
+            self._pieces.append(
+                Piece(index=self.index, text=self._text, prompt=part, prompt_logprobs=scores)
+            )
+            self._text = ""
         self._pieces.append(
             Piece(
                 index=self.index,
                 text=self._text,
                 tokens=scored,
-                prompt=prompt,
-                prompt_logprobs=prompt_logprobs,
+                prompt=prompt[last:],
+                prompt_logprobs=prompt_logprobs[last:],
                 finish=finish,
             )
         )

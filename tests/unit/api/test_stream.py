@@ -129,6 +129,22 @@ def test_steps_that_came_together_are_one_write(scene):
     scene(scenario)
 
 
+def test_others_have_their_turn_between_the_writes_of_who_has_much(scene, monkeypatch):
+    monkeypatch.setattr("lorad.api.stream.AT_ONCE", 2)
+
+    async def scenario(s, sending):
+        for index, letter in enumerate("abcde"):
+            s.say(letter, index, finish_reason="stop")
+        heard = []
+        while not sending.done():
+            await turns(1)
+            heard.append(len(s.connection.writes))
+        assert s.connection.writes == [b"0:a 1:b", b"2:c 3:d", b"4:e."]
+        assert {1, 2, 3} <= set(heard)
+
+    scene(scenario, n=5)
+
+
 def test_the_end_comes_with_the_last_text(scene):
     async def scenario(s, sending):
         s.say("x", finish_reason="stop")

@@ -140,6 +140,31 @@ def test_log_probabilities_stay_with_their_text_however_late(scene):
     scene(scenario)
 
 
+@pytest.mark.parametrize("length", [1, 4, 5, 11])
+def test_the_probabilities_of_a_long_prompt_are_told_in_pieces_with_its_text_in_the_first(length):
+    prompt = tuple(range(65, 65 + length))
+    scores = (None, *(TokenLogprobs(token, -1.0) for token in prompt[1:]))
+    first, text = TokenLogprobs(97, -2.0), "".join(map(chr, prompt))
+    choice = Choice(0, "r", Letters(), silent=frozenset(), echo_ids=prompt, echo_text=text)
+    choice.take(
+        SequenceDelta(
+            request_id="r",
+            tokens=(97,),
+            logprobs=(first,),
+            prompt_logprobs=scores,
+            finish_reason="length",
+        )
+    )
+    pieces = choice.pull()
+    assert pieces[0].text == text + "a" and len(pieces) == -(-length // 4)
+    assert max(len(piece.prompt) for piece in pieces) <= 4
+    assert sum((piece.prompt for piece in pieces), ()) == prompt
+    assert sum((piece.prompt_logprobs for piece in pieces), ()) == scores
+    assert not any(piece.text for piece in pieces[1:])
+    assert not any(piece.tokens or piece.finish for piece in pieces[:-1])
+    assert (pieces[-1].tokens, pieces[-1].finish) == ((first,), "length")
+
+
 def test_whoever_listens_hears_at_once_and_of_what_was_there_before(scene):
     async def scenario(make):
         s, heard = make(), []
