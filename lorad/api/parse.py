@@ -184,11 +184,17 @@ def _sampling(
         logprobs=logprobs,
         prompt_logprobs=logprobs if score_prompt else None,
         logit_bias=_logit_bias(request, limits),
-        allowed_token_ids=request.allowed_token_ids,
+        allowed_token_ids=_once(request.allowed_token_ids),
         stop_token_ids=stop_ids,
         ignore_eos=bool(request.ignore_eos),
         draft_tokens=request.speculation_tokens,
     )
+
+
+def _once(ids: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """They go to the engine with each sequence: 300,000 that are 49,000 took 0.4 s of the loop for
+    128, and 0.1 without the copies."""
+    return None if ids is None else tuple(dict.fromkeys(ids))
 
 
 def _logit_bias(request: GenerateRequest, limits: Limits) -> dict[int, float]:

@@ -1,10 +1,12 @@
 """What a request brings that takes long to make ready: once, and beside the event loop."""
 
+import json
 import threading
 
 import pytest
 
 from lorad.api import asked, parse
+from lorad.config_sections import Limits
 from lorad.text import detok
 from lorad.text.tokenizer import Tokenizer
 
@@ -65,3 +67,9 @@ def test_a_large_body_is_read_where_nobody_waits_for_it_and_means_the_same(
     assert not threads[0].startswith("lorad-text") and threads[1].startswith("lorad-text")
     wrong = call(api.inference, "POST", path, {**ask, "model": 5})
     assert wrong.status == 400 and wrong.json["error"]["param"] == "model"
+
+
+def test_ids_that_may_be_drawn_go_to_the_engine_once_each() -> None:
+    body = {"model": "m", "prompt": "a", "allowed_token_ids": [7, 5, 7, 5] * 9}
+    ask, _ = parse.completion(json.dumps(body).encode(), Limits())
+    assert ask.sampling.allowed_token_ids == (7, 5)
