@@ -126,9 +126,10 @@ class Choice:
         """The text comes with the first of a prompt's tokens, and all else with the last."""
         *starts, last = range(0, len(prompt_logprobs), IN_PIECE) or (0,)
         for at in starts:
-            part, scores = (each[at : at + IN_PIECE] for each in (prompt, prompt_logprobs))
+            part = slice(at, at + IN_PIECE)
+            told, scores = prompt[part], prompt_logprobs[part]
             self._pieces.append(
-                Piece(index=self.index, text=self._text, prompt=part, prompt_logprobs=scores)
+                Piece(index=self.index, text=self._text, prompt=told, prompt_logprobs=scores)
             )
             self._text = ""
         self._pieces.append(
