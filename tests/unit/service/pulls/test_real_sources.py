@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import io
+import logging
 import sys
 import zipfile
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lorad.config import Settings
-from lorad.config_sections import HuggingFace, Pull, Watch
+from lorad.config_sections import S3, HuggingFace, Pull, Watch
+from lorad.errors import LoradError
 from lorad.service.fetching import Fetching, Refetch
 from lorad.service.pulls import Pulls
 from lorad.sources.choice import fetcher_for
@@ -40,12 +42,13 @@ def bare(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
 
 
-def attach(scene, endpoint):
-    """Let the scene fetch as a daemon does."""
+def attach(scene, endpoint="", store=""):
+    """Let the scene fetch as a daemon does, from a hub or from an S3 store."""
     settings = Settings(
         watch=Watch(max_adapter_bytes=1 << 20),
         hf=HuggingFace(endpoint=endpoint, cache_dir=str(scene.world.dir / "cache")),
         pull=Pull(timeout=5.0),
+        s3=S3(endpoint=store, region="us-east-1"),
     )
 
     def given(reference, /, *, token, offline):
@@ -101,7 +104,7 @@ def test_an_archive_is_pulled_under_the_checksum_that_it_was_given(scene):
 
     async def scenario(s):
         with servers.FileServer() as web:
-            attach(s, "")
+            attach(s)
             web.files["/my/SQL.zip"] = first = archive(s, 1)
             url = f"{web.url}/my/SQL.zip"
             done = await s.pull(url)
@@ -117,3 +120,44 @@ def test_an_archive_is_pulled_under_the_checksum_that_it_was_given(scene):
             assert s.staged() == []
 
     scene(scenario)
+
+
+def test_a_prefix_of_a_store_is_pulled_served_by_its_reference_and_refetched(scene, monkeypatch):
+    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "somebody")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    client = boto3.client("s3", endpoint_url=url, region_name="us-east-1")
+    client.create_bucket(Bucket="ours")
+
+    def put(s, prefix, n):
+        for name, data in files(s, n).items():
+            client.put_object(Bucket="ours", Key=f"{prefix}/{name}", Body=data)
+
+    async def scenario(s):
+        attach(s, store=url)
+        put(s, "loras/sql", 1)
+        done = await s.pull("s3://ours/loras/sql")
+        assert (done.state, done.name, done.rev) == ("done", "sql", s.world.rev(1))
+        assert set(s.adapter(1)) <= {p.name for p in s.world.store.path(done.rev).iterdir()}
+        staging = await s.world.revisions.files.refetch("sql")
+        assert {p.name for p in staging.path.iterdir()} == set(s.adapter(1))
+        put(s, "asked/legal", 2)
+        dynamic = s.dynamic("s3://ours/asked/*")
+        asked = "s3://ours/asked/legal"
+        name = await dynamic.find(asked, 30.0)
+        assert name.startswith(asked) and s.world.adapters.resolve(name).rev == s.world.rev(2)
+        assert await dynamic.find(asked, 0.0) == name  # it is here now
+        put(s, "elsewhere/legal", 3)
+        with pytest.raises(LoradError, match="does not exist"):  # what the policy does not name
+            s.world.adapters.resolve(await dynamic.find("s3://ours/elsewhere/legal", 5.0))
+        missing = await s.pull("s3://ours/loras/nothing")
+        assert (missing.state, missing.code) == ("failed", "source_not_found")
+
+    try:
+        scene(scenario)
+    finally:
+        server.stop()
