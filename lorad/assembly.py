@@ -104,6 +104,11 @@ class Services:
             self._read_texts(),
         )
 
+    def _own_tokenizers(self) -> list[str]:
+        """Of files that are here: others are fetched by who asks for them."""
+        away = self.registry.store.remote
+        return [rev for rev in self.registry.own_tokenizers() if rev not in away]
+
     async def _read_texts(self) -> None:
         """Whose tokenizers adapters have is found before any of them is read."""
         for one in self.models:
@@ -228,7 +233,7 @@ class Services:
         self.ahead = TextAhead(
             {one.name: one.text for one in self.models if not one.entry.pools},
             self._catalog,
-            registry.own_tokenizers,
+            self._own_tokenizers,
             loading=lambda: not any(link.informed.is_set() for link in self.links),
         )
         self.tracing = self._make_tracing()

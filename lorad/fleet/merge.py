@@ -103,6 +103,8 @@ def _model(
         best,
         **added(found, _SUMS),
         num_adapters=max(one.num_adapters for one in found) if count is None else count,
+        most_extra_tokens=max(one.most_extra_tokens for one in found),
+        own_tokenizers=max(one.own_tokenizers for one in found),
         pool=pool([one.pool for one in found]),
         prefix=prefix([one.prefix for one in found]),
         replicas=tuple(replicas),

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import threading
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 
 import msgspec
@@ -117,7 +119,9 @@ def test_a_request_waits_for_the_look_and_hears_what_is_wrong(world):
         seen, files = Looking(w), w.revisions.files
         seen.says = {own: OWN, bad: refuse("E_TOKENIZER_INVALID", "it is torn", "copy it again")}
         assert not files.is_readable(own)
+        before = w.registry.revision(own)
         await asyncio.gather(*(await_text(files, own, 5.0) for _ in range(3)))
+        assert (await seen.look.sure(before)).text == OWN, "not what it was read as before the look"
         assert files.is_readable(own) and seen.known(own) == OWN and seen.looked == [own]
         for _ in range(2):
             with pytest.raises(LoradError, match="it is torn") as caught:
@@ -207,5 +211,50 @@ def test_added_again_while_a_request_holds_it_an_adapter_is_told_anew(world):
         w.adapters.lease(rev)
         await w.add("a", 0)
         assert seen.changed == [rev], "nothing else is known of it"
+
+    world(scenario)
+
+
+def test_who_was_looked_at_before_waits_for_nobody_who_is_looked_at(world):
+    """A file whose merges are spelled in another way takes a second and a half."""
+
+    async def scenario(w):
+        known, slow = await registered(w, "known", "slow")
+        await asyncio.wrap_future(w.registry.note_texts({known: OWN}))
+        seen, begun, go_on = Looking(w), threading.Event(), threading.Event()
+        seen.says = {slow: SAME}
+
+        def look(folder):
+            begun.set()
+            assert go_on.wait(10)
+            return SAME
+
+        seen.look._read = look
+        running = asyncio.ensure_future(seen.look.run())
+        await asyncio.to_thread(begun.wait, 10)
+        await await_text(w.revisions.files, known, 1.0)
+        go_on.set()
+        await running
+        assert seen.known(slow) == SAME
+
+    world(scenario)
+
+
+def test_a_registry_that_cannot_be_written_leaves_the_rest_for_whoever_asks(world, caplog):
+    async def scenario(w):
+        [own] = await registered(w, "own")
+        seen = Looking(w)
+        seen.says = {own: OWN}
+        note, w.registry.note_texts = w.registry.note_texts, full_disk
+        await seen.look.run()
+        assert "not written now: no space" in caplog.text and not seen.look.is_sure(own)
+        w.registry.note_texts = note
+        await await_text(w.revisions.files, own, 5.0)
+        assert seen.known(own) == OWN
+
+    def full_disk(found):
+        failed = Future()
+        failed.set_exception(LoradError("insufficient_storage", "no space"))
+        return failed
 
     world(scenario)
