@@ -26,7 +26,7 @@ from lorad.registry.records import TextFacts
 from lorad.registry.store import StagingDir
 from lorad.service.seams import Informed
 from lorad.sources.local import LocalSourceError, copy_folder
-from lorad.text.own_tokenizer import OwnTokenizers
+from lorad.text.own_tokenizer import OwnTokenizers, told
 from lorad.text.template import ChatTemplate, find_templates
 from lorad.text.tokenizer import TextError, read_specials
 
@@ -85,11 +85,13 @@ class AdapterFiles:
         try:
             template = ChatTemplate.load(folder)
         except TextError as error:
-            raise AdapterInvalid("E_TOKENIZER_INVALID", f"chat template: {error}") from error
+            message = f"chat template: {told(error, folder, self._base)}"
+            hint = "mend it, or remove it to use the base's"
+            raise AdapterInvalid("E_TOKENIZER_INVALID", message, hint=hint) from error
         try:
             read_specials(folder)
         except TextError as error:
-            raise _invalid(error, folder) from error
+            raise self._invalid(error, folder) from error
         if manifest.own_tokenizer and self._tokenizers is not None:
             self._read_tokenizer(self._tokenizers, folder, manifest)
         digest = revision_digest(folder, manifest)
@@ -117,10 +119,15 @@ class AdapterFiles:
         try:
             own, _ = tokenizers.read(folder)
         except TextError as error:
-            raise _invalid(error, folder) from error
+            raise self._invalid(error, folder) from error
         if own.vocab_size > manifest.num_tokens:
             message = f"ids up to {own.vocab_size - 1}, and {manifest.num_tokens} were found"
             raise AdapterInvalid("E_TOKENIZER_INVALID", f"tokenizer.json: {message}", hint=RESAVE)
+
+    def _invalid(self, error: TextError, folder: Path) -> AdapterInvalid:
+        """The folder is a copy of no name, which nobody who reads this knows."""
+        message = told(error, folder, self._base)
+        return AdapterInvalid("E_TOKENIZER_INVALID", message, hint=RESAVE)
 
     async def pack(self, folder: Path, out: Path) -> PackedManifest:
         """For the layout of the engine that runs now."""
@@ -160,9 +167,3 @@ class AdapterFiles:
             draft_bytes=info.draft_block_bytes,
             extra_vocab=info.extra_vocab,
         )
-
-
-def _invalid(error: TextError, folder: Path) -> AdapterInvalid:
-    """The folder is a copy of no name, which nobody who reads this knows."""
-    message = str(error).replace(f"{folder}/", "")
-    return AdapterInvalid("E_TOKENIZER_INVALID", message, hint=RESAVE)

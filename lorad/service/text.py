@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from lorad.errors import BadConfig, LoradError
 from lorad.service.seams import OwnVocabulary
 from lorad.text.detok import Detokenizer, StopStrings
-from lorad.text.own_tokenizer import OwnTokenizers
+from lorad.text.own_tokenizer import OwnTokenizers, told
 from lorad.text.template import ChatTemplate, find_templates
 from lorad.text.templates import Templates
 from lorad.text.tokenizer import TOKENIZER_FILE, TextError, Tokenizer, read_specials
@@ -147,7 +147,7 @@ class TextService:
         #: Told, on any thread, of a revision whose files are not where they should be.
         self.on_missing: Callable[[str], None] = lambda rev: None
         self.tokenizers = OwnTokenizers(self.base.tokenizer, base)
-        self._folder_of, self._record_of = folder_of, record_of
+        self._folder, self._folder_of, self._record_of = base, folder_of, record_of
         self._templates = Templates(CACHED)
         self._known: OrderedDict[str, _Kept] = OrderedDict()
         self._forgotten = 0  # how often
@@ -214,7 +214,7 @@ class TextService:
                 text = replace(text, num_tokens=record.num_tokens)
             specials = {**base.specials, **read_specials(folder)}
         except TextError as error:
-            raise _unusable("tokenizer", error, folder) from error
+            raise self._unusable("tokenizer", error, folder) from error
         end = tokenizer.token_id(specials.get("eos_token", ""))
         if end is not None and end != base.token_id(base.specials.get("eos_token", "")):
             text = replace(text, own_ends=frozenset({end}))
@@ -225,7 +225,7 @@ class TextService:
         try:
             template, template_key = self._template(folder, specials)
         except TextError as error:
-            raise _unusable("chat template", error, folder) from error
+            raise self._unusable("chat template", error, folder) from error
         # What is kept holds no tokenizer: there would be no bound to what all of them take.
         kept = _Kept(text, key, template_key)
         return kept, replace(text, tokenizer=tokenizer, template=template)
@@ -241,8 +241,7 @@ class TextService:
             return base, b""
         return self._templates.of(sources, specials)
 
-
-def _unusable(what: str, error: TextError, folder: Path) -> LoradError:
-    """A client reads it, whom paths of this host are no business of."""
-    message = f"the adapter's {what} cannot be used: {str(error).replace(f'{folder}/', '')}"
-    return LoradError("invalid_value", message, param="model")
+    def _unusable(self, what: str, error: TextError, folder: Path) -> LoradError:
+        """A client reads it, whom paths of this host are no business of."""
+        message = f"the adapter's {what} cannot be used: {told(error, folder, self._folder)}"
+        return LoradError("invalid_value", message, param="model")

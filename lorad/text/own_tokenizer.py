@@ -112,14 +112,15 @@ class OwnTokenizers:
 
     def _make(self, files: _Files) -> tuple[Tokenizer, int]:
         path = self._folder / TOKENIZER_FILE
-        parts, theirs = parts_of(files.data, files.path), parts_of(path.read_bytes(), path)
+        base_data = _bytes_of(path)
+        parts, theirs = parts_of(files.data, files.path), parts_of(base_data, path)
         refuse_expressions(parts, theirs, files.path)
         listed = files.listed, read_json(self._folder / CONFIG_FILE).get("added_tokens_decoder")
         refuse_tokens(parts, theirs, listed, files.path)
         rest = rest_of(parts, files.path)
         refuse_work(rest, rest_of(theirs, path), files.path)
         shares = same_model(parts["model"], theirs["model"])
-        most = TIMES * path.stat().st_size
+        most = TIMES * len(base_data)
         if not shares and len(files.data) > most:
             raise TextError(
                 f"{files.path} has {len(files.data):,} bytes, and a vocabulary of its own may have "
@@ -161,18 +162,27 @@ class OwnTokenizers:
         return own, _REMEMBERED_BYTES + (0 if shares else _BYTES_OF_FILE * len(files.data))
 
 
+def told(error: TextError, folder: Path, base: Path) -> str:
+    """Without paths of this host, for whoever has none of them: an adapter's files by their names,
+    and those of its base as the base's."""
+    return str(error).replace(f"{folder}/", "").replace(f"{base}/", "the base's ")
+
+
 def _read(folder: Path, base: Path) -> _Files:
     path = folder / TOKENIZER_FILE
     path = path if path.is_file() else base / TOKENIZER_FILE
     config = read_json(folder / CONFIG_FILE)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TextError(f"{path} cannot be read: {error.strerror}") from None
     return _Files(
         path,
-        data,
+        _bytes_of(path),
         read_specials(folder),
         config.get("added_tokens_decoder"),
         None if config.get("add_eos_token") is None else config["add_eos_token"] is True,
     )
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TextError(f"{path} cannot be read: {error.strerror}") from None

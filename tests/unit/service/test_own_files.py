@@ -70,6 +70,18 @@ def test_one_that_cannot_be_read_is_refused_where_it_counts(inspected, tmp_path,
     assert str(tmp_path) not in caught.value.message, "a name of ours says nothing to anybody"
 
 
+@pytest.mark.parametrize("template", [b"{% if %}", b"\xff"])
+def test_a_chat_template_that_cannot_be_used_is_refused_with_what_to_do(
+    inspected, tmp_path, template
+):
+    folder = write(tmp_path / "a", "<tool>")
+    (folder / "chat_template.jinja").write_bytes(template)
+    with pytest.raises(AdapterInvalid, match=r"^chat template: ") as caught:
+        inspected(folder, 259)
+    assert "remove it to use the base's" in caught.value.hint
+    assert str(tmp_path) not in caught.value.message
+
+
 def test_ids_beyond_those_that_were_found_are_refused(inspected, tmp_path):
     folder = write(tmp_path / "a", "<tool>", "<more>")
     with pytest.raises(AdapterInvalid, match="ids up to 259, and 259 were found"):

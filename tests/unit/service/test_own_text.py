@@ -254,6 +254,25 @@ def test_a_tokenizer_that_went_bad_is_an_error_and_never_the_bases(service, tmp_
     assert str(tmp_path) not in str(caught.value), "a path of this host is told to a client"
 
 
+def test_a_client_is_told_of_the_bases_files_as_such_and_not_where_they_lie(service, tmp_path):
+    listed = {"added_tokens_decoder": {"999": {"content": "<tool>"}}}
+    folder = tmp_path / "r1"
+    folder.mkdir()
+    (folder / "tokenizer_config.json").write_text(json.dumps(listed))
+    service.known["r1"] = own(1000)
+    with pytest.raises(
+        LoradError, match=r"used: the base's tokenizer\.json lacks the token '<tool>'"
+    ):
+        service("r1")
+    (tmp_path / "base" / "tokenizer.json").unlink()
+    write(folder, "<tool>")
+    with pytest.raises(
+        LoradError, match=r"used: the base's tokenizer\.json cannot be read"
+    ) as caught:
+        service("r1")
+    assert str(tmp_path) not in str(caught.value) and caught.value.status == 400
+
+
 @pytest.mark.parametrize("own_tokenizer", [True, False])
 def test_half_a_character_as_a_special_token_is_an_error_in_a_line(
     service, tmp_path, own_tokenizer
