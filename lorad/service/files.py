@@ -51,7 +51,7 @@ class AdapterFiles:
         """`tokenizers` reads those of adapters' own; None: such are not looked into."""
         self._tokenizers = tokenizers
         self._settings, self._base, self._spec, self._link = settings, base, spec, link
-        self._index = index
+        self._index, self._base_text = index, ""
         self._limits = Limits(
             max_rank=settings.lora.max_rank, max_bytes=settings.watch.max_adapter_bytes
         )
@@ -82,6 +82,13 @@ class AdapterFiles:
         """Manifest and digest.  Runs in a thread."""
         dtype = self._settings.models[self._index].dtype
         manifest = inspect(folder, self._spec, self._limits, served_dtype=dtype, base=self._base)
+        if manifest.base_text and manifest.base_text != self.base_text():
+            raise AdapterInvalid(
+                "E_TOKENIZER_INVALID",
+                "the base's own tokenizer files were changed since lorad started, and texts are "
+                "read by the former",
+                hint="restart lorad; what it refused is looked at again",
+            )
         try:
             template = ChatTemplate.load(folder)
         except TextError as error:
@@ -102,8 +109,11 @@ class AdapterFiles:
         return manifest, digest
 
     def base_text(self) -> str:
-        """What the base's files are to the question whose tokenizer an adapter has."""
-        return base_text(self._spec, self._base)
+        """What the base's files are to the question whose tokenizer an adapter has, as they were
+        when this was first asked: texts are read by those."""
+        if not self._base_text:
+            self._base_text = base_text(self._spec, self._base)
+        return self._base_text
 
     def look_at_text(self, folder: Path) -> TextFacts:
         """Of a stored folder, whose tokenizer it has.  Runs in a thread."""

@@ -73,6 +73,7 @@ class OwnTokenizers:
     def __init__(self, base: Tokenizer, folder: Path, budget: int = BUDGET) -> None:
         """`folder` has the base's files; `budget`: bytes that are kept for requests to come."""
         self._base, self._folder, self._budget = base, folder, budget
+        self._written = _written(folder / TOKENIZER_FILE)
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._kept: OrderedDict[bytes, tuple[Tokenizer, int]] = OrderedDict()
         self._alive: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
@@ -119,7 +120,10 @@ class OwnTokenizers:
         refuse_tokens(parts, theirs, listed, files.path)
         rest = rest_of(parts, files.path)
         refuse_work(rest, rest_of(theirs, path), files.path)
-        shares = same_model(parts["model"], theirs["model"])
+        changed = _written(path) != self._written  # what is in memory is not what is compared
+        if changed and files.path == path:
+            raise TextError(f"{path} was changed since the start: restart lorad")
+        shares = not changed and same_model(parts["model"], theirs["model"])
         most = TIMES * len(base_data)
         if not shares and len(files.data) > most:
             raise TextError(
@@ -166,6 +170,15 @@ def told(error: TextError, folder: Path, base: Path) -> str:
     """Without paths of this host, for whoever has none of them: an adapter's files by their names,
     and those of its base as the base's."""
     return str(error).replace(f"{folder}/", "").replace(f"{base}/", "the base's ")
+
+
+def _written(path: Path) -> tuple[int, int, int] | None:
+    """Another one once a file was written anew; None: it is gone."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _read(folder: Path, base: Path) -> _Files:

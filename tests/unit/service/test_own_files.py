@@ -33,7 +33,7 @@ def inspected(tmp_path, monkeypatch, world_manifest):
         monkeypatch.setattr(files_module, "inspect", lambda *_, **more: found)
         return files.inspect(folder)
 
-    inspect.tokenizers = tokenizers
+    inspect.tokenizers, inspect.files = tokenizers, files
     return inspect
 
 
@@ -139,3 +139,22 @@ def test_only_a_chat_template_that_is_not_the_bases_is_told(inspected, tmp_path)
     assert inspected(write(tmp_path / "b", config=config), 0, False)[0].warnings == ()
     own = write(tmp_path / "c", template="{{ messages | length }}")
     assert inspected(own, 0, False)[0].warnings == (files_module.OWN_TEMPLATE,)
+
+
+def test_beside_a_base_whose_tokenizer_was_changed_meanwhile_none_is_taken(
+    inspected, tmp_path, world_manifest, monkeypatch
+):
+    """It was told beside the new files, and requests are read by the former until a restart."""
+    told = ["b1"]
+    monkeypatch.setattr(files_module, "base_text", lambda spec, base: told[-1])
+    said = {"num_tokens": 0, "own_tokenizer": False}
+    found = msgspec.structs.replace(world_manifest, **said, base_text="b1")
+    files = inspected.files
+    monkeypatch.setattr(files_module, "inspect", lambda *_, **more: found)
+    folder = write(tmp_path / "a")
+    assert files.inspect(folder)[0].base_text == "b1" == files.base_text()
+    told.append("b2")
+    found = msgspec.structs.replace(found, base_text="b2")
+    with pytest.raises(AdapterInvalid, match="changed since lorad started") as caught:
+        files.inspect(folder)
+    assert caught.value.reason == "E_TOKENIZER_INVALID" and "restart" in caught.value.hint

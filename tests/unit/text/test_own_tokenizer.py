@@ -467,3 +467,23 @@ def test_the_bases_ends_that_are_other_words_here_are_no_ends(tmp_path, own):
     found, _ = own.read(make(tmp_path / "a", "<tool>", vocab=("hello",)))
     assert found.spell([259]) == ["hello"]
     assert found.eos_ids == {260}
+
+
+def test_a_base_that_was_saved_anew_shares_nothing_until_the_next_start(tmp_path, base, joins):
+    """Its file was compared, and the former vocabulary, which is in memory, read by."""
+    own = OwnTokenizers(ours.Tokenizer.load(base), base)
+
+    def swap(content):
+        vocab = content["model"]["vocab"]
+        vocab["the"], vocab["er"] = vocab["er"], vocab["the"]
+
+    listed = {"added_tokens_decoder": {"260": {"content": "<tool>"}}}
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "tokenizer_config.json").write_text(json.dumps(listed))
+    for folder in (base, make(tmp_path / "a", "<tool>")):
+        edit(folder, swap)
+    found, _ = own.read(tmp_path / "a")
+    wanted = Tokenizer.from_file(str(tmp_path / "a" / "tokenizer.json"))
+    assert found.encode("the er", False) == wanted.encode("the er").ids and not joins
+    with pytest.raises(ours.TextError, match="changed since the start: restart lorad"):
+        own.read(tmp_path / "b")
