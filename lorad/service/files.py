@@ -29,8 +29,9 @@ from lorad.sources.local import LocalSourceError, copy_folder
 from lorad.text.own_tokenizer import OwnTokenizers, told
 from lorad.text.template import ChatTemplate, find_templates
 from lorad.text.tokenizer import TextError, read_specials
+from lorad.text.tokenizer_file import REMOVE
 
-RESAVE = "save the tokenizer again, or remove the tokenizer files to use the base's"
+RESAVE = f"save the tokenizer again, or {REMOVE}"
 OWN_TEMPLATE = "its chats are rendered with its own chat template, which is not the base model's"
 
 
@@ -93,7 +94,7 @@ class AdapterFiles:
             template = ChatTemplate.load(folder)
         except TextError as error:
             message = f"chat template: {told(error, folder, self._base)}"
-            hint = "mend it, or remove it to use the base's"
+            hint = error.hint or "mend it, or remove it to use the base's"
             raise AdapterInvalid("E_TOKENIZER_INVALID", message, hint=hint) from error
         try:
             read_specials(folder)
@@ -137,7 +138,7 @@ class AdapterFiles:
     def _invalid(self, error: TextError, folder: Path) -> AdapterInvalid:
         """The folder is a copy of no name, which nobody who reads this knows."""
         message = told(error, folder, self._base)
-        return AdapterInvalid("E_TOKENIZER_INVALID", message, hint=RESAVE)
+        return AdapterInvalid("E_TOKENIZER_INVALID", message, hint=error.hint or RESAVE)
 
     async def pack(self, folder: Path, out: Path) -> PackedManifest:
         """For the layout of the engine that runs now."""

@@ -244,4 +244,4 @@ class TextService:
     def _unusable(self, what: str, error: TextError, folder: Path) -> LoradError:
         """A client reads it, whom paths of this host are no business of."""
         message = f"the adapter's {what} cannot be used: {told(error, folder, self._folder)}"
-        return LoradError("invalid_value", message, param="model")
+        return LoradError("invalid_value", message, param="model", hint=error.hint)

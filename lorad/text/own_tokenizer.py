@@ -28,6 +28,7 @@ from lorad.text.tokenizer import (
     read_specials,
 )
 from lorad.text.tokenizer_file import (
+    REMOVE,
     check_places,
     joined,
     parts_of,
@@ -128,7 +129,8 @@ class OwnTokenizers:
         if not shares and len(files.data) > most:
             raise TextError(
                 f"{files.path} has {len(files.data):,} bytes, and a vocabulary of its own may have "
-                f"{most:,}, {TIMES} times the base's: remove the tokenizer files to use that"
+                f"{most:,}, {TIMES} times the base's",
+                hint=REMOVE,
             )
         if not shares:
             refuse_other_kind(parts, theirs, files.path)
@@ -161,7 +163,7 @@ class OwnTokenizers:
         if wrong := [i for i in around if i >= own.vocab_size]:
             raise TextError(
                 f"{files.path} puts token {wrong[0]} around texts, and has ids up to "
-                f"{own.vocab_size - 1}: save the tokenizer again"
+                f"{own.vocab_size - 1}"
             )
         return own, _REMEMBERED_BYTES + (0 if shares else _BYTES_OF_FILE * len(files.data))
 

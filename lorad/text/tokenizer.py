@@ -42,7 +42,12 @@ MOST_VALUES = 1_000_000
 
 
 class TextError(Exception):
-    """A tokenizer, template or text cannot be used; the message is one line with the next step."""
+    """A tokenizer, template or text cannot be used; the message is one line, and `hint` the next
+    step where it is another than for all of a folder's files."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def _is_panic(error: BaseException) -> bool:
@@ -299,7 +304,7 @@ def add_missing(inner: tokenizers.Tokenizer, listed: object, path: Path) -> None
         if inner.token_to_id(content) != place:
             raise TextError(
                 f"{path} lacks the token {content[:40]!r} that tokenizer_config.json places at "
-                f"id {place}: save the tokenizer again"
+                f"id {place}"
             )
 
 

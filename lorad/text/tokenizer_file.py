@@ -51,6 +51,9 @@ _USUAL = (
     '{"content": " ", "pattern": {"String": "\u2581"}, "type": "Replace"}',
     '{"content": " ", "start": 1, "stop": 0, "type": "Strip"}',
 )
+#: What to do about a file that is refused, where saving it again changes nothing.
+REMOVE = "remove the tokenizer files to use the base's"
+_BEGIN_WITH = f"add tokens to the base's own tokenizer and save that, or {REMOVE}"
 _NONE = msgspec.Raw()
 
 
@@ -190,7 +193,7 @@ def check_places(inner: tokenizers.Tokenizer, parts: Parts, path: Path) -> None:
         if (place := inner.token_to_id(token["content"])) != token["id"]:
             raise TextError(
                 f"{path} has the token {token['content'][:40]!r} at id {token['id']}, and the "
-                f"library puts it at {place}: save the tokenizer again"
+                f"library puts it at {place}"
             )
 
 
@@ -201,15 +204,13 @@ def refuse_expressions(parts: Parts, theirs: Parts, path: Path) -> None:
     for name in PARTS:
         if _has_many_more(parts.get(name), theirs.get(name)):
             raise TextError(
-                f"{path}: {name} has many times the values of the base's: save the tokenizer with "
-                "the base's"
+                f"{path}: {name} has many times the values of the base's", hint=_BEGIN_WITH
             )
         _refuse_more(_expressions(_value_of(parts, name)), left, name, path)
         size, most = (_size(p.get(name)) for p in (parts, theirs))
         if size > most + MORE_BYTES:
             raise TextError(
-                f"{path}: {name} has {size:,} bytes, and the base's {most:,}: save the tokenizer "
-                "with the base's"
+                f"{path}: {name} has {size:,} bytes, and the base's {most:,}", hint=_BEGIN_WITH
             )
 
 
@@ -224,7 +225,8 @@ def refuse_work(rest: tokenizers.Tokenizer, base: tokenizers.Tokenizer, path: Pa
         if more := Counter(_steps(mine[name])) - (Counter(_steps(theirs[name])) | usual):
             raise TextError(
                 f"{path} is not a tokenizer that is run beside the base's: {name} has a step of "
-                f"its own ({min(more)[:40]}): save the tokenizer with the base's"
+                f"its own ({min(more)[:40]})",
+                hint=_BEGIN_WITH,
             )
 
 
@@ -234,7 +236,8 @@ def _refuse_more(texts: Iterator[str], left: Counter[str], name: str, path: Path
         if not left[text]:
             raise TextError(
                 f"{path}: {name} has an expression of its own ({text[:60]}), and only "
-                "the base's are run: save the tokenizer with the base's"
+                "the base's are run",
+                hint=_BEGIN_WITH,
             )
         left[text] -= 1
 
@@ -252,8 +255,8 @@ def refuse_tokens(parts: Parts, theirs: Parts, listed: Listed, path: Path) -> No
         content, strips = token["content"], token.get("lstrip") or token.get("rstrip")
         if strips and not content.strip() and _written(token) not in known:
             raise TextError(
-                f"{path} has the token {content[:40]!r}, of blanks alone, with lstrip or rstrip: "
-                "save the tokenizer without these flags"
+                f"{path} has the token {content[:40]!r}, of blanks alone, with lstrip or rstrip",
+                hint="save the tokenizer without these flags",
             )
     contents, others = ({token["content"] for token in tokens} for tokens in (mine, base))
     refuse_long(contents - others, path)
@@ -261,7 +264,8 @@ def refuse_tokens(parts: Parts, theirs: Parts, listed: Listed, path: Path) -> No
     if size > most + MORE_CHARACTERS:
         raise TextError(
             f"{path} has added tokens of {size:,} characters, and may have "
-            f"{most + MORE_CHARACTERS:,}: remove the tokenizer files to use the base's"
+            f"{most + MORE_CHARACTERS:,}",
+            hint=REMOVE,
         )
 
 
@@ -269,8 +273,7 @@ def refuse_long(tokens: Collection[str], path: Path) -> None:
     """Of a token that nobody could have trained on: answers would be of any size."""
     if (longest := max(map(len, tokens), default=0)) > LONGEST:
         raise TextError(
-            f"{path} has a token of {longest:,} characters, and {LONGEST} is the most: "
-            "remove the tokenizer files to use the base's"
+            f"{path} has a token of {longest:,} characters, and {LONGEST} is the most", hint=REMOVE
         )
 
 
@@ -299,8 +302,7 @@ def refuse_other_kind(parts: Parts, theirs: Parts, path: Path) -> None:
     if other:
         named = ascii(min(other)[:40])[1:-1]
         raise TextError(
-            f"{path} has a vocabulary of its own, and another {named} than the base's: remove the "
-            "tokenizer files to use that"
+            f"{path} has a vocabulary of its own, and another {named} than the base's", hint=REMOVE
         )
 
 

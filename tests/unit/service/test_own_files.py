@@ -82,6 +82,25 @@ def test_a_chat_template_that_cannot_be_used_is_refused_with_what_to_do(
     assert str(tmp_path) not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("changed", "hint"),
+    [
+        ({"id": 5}, files_module.RESAVE),
+        ({"content": "  ", "lstrip": True}, "save the tokenizer without these flags"),
+        ({"content": "x" * 513}, "remove the tokenizer files to use the base's"),
+    ],
+)
+def test_what_to_do_about_a_refused_tokenizer_is_said_once(inspected, tmp_path, changed, hint):
+    folder = write(tmp_path / "a", "<tool>")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"][-1].update(changed)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(AdapterInvalid) as caught:
+        inspected(folder, 259)
+    assert caught.value.hint == hint
+    assert "save" not in caught.value.message and "remove" not in caught.value.message
+
+
 def test_ids_beyond_those_that_were_found_are_refused(inspected, tmp_path):
     folder = write(tmp_path / "a", "<tool>", "<more>")
     with pytest.raises(AdapterInvalid, match="ids up to 259, and 259 were found"):
