@@ -43,6 +43,8 @@ class Catalog:
         self._models: dict[str, str] = {}  # revision -> the model that it is served on
         #: Revisions that could not be packed when that was last tried: cause and next step.
         self.unpacked: dict[str, tuple[str, str]] = {}
+        #: The same of those whose tokenizer files do not fit the base any more.
+        self.unfit: dict[str, tuple[str, str]] = {}
         self._counts: Counter[str] = Counter()  # model -> names that serve
         for entry in entries:
             self.put(entry)
@@ -168,6 +170,7 @@ class Catalog:
         self._last_name.pop(rev, None)
         self._models.pop(rev, None)
         self.unpacked.pop(rev, None)
+        self.unfit.pop(rev, None)
 
     # ------------------------------------------------------------- leases
     def lease(self, rev: str) -> None:

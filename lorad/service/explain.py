@@ -66,6 +66,13 @@ class Explaining:
         if facts is not None:
             others = [] if record.pinned else pinning(catalog, facts.rev)
             state, told = State(facts.state), tell(facts, catalog.label, others)
+        elif rev in catalog.unfit and told is None:
+            message, hint = catalog.unfit[rev]
+            told = Told(
+                why=f"its tokenizer files do not fit the base as it is now: {message}",
+                next="its requests are refused, until a start finds otherwise",
+                hint=hint or "loractl doctor",
+            )
         elif rev in catalog.unpacked and (told is None or state is State.REMOTE):
             message, hint = catalog.unpacked[rev]
             told = Told(

@@ -48,7 +48,8 @@ class RevisionNews:
             yield
         except LoradError as error:
             if error.code in ("adapter_invalid", "load_failed"):
-                if error.code == "adapter_invalid":  # it was fit once: a setting has changed
+                fit = rev not in self._catalog.unfit
+                if error.code == "adapter_invalid" and fit:  # it was once: a setting has changed
                     self.publish_unpacked(rev, error)
                 raise LoradError("model_not_found", error.advised) from error
             if error.code == "insufficient_storage":
@@ -72,7 +73,7 @@ class RevisionNews:
         """Its tokenizer files do not fit the base; kept for `loractl explain`."""
         cause = error.details.get("reason", error.code)
         self.publish("adapter.not_loaded", rev, "warn", cause, error.advised)
-        self._catalog.unpacked[rev] = error.message, error.hint
+        self._catalog.unfit[rev] = error.message, error.hint
 
     def publish(
         self,

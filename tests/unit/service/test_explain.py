@@ -214,6 +214,25 @@ def test_files_that_are_only_where_they_came_from_are_fetched_first(world):
     world(scenario)
 
 
+def test_one_whose_tokenizer_does_not_fit_the_base_any_more_says_so_whatever_it_is_asked(world):
+    async def scenario(w):
+        await w.add("a", 1)
+        w.link.known.discard(w.rev(1))
+        error = LoradError("adapter_invalid", "ids up to 300", hint="train it with rows")
+        w.revisions.news.publish_unfit(w.rev(1), error)
+        for _ in range(2):
+            said = await explaining(w).explain("a")
+            assert said.why.endswith("do not fit the base as it is now: ids up to 300")
+            assert "refused, until a start" in said.next and said.hint == "train it with rows"
+            with pytest.raises(LoradError), w.revisions.news.for_request(w.rev(1)):
+                raise error
+        assert w.types("a").count("adapter.not_loaded") == 1
+        w.catalog.forget(w.rev(1))
+        assert not w.catalog.unfit
+
+    world(scenario)
+
+
 def test_one_that_an_operator_drains_says_so_before_all_else_but_a_refusal(world):
     async def scenario(w):
         await w.add("a", 1)

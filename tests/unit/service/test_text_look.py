@@ -75,7 +75,7 @@ def test_behind_a_start_all_are_looked_at_once_and_what_is_new_is_told(world, ca
             ("adapter.not_loaded", "bad", "ids up to 300; train it with rows"),
             ("adapter.tokenizer", "own", said),
         ]
-        assert w.catalog.unpacked == {bad: ("ids up to 300", "train it with rows")}
+        assert w.catalog.unfit == {bad: ("ids up to 300", "train it with rows")}
         assert "tokenizers of 3 adapters" in caplog.text and "1 are others" in caplog.text
         return own, bad
 
@@ -178,7 +178,7 @@ def test_what_is_removed_meanwhile_is_no_refusal(world):
 
         seen.look._read = look
         await seen.look.run()
-        assert seen.events() == [] and not w.catalog.unpacked
+        assert seen.events() == [] and not w.catalog.unfit
 
     world(scenario)
 
