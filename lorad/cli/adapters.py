@@ -284,6 +284,7 @@ def rollback(
         added = s.client.rollback(ask, timeout=s.timeout(600.0))
     except ApiError as error:
         if error.code == "not_found":
+            error.message = "rollback is for a gateway, and this is a daemon"
             error.hint = "a daemon keeps no earlier files: loractl add DIR --replace"
         raise
     if s.options.machine:

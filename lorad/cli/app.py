@@ -253,7 +253,9 @@ def _explain(error: BaseException, command: str) -> Trouble:
             return Trouble("other_version", message, hint="loractl version")
         case OSError():
             what = f"{error.strerror or error}: {error.filename or ''}"
-            return Trouble("os_error", what.rstrip(": "))
+            path = "look at the path, and who may read and write it"
+            hint = path if error.filename else "look at where the output goes: a disk may be full"
+            return Trouble("os_error", what.rstrip(": "), hint=hint)
     if isinstance(error, ClickException):
         message, hint = told(error, command)
         return Trouble("usage", message, hint=hint)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from lorad.cli.output import plain, print_document, print_line
+from lorad.cli.output import note, plain, print_document, print_line
 from lorad.cli.session import Usage, session
 
 
@@ -40,6 +40,8 @@ def metrics(
         return
     for line in lines:
         print_line(plain(line))
+    if not lines:
+        note(f"no series has {filter!r} in its name or labels", s.options)
 
 
 def kept(text: str, wanted: re.Pattern[str]) -> Iterator[str]:

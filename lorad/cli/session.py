@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lorad import wire
-from lorad.cli.options import Options
+from lorad.cli.options import Options, may_ask
 from lorad.cli.output import plain
 
 if TYPE_CHECKING:
@@ -106,10 +106,13 @@ class Session:
             return
         listed = f" ({plain(', '.join(names))})" if names else ""
         if not self.options.interactive:
-            text = f"{question}{listed}: needs --yes, as there is no terminal to ask on"
-            raise Usage(text, hint="the same with --yes")
-        if not typer.confirm(f"{question}{listed}?", default=False, err=True):
-            raise typer.Exit(1)
+            why = "--no-input was given" if may_ask() else "there is no terminal to ask on"
+            raise Usage(f"{question}{listed}: needs --yes, as {why}", hint="the same with --yes")
+        try:
+            if not typer.confirm(f"{question}{listed}?", default=False, err=True):
+                raise typer.Exit(1)
+        except typer.Abort:
+            raise Interrupted("nothing was done") from None
 
     def _connect(self, host: str) -> "LoradClient":
         from lorad.caller import TIMEOUT_SECONDS

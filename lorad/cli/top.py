@@ -235,4 +235,5 @@ def _told() -> Iterator[None]:
     try:
         yield
     except BadRecording as error:
-        raise Broken("bad_recording", str(error)) from None
+        hint = "loractl top --record FILE makes a recording"
+        raise Broken("bad_recording", str(error), hint=hint) from None

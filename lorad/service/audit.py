@@ -139,7 +139,7 @@ def _row(actor: str, action: str, name: str, result: str, rev: str, message: str
 
 
 def _counted(record: AuditRecord, more: int) -> AuditRecord:
-    text = f"{more} times more within a minute"
+    text = f"{'once' if more == 1 else f'{more} times'} more within a minute"
     message = f"{record.message}; {text}" if record.message else text
     return replace(record, actor=_without_pid(record.actor), message=message)
 

@@ -230,7 +230,23 @@ def test_without_a_terminal_what_cannot_be_undone_needs_yes(server, loractl, arg
     done = loractl(*argv, *more)
     assert (done.exit, done.out) == (2, "")
     assert "needs --yes" in done.err and ("rm" not in argv or "(bible)" in done.err)
+    assert "there is no terminal" in done.err
     assert server.calls == []
+
+
+def test_on_a_terminal_it_is_no_input_that_is_named(server, loractl, monkeypatch):
+    for module in ("app", "session"):
+        monkeypatch.setattr(f"lorad.cli.{module}.may_ask", lambda: True)
+    done = loractl("rm", "bible", "--no-input")
+    assert done.exit == 2 and "needs --yes, as --no-input was given" in done.err
+    assert server.calls == []
+
+
+def test_a_daemon_that_is_asked_to_roll_back_is_called_one(server, loractl):
+    done = loractl("rollback", "bible")
+    assert done.exit == 4
+    assert done.err.splitlines()[0] == "error: rollback is for a gateway, and this is a daemon"
+    assert "loractl add DIR --replace" in done.err
 
 
 def test_pinned_ones_that_evicting_all_left_alone_are_counted(server, loractl, monkeypatch):

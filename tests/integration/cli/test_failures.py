@@ -1,5 +1,6 @@
 """Whatever happens: one line, a next step, an exit status, and no traceback."""
 
+import contextlib
 import json
 import os
 import signal
@@ -213,7 +214,8 @@ def test_closed_and_full_outputs_end_without_a_traceback(server, outcome):
     assert subprocess.run(both, env=env, timeout=60).returncode == 4
     with open("/dev/full", "w") as full:
         said = outcome("ls", host=server.admin, stdout=full)
-    assert (said.exit, said.err) == (1, "error: No space left on device\n")
+    hint = "  try: look at where the output goes: a disk may be full\n"
+    assert (said.exit, said.err) == (1, "error: No space left on device\n" + hint)
 
 
 def test_a_poor_environment_is_enough(server, outcome, make_row):
@@ -285,6 +287,30 @@ def test_who_talks_to_a_daemon_imports_nothing_to_paint_with(server):
         timeout=60,
     )
     assert (done.stdout.split(), done.stderr) == (["bible"], "[]\n")
+
+
+@pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["ctrl-c", "ctrl-d"])
+def test_who_ends_a_question_is_told_that_nothing_was_done(server, key):
+    ours, theirs = os.openpty()
+    code = (
+        "import fcntl, sys, termios\n"
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl+C reaches it
+        "from lorad.cli.app import invoke\n"
+        "sys.exit(invoke(['rm', 'bible']))\n"
+    )
+    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    env = {**os.environ, "LORAD_HOST": f"unix://{server.admin}"}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, **ends) as one:
+        os.close(theirs)
+        said, asked = b"", False
+        with contextlib.suppress(OSError):  # the other end is closed
+            while piece := os.read(ours, 1000):
+                said += piece
+                if b"[y/N]" in said and not asked:
+                    asked = bool(os.write(ours, key))
+    os.close(ours)
+    assert said.endswith(b"interrupted; nothing was done\r\n"), said
+    assert (one.returncode, server.calls) == (130, [])
 
 
 def test_ctrl_c_is_130(process, listener):

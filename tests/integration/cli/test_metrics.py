@@ -38,7 +38,9 @@ def test_a_filter_keeps_series_with_their_heads(told, loractl):
         'lorad_adapter_info{adapter="acme/sql",rev="ab"} 1.0',
     ]
     assert loractl("metrics", "--filter", "^lorad_slots$").out.splitlines()[-1] == "lorad_slots 8.0"
-    assert loractl("metrics", "--filter", "nothing").out == ""
+    none = loractl("metrics", "--filter", "nothing")
+    said = "no series has 'nothing' in its name or labels\n"
+    assert (none.exit, none.out, none.err) == (0, "", said)
 
 
 def test_programs_get_each_sample_with_its_labels(told, loractl):

@@ -67,9 +67,13 @@ def test_a_refusal_that_repeats_is_one_row_and_a_number(registry):
         ("uid 9 pid 0 key abc", "request", "acme/sql", "forbidden", "no"),
         ("uid 9 key abc", "request", "acme/sql", "forbidden", "no; 499 times more within a minute"),
     ]
-    audit.note("uid 9 pid 1 key abc", "request", "acme/sql", "forbidden", message="no")
+    for pid in (1, 2):
+        audit.note(f"uid 9 pid {pid} key abc", "request", "acme/sql", "forbidden", message="no")
     flush(audit)
     assert len(rows(registry)) == 3
+    time.now += module.REPEAT_SECONDS
+    flush(audit)
+    assert rows(registry)[-1][-1] == "no; once more within a minute"
 
 
 def test_too_many_different_ones_are_counted(registry, monkeypatch):
