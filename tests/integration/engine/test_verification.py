@@ -489,6 +489,15 @@ def test_full_looks_at_the_last_block_too(store, core_of) -> None:
     assert f"block {stored.packed.num_blocks - 1} of" in found.message
 
 
+def test_off_looks_at_nothing_and_verify_finds_it_all_the_same(store, core_of) -> None:
+    core, stored = core_of(verify_on_load="off"), store("a")
+    path = Path(stored.packed.path)
+    flip_in_file(path, 7, bit=0)
+    path.with_suffix(".sums").unlink()
+    bring(core, stored.packed)
+    assert verified(core, stored).findings
+
+
 def test_what_is_as_it_was_packed_loads_and_without_checksums_it_does_not(store, core_of) -> None:
     core, stored = core_of(verify_on_load="full"), store("a")
     bare = store("b", seed=1)
