@@ -46,6 +46,19 @@ def test_every_layout_of_names_gives_the_same_modules(
     ]
 
 
+@pytest.mark.parametrize("name", ["lm_head", "model.lm_head", "model.unembed_tokens"])
+def test_the_output_head_is_known_by_each_of_its_names(
+    name: str, make_folder: MakeFolder, spec: ModelSpec
+) -> None:
+    head = f"base_model.model.{name}"
+    tensors = {
+        f"{head}.lora_A.weight": torch.ones(4, spec.hidden_size),
+        f"{head}.lora_B.weight": torch.ones(spec.vocab_size, 4),
+    }
+    (module,) = inspect(make_folder(tensors, target_modules="all-linear"), spec).modules
+    assert (module.module, module.layer, module.rank) == ("lm_head", spec.num_layers, 4)
+
+
 def test_modules_come_in_stream_order_whatever_the_files_order(
     make_folder: MakeFolder, pair: MakePair, spec: ModelSpec
 ) -> None:
