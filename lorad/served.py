@@ -118,6 +118,7 @@ class Served:
             self.revisions.news,
             base_text=self.files.base_text,
             look=self.files.look_at_text,
+            alone=len(shared.settings.models) == 1,
         )
         self.look.on_change = self.text.forget
         self.revisions.files.look = self.look

@@ -117,15 +117,14 @@ def own_tokenizers(connection: Connection) -> tuple[str, ...]:
     return tuple(connection.execute(own).scalars())
 
 
-def unlike(connection: Connection, model: str, base_text: str) -> tuple[str, ...]:
-    """What names of `model` mean and was not looked at beside a base of `base_text`: the pinned
-    first, then by the last use."""
+def unlike(connection: Connection, base_text: str, model: str | None) -> tuple[str, ...]:
+    """What names of `model` (None: of any) mean and was not looked at beside a base of `base_text`:
+    the pinned first, then by the last use."""
     rev = func.coalesce(adapters.c.serving_rev, adapters.c.candidate_rev)
     found = (
         select(revisions.c.rev)
         .join(adapters, rev == revisions.c.rev)
-        .where(revisions.c.base_text != base_text, adapters.c.model == model)
-        .where(adapters.c.state == State.REGISTERED)
+        .where(revisions.c.base_text != base_text, adapters.c.state == State.REGISTERED)
         .group_by(revisions.c.rev)
         .order_by(
             func.max(adapters.c.pinned).desc(),
@@ -133,6 +132,8 @@ def unlike(connection: Connection, model: str, base_text: str) -> tuple[str, ...
             revisions.c.rev,
         )
     )
+    if model is not None:
+        found = found.where(adapters.c.model == model)
     return tuple(connection.execute(found).scalars())
 
 

@@ -140,11 +140,11 @@ class Reader:
                 self._vocabularies = written, queries.vocabularies(connection)
         return self._vocabularies[1]
 
-    def unlike(self, model: str, base_text: str) -> tuple[str, ...]:
-        """Revisions that names of `model` mean and whose tokenizer was held against another base's,
-        or against none; the most wanted first."""
+    def unlike(self, base_text: str, model: str | None = None) -> tuple[str, ...]:
+        """Revisions that names of `model` (None: of any) mean and whose tokenizer was held against
+        another base's, or against none; the most wanted first."""
         with self._read() as connection:
-            return queries.unlike(connection, model, base_text)
+            return queries.unlike(connection, base_text, model)
 
     def unused_revs(self, leased: Collection[str] = ()) -> set[str]:
         """What `collect` would take."""

@@ -160,7 +160,10 @@ class Listing:
     def vocabularies(self, model: str) -> tuple[int, int]:
         """Of names that serve on `model`: ids behind the base's of the one that has most, and how
         many have a tokenizer of their own."""
-        most, own = self._registry.vocabularies().get(model, (0, 0))
+        by_model = self._registry.vocabularies()
+        alone = len(self._names.models) == 1  # then all are its, as in `model_of`
+        found = list(by_model.values()) if alone else [by_model.get(model, (0, 0))]
+        most, own = max((most for most, _ in found), default=0), sum(own for _, own in found)
         info = self._info(model)
         return max(0, most - info.vocab_size) if info else 0, own
 

@@ -37,11 +37,13 @@ class TextLook:
         *,
         base_text: Callable[[], str],
         look: Callable[[Path], TextFacts],
+        alone: bool = True,
     ) -> None:
+        """`alone`: no other model is served, so that all adapters are its."""
         #: Told of a revision of which something else was known.
         self.on_change: Callable[[str], None] = lambda rev: None
         self._registry, self._store, self._model, self._news = registry, registry.store, model, news
-        self._read_base, self._read = base_text, look
+        self._read_base, self._read, self._alone = base_text, look, alone
         self._base = ""
         self._sure: set[str] = set()
         self._refused: dict[str, LoradError] = {}
@@ -71,7 +73,8 @@ class TextLook:
 
     async def run(self) -> None:
         """Once, behind a start."""
-        revs = await asyncio.to_thread(self._registry.unlike, self._model, await self._base_now())
+        base, model = await self._base_now(), None if self._alone else self._model
+        revs = await asyncio.to_thread(self._registry.unlike, base, model)
         changed = refused = 0
         for first in range(0, len(revs), AT_ONCE):
             try:

@@ -301,12 +301,13 @@ def test_what_was_found_beside_another_base_is_looked_for_again(
     add("other", b"4", model="another")
     registry.quarantine("bad", "upload", "E_SHAPE", "no").result()
     registry.touch_used({"old": 2_000_000.0}).result()
-    assert registry.unlike("base", "b1") == (two, old), "the pinned first"
-    assert registry.unlike("base", "b2") == (old, one), "then who was used last"
+    assert registry.unlike("b1", "base") == (two, old), "the pinned first"
+    assert registry.unlike("b2", "base") == (old, one), "then who was used last"
+    assert set(registry.unlike("b1")) == {two, old, *registry.unlike("b1", "another")}
     now = TextFacts(num_tokens=7, own_tokenizer=True, base_text="b1")
     same = dataclasses.replace(now, num_tokens=49_154)
     assert registry.note_texts({two: same, old: now, "f" * 64: now}).result() == (old,)
-    assert registry.unlike("base", "b1") == ()
+    assert registry.unlike("b1", "base") == ()
     found = registry.revisions((two, old))
     assert (found[two].text, found[old].text) == (same, now)
     told = [event for event in registry.events() if event.type == "adapter.tokenizer"]

@@ -81,7 +81,12 @@ def test_whose_vocabulary_each_has_is_shown_and_what_is_used_of_the_room(world):
         w.registry._read, read = lambda: asked.append(1) or read(), w.registry._read
         assert w.listing.vocabularies("base") == (2, 2) and not asked, "until something is written"
         await w.adapters.remove("a0")
-        assert w.listing.vocabularies("base") == (2, 1) and w.listing.vocabularies("x") == (0, 0)
+        assert w.listing.vocabularies("base") == (2, 1)
+        w.names.models = ("base", "x")
+        assert w.listing.vocabularies("base") == (2, 1)
+        assert w.listing.vocabularies("x") == (0, 0), "none is of another model"
+        w.names.models = ("x",)
+        assert w.listing.vocabularies("x") == (2, 1), "the one model has another name by now"
 
     world(scenario)
 
