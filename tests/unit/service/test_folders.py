@@ -1,7 +1,9 @@
 """A folder that an operator names is copied from where it may be, and from nowhere else."""
 
 import asyncio
+import ctypes
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,24 @@ from lorad.config_sections import Lora, Watch
 from lorad.errors import LoradError
 from lorad.service.files import AdapterFiles
 from lorad.service.folders import Folders
+
+IN_OPEN = 0x20
+
+
+@contextmanager
+def opened(*folders):
+    """What the kernel says of opens of these folders, and of what is in them: events, once over."""
+    libc, events = ctypes.CDLL(None, use_errno=True), bytearray()
+    watch = libc.inotify_init1(os.O_NONBLOCK)
+    for folder in folders:
+        assert libc.inotify_add_watch(watch, os.fsencode(folder), IN_OPEN) >= 0
+    try:
+        yield events
+        events += os.read(watch, 1 << 16)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(watch)
 
 
 class World:
@@ -52,7 +72,9 @@ def world(tmp_path):
 
 
 def test_a_folder_in_an_allowed_root_is_copied_added_and_loaded(world):
-    world.load(world.root / "allowed/sql", replace=True)
+    with opened(world.root / "allowed/sql") as events:
+        world.load(world.root / "allowed/sql", replace=True)
+    assert b"adapter_model.safetensors" in events  # so opens of others would be noticed below
     terms = {"source": "upload", "replace": True, "load": True}
     files = ["adapter_config.json", "adapter_model.safetensors"]
     assert world.added == [("acme/sql", files, terms)]
@@ -66,18 +88,30 @@ def test_the_inbox_is_allowed_too(world):
 
 @pytest.mark.parametrize("path", ["elsewhere/sql", "allowed/../elsewhere/sql", "allowedx", ""])
 def test_any_other_folder_is_refused_before_it_is_opened(world, path):
-    with pytest.raises(LoradError) as caught:
+    elsewhere = world.root / "elsewhere"
+    with opened(elsewhere, elsewhere / "sql") as events, pytest.raises(LoradError) as caught:
         world.load(f"{world.root}/{path}")
     assert caught.value.code == "permission_denied"
-    assert not world.added
+    assert not world.added and not events
 
 
 def test_a_link_out_of_the_root_is_not_followed(world):
     (world.root / "allowed/link").symlink_to(world.root / "elsewhere/sql")
-    with pytest.raises(AdapterInvalid) as caught:
+    with opened(world.root / "elsewhere/sql") as events, pytest.raises(AdapterInvalid) as caught:
         world.load(world.root / "allowed/link")
     assert caught.value.reason == "E_NOT_A_FOLDER"
-    assert not world.added
+    assert not world.added and not events
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+def test_nor_is_one_of_its_files(world, name):
+    secret = world.root / "elsewhere/sql" / name
+    (world.root / "allowed/sql" / name).unlink()
+    (world.root / "allowed/sql" / name).symlink_to(secret)
+    with opened(secret.parent) as events, pytest.raises(AdapterInvalid) as caught:
+        world.load(world.root / "allowed/sql")
+    assert caught.value.reason == "E_NOT_REGULAR"
+    assert not world.added and not events
 
 
 @pytest.mark.parametrize("path", ["", "allowed/sql", "org/name", "hf:org/name", "/a\0b"])
