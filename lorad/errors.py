@@ -145,14 +145,15 @@ class LoradError(Exception):
     def type(self) -> str:
         return TABLE[self.code].type
 
-    def told_as(self, message: str) -> "LoradError":
-        """The same in other words."""
+    def told_as(self, message: str, *, hint: str | None = None, **details: str) -> "LoradError":
+        """The same in other words, with another next step unless `hint` is None, and more
+        `details`."""
         return LoradError(
             self.code,
             message,
             param=self.param,
-            details=self.details,
-            hint=self.hint,
+            details={**self.details, **details},
+            hint=self.hint if hint is None else hint,
             retry_after=self.retry_after,
             again=self.again,
         )

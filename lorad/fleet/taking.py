@@ -137,16 +137,8 @@ def refusal(answer: Answer) -> LoradError:
 
 def named(error: LoradError, member: str) -> LoradError:
     """The same, with the member whose word it is: a command that it advises is meant there."""
-    fresh = LoradError(
-        error.code,
-        f"{member}: {error.message}",
-        param=error.param,
-        details={**error.details, "member": member},
-        hint=f"on {member}: {error.hint}" if error.hint.startswith("loractl ") else error.hint,
-        retry_after=error.retry_after,
-        again=error.again,
-    )
-    return fresh
+    hint = f"on {member}: {error.hint}" if error.hint.startswith("loractl ") else error.hint
+    return error.told_as(f"{member}: {error.message}", hint=hint, member=member)
 
 
 async def _put(line: Line, path: str, file: File, chunks: Iterator[bytes]) -> None:

@@ -15,10 +15,8 @@ from engine.messages import SequenceDelta
 from lorad.errors import LoradError
 from lorad.service.ask import Ask, Count, Piece
 from lorad.service.choice import Choice
+from lorad.service.plan import COMPLETION_MAX_TOKENS
 from lorad.service.seams import Text
-
-#: Of a completion that says nothing.
-_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class Generation:
         """Of all its answers together; None: what the context has room for."""
         most = self.ask.max_tokens
         if most is None and not self.ask.chat:
-            most = _COMPLETION_TOKENS
+            most = COMPLETION_MAX_TOKENS
         return None if most is None else most * len(self.choices)
 
     def usage(self) -> Count:

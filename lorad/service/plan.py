@@ -12,6 +12,7 @@ from engine.messages import EngineInfo, SamplingParams
 from lorad.errors import LoradError
 from lorad.service.ask import Ask
 
+#: Of a completion that says nothing.
 COMPLETION_MAX_TOKENS = 16
 _SEEDS = 1 << 63
 
