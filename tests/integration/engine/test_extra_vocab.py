@@ -82,6 +82,23 @@ def test_each_alone_and_all_in_one_batch_say_what_resized_models_say(
     assert WHO[4] == "shrunk" and max(together[4][0].tokens) < 200
 
 
+def test_greedy_requests_that_want_nothing_told_draw_ids_of_their_own_too(
+    start_core, family, judge
+) -> None:
+    """Where all rows are such nothing is planned, unless one's vocabulary is not the base's."""
+    driver = start_core(extra_vocab=EXTRA)
+    driver.add(*family.values())
+    silent = {"logprobs": None, "prompt_logprobs": None}
+    used: set[int] = set()
+    for n, who in enumerate(WHO[:6]):
+        story, adapter, prompt = ask(driver, family, who, n, **silent)
+        driver.finish()
+        right, *_ = judge(adapter, prompt, len(story.tokens))
+        assert story.tokens == right, who
+        used |= set(story.tokens)
+    assert max(used) >= V
+
+
 def test_after_eviction_and_reload_and_under_preemption_they_say_the_same(
     start_core, family, judge
 ) -> None:
