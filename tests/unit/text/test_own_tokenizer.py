@@ -166,6 +166,16 @@ def test_only_so_many_bytes_are_kept_and_what_is_in_use_stays_one_object(tmp_pat
     assert own.read(folders[0])[0].token_id("<t0>") is not None
 
 
+@pytest.mark.parametrize("less", [0, 1])
+def test_one_fits_beside_what_is_kept_by_the_bytes_of_its_file(tmp_path, base, less):
+    folders = [make(tmp_path / name, f"<{name}>") for name in "ab"]
+    most = 5 * (folders[1] / "tokenizer.json").stat().st_size
+    budget = 2 * own_tokenizer._REMEMBERED_BYTES + most - less
+    own = OwnTokenizers(ours.Tokenizer.load(base), base, budget=budget)
+    own.read(folders[0])
+    assert own.fits(folders[1]) == (not less)
+
+
 def test_many_added_tokens_do_not_take_seconds(tmp_path, own):
     """One call each took the square of their number."""
     import time
