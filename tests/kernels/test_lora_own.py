@@ -219,3 +219,11 @@ def test_the_table_has_what_each_row_is_owed() -> None:
     assert counts == [len(OWN.get(slot, ())) for count, slot in OWNERS for _ in range(count)]
     assert own.most == max(map(len, OWN.values())) and own.table.dtype == torch.int64
     assert np.prod(own.table.shape) == 3 * COUNT
+
+
+def test_a_step_of_the_same_runs_has_the_table_of_the_last_unless_its_rows_are_more() -> None:
+    ends = make(72, torch.float32)
+    first = ends.table.send(ends.runs(), COUNT)
+    assert ends.table.send(ends.runs(), COUNT) is first
+    more = ends.table.send(ends.runs(), COUNT + 2).table
+    assert len(more) == COUNT + 2 and not more[COUNT:, 2].any()

@@ -7,7 +7,7 @@ from engine.memory.prefix import PrefixIndex
 
 
 def test_what_the_prefix_cache_has_for_its_blocks_is_no_object_that_grows() -> None:
-    """A card's pool fills for longer than a run takes: what grows with it would look like a leak."""
+    """A card's pool fills for longer than a run takes, and would look like a leak."""
     pool = BlockPool(1200)
     index = PrefixIndex(pool, 4, lambda: 0.0)
     before = soak_probe._counts()
