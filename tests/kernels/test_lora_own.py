@@ -151,9 +151,11 @@ def test_a_placed_table_says_nothing_of_rows_that_are_no_more() -> None:
     placed.fill(ends.runs(), COUNT)
     placed.fill(ends.runs([(2, -1), (1, 1)]), 3)
     assert counts.tolist() == [0, 0, 5, *[0] * 37]
+    placed.fill(ends.runs([(2, -1), (1, 0)]), 3)  # as many runs, and another's
+    assert counts.tolist() == [0, 0, len(OWN[0]), *[0] * 37] and len(OWN[0]) != 5
     placed.fill([], 30)
     placed.fill([], 30)
-    assert not counts.any() and len(sent) == 3
+    assert not counts.any() and len(sent) == 4
 
 
 @pytest.mark.parametrize("cap", [0.0, 5.0])
