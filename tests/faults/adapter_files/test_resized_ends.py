@@ -141,6 +141,17 @@ def test_what_does_not_fit_is_refused_with_what_would(
     assert all(word in f"{error.message} | {error.hint}" for word in words), str(error)
 
 
+def test_as_many_tokens_are_taken_as_there_is_room_for_and_not_one_more(
+    new_draft: Any, spec: ModelSpec
+) -> None:
+    most, roomy = 128 + ROOM, replace(spec, extra_vocab=ROOM)
+    full, over = new_draft(), new_draft()
+    ends(most, most)(full)
+    ends(most + 1, most + 1)(over)
+    assert inspect(full.write(), roomy).num_tokens == most
+    assert refusal(over.write(), roomy).reason == "E_VOCAB_RESIZED"
+
+
 @pytest.mark.parametrize("rows", [90, 130])
 def test_a_base_that_only_pools_takes_no_other_vocabulary_whatever_the_setting(
     rows: int, draft: Any, spec: ModelSpec

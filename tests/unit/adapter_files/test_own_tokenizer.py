@@ -135,6 +135,28 @@ def test_the_base_s_tokenizer_in_another_writing_is_not_its_own(name: str, base:
     assert not differs(files, BaseTokenizer(base))
 
 
+def with_tokenizer(base: Path, folder: Path, change: Change) -> BaseTokenizer:
+    """That of another base."""
+    shutil.copytree(base, folder)
+    (folder / "tokenizer.json").write_bytes(changed(base, change)["tokenizer.json"])
+    return BaseTokenizer(folder)
+
+
+def test_one_file_is_compared_with_each_base(base: Path, tmp_path: Path) -> None:
+    """What was found is kept, of two files."""
+    mine, other = BaseTokenizer(base), with_tokenizer(base, tmp_path / "other", OWN["a merge less"])
+    files = changed(base, spelled, indent=1)
+    assert [differs(files, each) for each in (mine, other, mine)] == [False, True, False]
+
+
+def test_merges_in_letters_are_those_in_escapes(base: Path, tmp_path: Path) -> None:
+    def more(t: dict[str, Any]) -> None:
+        t["model"]["merges"].append(["\u00e9", 'q"'])
+
+    in_escapes = with_tokenizer(base, tmp_path / "other", more)
+    assert not differs(changed(base, more, ensure_ascii=False), in_escapes)
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_what_makes_other_tokens_or_another_text_is_its_own(name: str, base: Path) -> None:
     assert differs(changed(base, OWN[name]), BaseTokenizer(base))
