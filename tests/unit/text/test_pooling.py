@@ -37,6 +37,15 @@ def test_a_text_has_the_tokenizers_own_marks_and_no_types():
     assert (encoded.types, encoded.keeps, encoded.num_cut) == (None, 1, 0)
 
 
+def test_a_text_by_itself_is_read_with_its_marks_at_once(monkeypatch):
+    """To put them around a long one keeps everybody else's Python waiting."""
+    made = text(end="</s>")
+    told = made.one("a b", WIDE, prompt="q: "), made.one("A", WIDE)
+    monkeypatch.setattr(Tokenizer, "joined", None)
+    assert (made.one("a b", WIDE, prompt="q: "), made.one("A", WIDE)) == told
+    assert spelled(told[0]) == "[CLS] q: a b [SEP] </s>"
+
+
 def test_a_pair_has_berts_types_or_robertas_marks_without_any():
     bert = text().pair("a b", "c", WIDE)
     assert spelled(bert) == "[CLS] a b [SEP] c [SEP]" and bert.types == [0, 0, 0, 0, 1, 1]
