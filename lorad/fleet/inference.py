@@ -2,7 +2,8 @@
 
 Goes in: the route's method, path, headers and body.  Comes out: the member's answer.  The name in
 the body is looked up in the catalog's table, and goes along as a revision.  Of whose answer nothing
-was seen, a request goes to another member, once; a stream that breaks ends with an error event.
+was seen, a request goes to another member: once after a loss, and from each that takes no more or
+sends it on.  A stream that breaks ends with an error event.
 """
 
 from collections.abc import AsyncGenerator, Callable, Collection
@@ -31,8 +32,8 @@ from lorad.spelling import is_reference
 
 #: A member says so when another one may take the request.
 ELSEWHERE = ("engine_restarting", "engine_stalled", "loading_base", "draining")
-#: A request that a member had at hand when it was lost may be why: it goes on this many times, and
-#: besides from each member that takes no more or sends it on, which none may after a loss.
+#: A request that a member had at hand when it was lost may be why: it goes on this many times.  A
+#: member that takes no more or sends it on has lost nothing; after a loss none may send it on.
 MOST_MOVES = 1
 #: A name that moves while it is asked for is looked up again, this many times.
 MOST_LOOKS = 4

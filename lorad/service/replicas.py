@@ -1,8 +1,8 @@
 """Replicas: the engines of one model, and which of them serves each request.
 
 Goes in: sequences and inputs, as an EngineLink takes them.  Comes out: what the chosen engine says
-of each.  What an engine had not begun to answer when it died goes to another; what was streaming
-ends with an error.  How full each engine is is counted here, request by request: heartbeats would
+of each.  What an engine had not begun to answer when it died goes to another, and who waits goes to
+one that joins; what was streaming ends with an error.  How full each engine is is counted here, request by request: heartbeats would
 be late.  Starts no engine, and knows no names.
 """
 
