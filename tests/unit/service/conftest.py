@@ -494,3 +494,23 @@ def world(memory_dir):
         return asyncio.run(inner())
 
     return run
+
+
+@pytest.fixture
+def fleet(world, fake):
+    """fleet(scenario): `scenario(fleet)` with three engines that are up."""
+
+    from tests.fakes.replica_fleet import Fleet
+
+    def run(scenario):
+        async def inner(w):
+            fleet = Fleet(w, fake)
+            await fleet.start()
+            try:
+                await scenario(fleet)
+            finally:
+                await fleet.stop()
+
+        world(inner, start=False)
+
+    return run
