@@ -2,8 +2,8 @@
 
 Goes in: sequences and inputs, as an EngineLink takes them.  Comes out: what the chosen engine says
 of each.  What an engine had not begun to answer when it died goes to another, and who waits goes to
-one that joins; what was streaming ends with an error.  How full each engine is is counted here, request by request: heartbeats would
-be late.  Starts no engine, and knows no names.
+one that joins; what was streaming ends with an error.  How full each engine is is counted here,
+request by request: heartbeats would be late.  Starts no engine, and knows no names.
 """
 
 import contextlib
