@@ -144,6 +144,7 @@ class Revisions:
                 self.standing.note_unpinned(rev, error)  # the engine took it in, without the pin
             self._link.known.add(rev)
             self._catalog.unpacked.pop(rev, None)
+            self._catalog.unfit.pop(rev, None)
             self._dormant.discard(rev)
             if self.wanted(rev) != (pinned, priority):
                 await self.standing.follow(rev)  # changed while the engine was being told

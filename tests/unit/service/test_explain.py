@@ -227,6 +227,9 @@ def test_one_whose_tokenizer_does_not_fit_the_base_any_more_says_so_whatever_it_
             with pytest.raises(LoradError), w.revisions.news.for_request(w.rev(1)):
                 raise error
         assert w.types("a").count("adapter.not_loaded") == 1
+        await w.revisions.prepare(w.rev(1))
+        assert not w.catalog.unfit, "the engine took it: it fits after all"
+        w.revisions.news.publish_unfit(w.rev(1), error)
         w.catalog.forget(w.rev(1))
         assert not w.catalog.unfit
 
