@@ -32,6 +32,7 @@ from lorad.progress import Progress
 from lorad.pulse import Pulse
 from lorad.reload import Reload
 from lorad.service.threads import bound_pool
+from lorad.spelling import several
 from lorad.systemd import Notifier
 from lorad.wire_operate import Reloaded
 
@@ -193,17 +194,17 @@ class Daemon:
         requests.drain()
         self.services.dynamic.close()
         self.notifier.stopping(
-            f"draining, {requests.active} requests in flight",
+            f"draining, {several(requests.active, 'request')} in flight",
             extend_seconds=timeout + FAREWELL_SECONDS + CLOSE_SECONDS,
         )
-        publish("drain.start", message=f"{requests.active} requests in flight")
+        publish("drain.start", message=f"{several(requests.active, 'request')} in flight")
         idle = asyncio.ensure_future(requests.wait_idle(timeout))
         second = asyncio.ensure_future(self.aborting.wait())
         await asyncio.wait({idle, second}, return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()
         second.cancel()
         if left := requests.active:
-            publish("drain.forced", level="warn", message=f"{left} requests aborted")
+            publish("drain.forced", level="warn", message=f"{several(left, 'request')} aborted")
             requests.abort_all("draining", "lorad is shutting down")
             await requests.wait_idle(FAREWELL_SECONDS)
 

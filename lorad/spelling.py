@@ -2,7 +2,8 @@
 
 Goes in: one word.  Comes out: its parts.  A reference (`hf:ORG/REPO@commit`, `s3://…`) is told by
 its scheme, which no adapter's own name can have; the `@` in it is the source's business, while on
-a name it begins a revision's digest.  Asks nobody whether either exists.
+a name it begins a revision's digest.  Asks nobody whether either exists.  And a number of things
+as people say it.
 """
 
 import difflib
@@ -66,3 +67,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     found = [other for other in likely if other.endswith(f"/{name}")]  # only the tenant is missing
     found = found or difflib.get_close_matches(name, likely, n=1)
     return found[0] if found else None
+
+
+def several(count: int, noun: str) -> str:
+    """`1 request`, `2 requests`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def still_running(count: int) -> str:
+    """Of requests that a drain waits for."""
+    return f"{several(count, 'request')} still {'runs' if count == 1 else 'run'}"

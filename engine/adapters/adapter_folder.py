@@ -234,11 +234,17 @@ def _is_sharded(names: list[str]) -> None:
 
 
 def _is_pickle(names: list[str]) -> None:
-    found = [name for name in names if name.endswith(_PICKLES)]
+    found = [name for name in names if name.endswith(_PICKLES) and not _is_packed(name)]
     if "adapter_model.bin" in names or (
         found and not any(n.endswith(".safetensors") for n in names)
     ):
         raise pickle(shown_list(found))
+
+
+def _is_packed(name: str) -> bool:
+    """Of the store, where the packer's file lies beside an adapter's own: when those were gone it
+    was called a pickle."""
+    return name.startswith("packed-") and name.endswith(".bin")
 
 
 def pickle(found: str) -> AdapterInvalid:

@@ -12,6 +12,7 @@ from lorad.cli.complete import any_name
 from lorad.cli.listing import checked_name
 from lorad.cli.output import note, plain, print_document, print_line
 from lorad.cli.session import Session, session
+from lorad.spelling import still_running
 from lorad.wire_operate import DrainAsk, Drained
 
 One = Annotated[
@@ -73,7 +74,7 @@ def _tell(s: Session, done: Drained) -> None:
     else:
         state = "drained" if done.draining else "takes requests"
         if done.draining and done.running:
-            state = f"drains, {done.running} requests still run"
+            state = f"drains, {still_running(done.running)}"
         already = "" if done.changed else " (already)"
         aborted = f", {done.cancelled} aborted" if done.cancelled else ""
         print_line(f"{what}  {state}{aborted}{already}")

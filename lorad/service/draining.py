@@ -12,6 +12,7 @@ from lorad.errors import LoradError
 from lorad.service.events import EventRing
 from lorad.service.gate import HELD, STOPPING, Gate
 from lorad.service.names import Names
+from lorad.spelling import several, still_running
 from lorad.wire_operate import DrainAsk, Drained
 
 #: What was cancelled gets this long to send its error.
@@ -40,7 +41,8 @@ class Draining:
         changed = self._close(name)
         if changed:
             self.on_begin(name or "")
-            self._tell("drain.start", name, f"{self._requests.running(name)} requests in flight")
+            running = several(self._requests.running(name), "request")
+            self._tell("drain.start", name, f"{running} in flight")
         cancelled = 0
         if ask.wait and not await self._requests.wait_until_idle(ask.timeout_s, name):
             if not ask.cancel:
@@ -48,7 +50,8 @@ class Draining:
             why = "an operator cancelled what ran"
             cancelled = self._requests.cancel("draining", why, name)
             await self._requests.wait_until_idle(FAREWELL_SECONDS, name)
-            self._tell("drain.forced", name, f"{cancelled} requests aborted", level="warn")
+            aborted = several(cancelled, "request")
+            self._tell("drain.forced", name, f"{aborted} aborted", level="warn")
         left = self._requests.running(name)
         if ask.wait and not left:
             self._tell("drain.done", name, "nothing runs")
@@ -90,7 +93,7 @@ class Draining:
             return
         raise LoradError(
             "deadline_exceeded",
-            f"{left} requests still run after {ask.timeout_s:g} s; no new ones are taken",
+            f"{still_running(left)} after {ask.timeout_s:g} s; no new ones are taken",
             hint=f"loractl drain {name or ''} --cancel".replace("  ", " "),
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lorad import wire
+from lorad.spelling import still_running
 from lorad.tui.office import Client, Failed
 from lorad.wire_operate import DrainAsk
 from lorad.wire_stream import RequestRow
@@ -144,7 +145,7 @@ def _drain(name: str) -> Act:
 
     def call(client: Client) -> str:
         done = client.drain(DrainAsk(name=name or None, wait=False))
-        left = f"{done.running} requests still run" if done.running else "nothing runs"
+        left = still_running(done.running) if done.running else "nothing runs"
         return f"takes no new requests{_already(done.changed)}, {left}"
 
     return Act(f"drain {who}", (said,), (Choice("y", "Drain", call),))

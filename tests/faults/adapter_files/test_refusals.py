@@ -189,6 +189,7 @@ CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("E_PICKLE", only(pytorch_model_DOT_pt=b"x"), ("pytorch_model.pt",)),
     ("E_PICKLE", raw_weights(b"PK\x03\x04" + bytes(100)), ("adapter_model.safetensors",)),
     ("E_PICKLE", raw_weights(b"\x80\x04\x95" + bytes(100)), ("adapter_model.safetensors",)),
+    ("E_NO_WEIGHTS", weights_replaced_by("packed-0123456789ab.bin"), ("is missing",)),
     ("E_GGUF", only(lora_DOT_gguf=b"GGUF"), ("lora.gguf",)),
     ("E_GGUF", raw_weights(b"GGUF\x03\0\0\0" + bytes(100)), ("begins with GGUF",)),
     ("E_MLX", only(adapters_DOT_npz=b"x"), ("adapters.npz",)),

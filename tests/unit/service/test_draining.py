@@ -109,7 +109,7 @@ def test_the_daemon_is_drained_and_single_names_stay_so_when_it_resumes():
 
 def test_what_still_runs_when_the_time_is_up_goes_on_and_nothing_new_comes():
     async def scenario(s):
-        with pytest.raises(LoradError, match="1 requests still run") as caught:
+        with pytest.raises(LoradError, match="1 request still runs") as caught:
             await s.draining.drain(DrainAsk(name="a", timeout_s=0.01))
         assert caught.value.code == "deadline_exceeded"
         assert caught.value.hint == "loractl drain a --cancel"
