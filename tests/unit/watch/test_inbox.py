@@ -25,6 +25,11 @@ def test_a_legal_path_is_the_name(relative: str, name: str, tenant: str | None) 
     assert folder.display_name == relative
 
 
+def test_of_thousands_of_folders_in_an_adapters_the_first_few_are_told_of() -> None:
+    inside = [f"run-{n:04}" for n in range(3000)]
+    assert describe(INBOX, INBOX / "a", None, nested=inside).nested == tuple(inside[:16])
+
+
 @pytest.mark.parametrize(
     "relative",
     [
