@@ -298,12 +298,32 @@ class Checker:
         self.closed = True
 
 
-def test_each_vocabulary_has_its_grammar_checker_and_few_are_kept(monkeypatch, tmp_path):
+@pytest.fixture
+def made(monkeypatch):
+    """All the checkers, as they are made."""
     made = []
     monkeypatch.setattr(guides, "GrammarChecker", lambda *a: made.append(Checker(*a)) or made[-1])
-    desk = guides.Guides(tmp_path)
-    facts = info(extra_vocab=16)
-    words = [OwnVocabulary(tmp_path / f"{n}.json", bytes([n]) * 32, (n,)) for n in range(4)]
+    return made
+
+
+def vocabularies(tmp_path):
+    return [OwnVocabulary(tmp_path / f"{n}.json", bytes([n]) * 32, (n,)) for n in range(4)]
+
+
+def test_a_grammar_checker_is_not_closed_while_somebody_uses_it(made, tmp_path):
+    desk, facts = guides.Guides(tmp_path), info(extra_vocab=16)
+    first, *others = vocabularies(tmp_path)
+    with desk._checking(facts, first) as used:
+        for own in others:
+            with desk._checking(facts, own):
+                pass
+        assert not used.closed and [c.closed for c in made[1:]] == [True, True, False]
+    desk.close()
+
+
+def test_each_vocabulary_has_its_grammar_checker_and_few_are_kept(made, tmp_path):
+    desk, facts = guides.Guides(tmp_path), info(extra_vocab=16)
+    words = vocabularies(tmp_path)
 
     async def follow(own=None, word="a"):
         asked = Format("choice", f'["{word}"]', "structured_outputs")
