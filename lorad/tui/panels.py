@@ -136,7 +136,7 @@ class DrainPanel(BoardPanel):
 
     def told(self, board: Board, width: int, height: int) -> list[Line]:
         out: list[Line] = []
-        for drain in board.drains.values():
+        for drain in draining(board):
             out += [self._who(drain, width), self._progress(drain, width)]
         out += [self._load(row, width) for row in loading(board)]
         if not out:
@@ -149,7 +149,7 @@ class DrainPanel(BoardPanel):
 
     def brief(self, board: Board, width: int, height: int) -> list[Line]:
         """A drain, a load: one of each where there are both and two lines."""
-        drains = [self._drain_line(drain, width) for drain in board.drains.values()]
+        drains = [self._drain_line(drain, width) for drain in draining(board)]
         loads = [self._load(row, width) for row in loading(board)]
         lines = [*drains[:1], *loads[:1], *drains[1:], *loads[1:]]
         if not lines and board.churn.recent:
@@ -194,6 +194,11 @@ class DrainPanel(BoardPanel):
         said = f" {last.source} {duration(last.seconds)} {speed}".rstrip()
         name = cut(last.name, max(6, width - 5 - len(said)), self.glyphs)
         return ((f"last {name}{said}", "faint"),)
+
+
+def draining(board: Board) -> list[Drain]:
+    """Those that something still runs in first: what is held, and empty, can wait for days."""
+    return sorted(board.drains.values(), key=lambda drain: drain.running == 0)
 
 
 def loading(board: Board) -> list[Slot]:

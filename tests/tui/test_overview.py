@@ -1,12 +1,14 @@
 """The overview on a terminal: what it shows at which size, in which look, of which board."""
 
 import pytest
+from msgspec.structs import replace
 
 from lorad.tui import draw
 from lorad.tui.details import AdapterDetail
 from lorad.tui.messages import Changed, Happened, Lost, Whole
 from lorad.tui.overview import plan
 from lorad.tui.shell import Settings
+from lorad.wire_stream import Drain
 
 SIZES = ((120, 36), (80, 24), (60, 16))
 
@@ -103,6 +105,21 @@ def test_the_header_counts_what_was_refused(play, boards):
             assert "READY  2 quarantined" in stage.lines()[0]
 
     play(act, boards.small())
+
+
+def test_of_many_drains_those_that_something_runs_in_are_shown_first(play, boards):
+    held = [Drain(name=f"acme/a{n}", held=True, cause="operator") for n in range(9)]
+    last = Drain(name="globex/busy", running=2, begun_with=3, cause="evict")
+    drains = {drain.name: drain for drain in (*held, last)}
+
+    async def act(stage):
+        for width, height in SIZES[:2]:
+            await stage.resize(width, height)
+            lines = stage.lines()
+            head = next(n for n, line in enumerate(lines) if "DRAINS 10" in line)
+            assert "globex/busy" in lines[head + 1]
+
+    play(act, replace(boards.small(), drains=drains))
 
 
 def test_the_stages_of_a_load_leave_room_for_other_events(play, boards):
