@@ -32,8 +32,15 @@ def small(tiles: Tiles) -> Tiles:
         (choices.ALONE_WIDE, torch.float32, 17, True),
         (choices.FEW_WIDE, torch.float16, 40, True),
         (choices.ALONE_WIDE, torch.float16, 12, False),
+        (choices.ALONE_WIDE, torch.float16, 6, False),
     ],
-    ids=["one row", "a tile in nearly a block", "few rows", "blocks that hold no tile"],
+    ids=[
+        "one row",
+        "a tile in nearly a block",
+        "few rows",
+        "blocks without a tile of B",
+        "or of A",
+    ],
 )
 def test_rows_get_their_adapters_share_wherever_its_rows_lie(
     make_pool: Make,
@@ -45,7 +52,7 @@ def test_rows_get_their_adapters_share_wherever_its_rows_lie(
     streamed: bool,
 ) -> None:
     """With a bias and a gain behind them too."""
-    pool = make_pool("odd", dtype, block_rows=block_rows, num_blocks=900)
+    pool = make_pool("odd", dtype, block_rows=block_rows, num_blocks=1800)
     for slot, rank in enumerate(RANKS):
         pool.add(slot, whole(rank), bias=slot == 1, gain=slot == 2)
     most = tiles.expand.rows
