@@ -30,6 +30,8 @@ def plan(
 
     Raises invalid_value, context_length_exceeded.
     """
+    # Lengths first: to look at a million ids, which no context holds, took 20 to 40 ms of the loop.
+    rooms = [_max_tokens(ask, len(prompt), info.max_model_len, max_tokens) for prompt in prompts]
     _check_vocabulary(ask, prompts, num_tokens or info.vocab_size)
     # An end token of the base may be a word in an adapter's own vocabulary: then none of them is
     # one by itself.
@@ -37,8 +39,7 @@ def plan(
     ignore_eos = ask.sampling.ignore_eos or not usual <= ends
     stops = tuple(sorted(ends if ignore_eos else ends - usual))
     planned = []
-    for prompt in prompts:
-        room = _max_tokens(ask, len(prompt), info.max_model_len, max_tokens)
+    for room in rooms:
         for draw in range(ask.n):
             seed = ask.sampling.seed
             planned.append(

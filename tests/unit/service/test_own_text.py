@@ -244,6 +244,13 @@ def test_ids_are_held_against_the_vocabulary_of_the_revision(size, param, sampli
         planned(limit)
 
 
+def test_a_prompt_that_no_context_holds_is_refused_before_its_ids_are_looked_at():
+    prompt = (1,) * info().max_model_len + (-1,)
+    asked = dataclasses.replace(ask(), prompts=(prompt,))
+    with pytest.raises(LoradError, match="the context holds"):
+        plan(asked, [prompt], info(), frozenset((END,)), 9)
+
+
 def test_a_tokenizer_that_went_bad_is_an_error_and_never_the_bases(service, tmp_path):
     folder = write(tmp_path / "r1", "<tool>")
     service.known["r1"] = own(259)
