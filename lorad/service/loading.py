@@ -83,7 +83,8 @@ class Loading:
         why = self._mending.failed(rev)
         again = f"it cannot be packed anew: {why}" if why else "it was packed anew before"
         name = names[0] if names else who
-        hint = f"loractl rm {name}, and add it again; look at the disk"
+        mends = f"loractl rm {name}, and add it again, or touch its files in the inbox"
+        hint = f"{mends}; look at the disk"
         if self._mending.may_be_tried(rev):
             hint = f"loractl load {name}, once that is mended"
         return LoradError(

@@ -110,8 +110,10 @@ def test_stored_files_that_are_not_the_revisions_are_not_packed_under_its_name(w
         await w.add("a", 1)
         w.packs_as[w.rev(1)] = w.rev(2)
         w.engine.damaged[w.rev(1)] = 1
-        with pytest.raises(LoradError, match=r"^a: .*cannot be packed anew: .* were changed"):
+        told = r"^a: .*cannot be packed anew: .* were changed"
+        with pytest.raises(LoradError, match=told) as caught:
             await w.revisions.load(w.rev(1))
+        assert "add it again, or touch its files in the inbox" in caught.value.hint
         await eventually(lambda: reason(w, "a")[0] is State.QUARANTINED)
         assert "were changed" in reason(w, "a")[2]
 
