@@ -51,6 +51,15 @@ def test_ids_of_its_own_are_drawn_and_count(zoo: Zoo) -> None:
     assert [got.tokens for got in zoo.ask([*work, ("", [5, 6])], seed=3, **hot)][:4] == drawn
 
 
+def test_factors_are_found_where_there_is_room_for_more_ids_than_the_base_has(
+    tmp_path: Path,
+) -> None:
+    """A row of A is as long as all ids that there may be, and lies in as many pieces."""
+    more = {"names": ["factors"], "extra_vocab": 2048}
+    with zoo_of("Qwen2", tmp_path, device="cpu", dtype="float32", **more) as zoo:
+        check(zoo, [("factors", zoo.prompt("factors", 20, 1))])
+
+
 @pytest.mark.late
 @pytest.mark.parametrize("kind", [*BASES])
 def test_on_two_ranks_they_say_what_peft_says(kind: str, tmp_path: Path) -> None:
