@@ -1,4 +1,4 @@
-"""A registry and an inbox of thousands: start, pages, collections, rescans, and the loop's pauses.
+"""A registry and an inbox of thousands: start, pages, traffic, collections, rescans, and pauses.
 
     python benchmarks/registry.py [--adapters 10000] [--dir DIR]
 
@@ -30,6 +30,7 @@ import psutil  # type: ignore[import-untyped]
 from daemon_rig import DaemonRig
 from full_registry import fill, name_of
 from random_model import SHAPES, write
+from registry_traffic import traffic
 
 from lorad import wire
 from lorad.client import LoradClient
@@ -247,7 +248,7 @@ def _bar(value: float, limit: float) -> dict[str, object]:
     return {"value": round(value, 2), "limit": limit, "met": value < limit}
 
 
-def run(count: int, parent: Path | None, pause: float = PAUSE_SECONDS) -> None:
+def run(count: int, parent: Path | None, pause: float, rates: list[float]) -> None:
     root = Path(tempfile.mkdtemp(prefix="lorad-model-", dir=parent))
     model = root / "tiny"
     write(model, SHAPES["tiny"])
@@ -266,7 +267,7 @@ def run(count: int, parent: Path | None, pause: float = PAUSE_SECONDS) -> None:
 
     rig = DaemonRig(model, SETTINGS.format(base=json.dumps(str(model))), parent, prepare=prepare)
     try:
-        _cases(rig, count, pause)
+        _cases(rig, count, pause, rates)
         watched = rig.root / "inbox"
         rig.process.send_signal(signal.SIGTERM)
         rig.process.wait()
@@ -277,7 +278,7 @@ def run(count: int, parent: Path | None, pause: float = PAUSE_SECONDS) -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _cases(rig: DaemonRig, count: int, pause: float) -> None:
+def _cases(rig: DaemonRig, count: int, pause: float, rates: list[float]) -> None:
     start(rig, count)
     daemon, probe = psutil.Process(rig.process.pid), Probe(rig.admin)
     try:
@@ -288,6 +289,10 @@ def _cases(rig: DaemonRig, count: int, pause: float) -> None:
         with measured("all pages", probe, daemon):
             pages(rig)
         command_line(rig)
+        for rate in rates:
+            with measured("traffic", probe, daemon) as figures:
+                figures |= traffic(rig, [name_of(n) for n in range(count)], rate, 2 * pause)
+                figures["rss_mib"] = round(daemon.memory_info().rss / 2**20)
         with measured("rescan of the inbox", probe, daemon):
             rig.process.send_signal(signal.SIGHUP)
             time.sleep(pause / 3)
@@ -307,8 +312,14 @@ def main(arguments: list[str] | None = None) -> None:
         "--dir", type=Path, help="where it puts its files; a disk in memory is fast"
     )
     parser.add_argument("--pause", type=float, default=PAUSE_SECONDS, help="of quiet, seconds")
+    parser.add_argument(
+        "--rates",
+        type=lambda text: [float(rate) for rate in text.split(",")],
+        default=[100.0, 500.0],
+        help="requests a second over all names, one run each",
+    )
     options = parser.parse_args(arguments)
-    run(options.adapters, options.dir, options.pause)
+    run(options.adapters, options.dir, options.pause, options.rates)
 
 
 if __name__ == "__main__":
