@@ -180,7 +180,9 @@ class Grammars:
             text = path.read_text("utf-8").lstrip()  # what begins otherwise is taken for a path
             self._marks = _marks(text)
             self._tokenizer = _tokenizer_of(text, vocab_size, eos_token_ids)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise unread("this model's", error) from None
+        except ValueError as error:
             message = f"answers cannot be guided with this model's tokenizer: {_line(str(error))}"
             raise GrammarInvalid(message) from None
         # The library's own measures of work, a mask of some 20 ms at most; a fifth of its states,
@@ -272,6 +274,13 @@ def _by_bytes(grammar: str) -> str:
             part["json_schema"] = None
         part["lark_grammar"] = _BY_BYTES + part["lark_grammar"]
     return json.dumps(made)
+
+
+def unread(whose: str, error: OSError) -> GrammarInvalid:
+    """For a client, who is not told where files lie."""
+    return GrammarInvalid(
+        f"answers cannot be guided with {whose} tokenizer: {error.strerror or type(error).__name__}"
+    )
 
 
 def _line(text: str) -> str:

@@ -9,8 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.errors import GrammarInvalid
-from engine.grammar import Grammars
+from engine.grammar import Grammars, unread
 
 #: Tokenizers of adapters' own that are held besides the base's.  Of 128k tokens each takes 80 MB;
 #: to read one again holds up all streams (see `Grammars`).
@@ -56,8 +55,8 @@ class GrammarShelf:
             try:
                 digest = hashlib.blake2b(Path(tokenizer).read_bytes(), digest_size=16).digest()
             except OSError as error:
-                message = f"answers cannot be guided with this adapter's tokenizer: {error}"
-                raise GrammarInvalid(message) from None
+                whose = "this model's" if tokenizer == str(self._base) else "this adapter's"
+                raise unread(whose, error) from None
             self._digests[tokenizer] = digest
             if len(self._digests) > KNOWN:
                 self._digests.popitem(last=False)

@@ -66,6 +66,10 @@ def test_ends_are_those_that_there_are(shelf: GrammarShelf, read: Read, tmp_path
     assert read == [("few", 80, (2,)), ("few", 80, (7,)), ("base", 95, (2, 90))]
 
 
-def test_a_file_that_is_gone_is_said_in_a_line(shelf: GrammarShelf, tmp_path: Path) -> None:
-    with pytest.raises(GrammarInvalid, match="cannot be guided with this adapter's tokenizer"):
-        shelf.of(str(tmp_path / "none.json"), 101)
+def test_a_file_that_is_gone_is_said_in_a_line_without_its_place(tmp_path: Path) -> None:
+    shelf = GrammarShelf(tmp_path / "base.json", 100, (2,))
+    for asked, whose in ((str(tmp_path / "own.json"), "this adapter's"), ("", "this model's")):
+        with pytest.raises(GrammarInvalid) as refused:
+            shelf.of(asked, 101)
+        expected = f"answers cannot be guided with {whose} tokenizer: No such file or directory"
+        assert str(refused.value) == expected
