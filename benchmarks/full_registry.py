@@ -34,7 +34,7 @@ TENANTS = 10
 AHEAD = 500
 _FACTS = (
     *("rank", "ranks", "alpha", "rslora", "targets", "num_layers", "dtype", "file_bytes"),
-    *("changes_kv", "modules", "warnings"),
+    *("changes_kv", "modules", "num_tokens", "own_tokenizer", "base_text", "warnings"),
 )
 
 
@@ -127,7 +127,9 @@ class _Maker:
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
     def store(self, store: Store, folder: Path) -> RevisionRecord:
-        self._manifest = inspect(folder, self._spec, Limits(), served_dtype="float32")
+        self._manifest = inspect(
+            folder, self._spec, Limits(), served_dtype="float32", base=self._model
+        )
         rev = revision_digest(folder, self._manifest)
         staging = store.stage()
         for file in folder.iterdir():

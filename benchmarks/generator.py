@@ -111,6 +111,8 @@ class Generator:
             while waiting and go + waiting[-1][0] <= time.monotonic():
                 at, data = waiting.pop()
                 sent.append(self.connect(data, go + at))
+                # Whoever is behind would else read nothing until all are sent.
+                self.turn(0.0)
             if until is None and not waiting and all(c.ended for c in sent):
                 break
             times = [go + waiting[-1][0]] if waiting else []
