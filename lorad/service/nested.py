@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from lorad.service.events import EventRing
 from lorad.service.names import Names
-from lorad.watch.inbox import InboxFolder
+from lorad.watch.inbox import MAX_NESTED, InboxFolder
 
 
 class Nested:
@@ -40,7 +40,8 @@ def line_of(folder: InboxFolder) -> str:
     if not folder.nested:
         return ""
     first, *others = folder.nested
-    more = f" and {len(others)} more" if others else ""
+    least = "at least " if len(folder.nested) == MAX_NESTED else ""  # of more no more is known
+    more = f" and {least}{len(others)} more" if others else ""
     here = folder.path.name
     out, away, back = (
         f"mv -T {shlex.quote(source)} {shlex.quote(target)}"
