@@ -48,8 +48,9 @@ def line_of(folder: InboxFolder) -> str:
         for source, target in ((f"{here}/{first}", ".new"), (here, ".old"), (".new", here))
     )
     are = "are" if others else "is"
+    cd = f"cd {shlex.quote(str(folder.path.parent))}"
     return (
-        f"{first}{more} in its folder {are} not served: mv puts a folder into one that is there;"
-        f" to replace {here}: cd {shlex.quote(str(folder.path.parent))} && {out} && {away} &&"
-        f" {back}"
+        f"{first}{more} in its folder {are} not served: mv puts a folder into one that is there,"
+        f" and PEFT further adapters of one model; if {first} is to replace {here}:"
+        f" {cd} && {out} && {away} && {back}"
     )
