@@ -195,7 +195,8 @@ def _contents(fd: int) -> _Contents:
         if not _CHECKPOINT.fullmatch(name):
             with suppress(OSError):
                 config = os.stat(f"{name}/{CONFIG_FILE}", dir_fd=fd, follow_symlinks=False)
-                found.nested[name] = config
+                if not stat.S_ISDIR(config.st_mode):
+                    found.nested[name] = config
     return found
 
 

@@ -213,6 +213,7 @@ def test_checkpoints_and_other_folders_in_an_adapters_are_nothing_to_tell_of(
     fill_folder(folder / "checkpoint-500")
     fill_folder(folder / ".new")
     (folder / "runs").mkdir()
+    (folder / "odd" / "adapter_config.json").mkdir(parents=True)
     (folder / "away").symlink_to(fill_folder(tmp_path / "b"))
     assert look(tmp_path, folder, {}) == before and not before.nested
 
