@@ -123,6 +123,11 @@ class TextLook:
             return known
         try:
             return await asyncio.to_thread(self._read, self._store.path(rev))
+        except OSError as error:  # the disk's fault: it is looked at again when it is asked for
+            why = error.strerror or type(error).__name__
+            log.warning("%s: whose tokenizer it has is not known now: %s", rev[:8], why)
+            message = f"its stored files cannot be read: {why}"
+            return LoradError("adapter_damaged", message, hint="look at the disk, then ask again")
         except EngineError as error:
             refused = from_engine(error)
         if self._store.has(rev) and rev not in self._store.remote:

@@ -1,6 +1,7 @@
 """Whose tokenizer a registered adapter has is found in its stored files before it is used."""
 
 import asyncio
+import errno
 import logging
 import threading
 from concurrent.futures import Future
@@ -93,6 +94,23 @@ def test_behind_a_start_all_are_looked_at_once_and_what_is_new_is_told(world, ca
         assert len(other.looked) == 3 and other.changed == [own]
 
     world(second)
+
+
+def test_a_disk_that_cannot_be_read_ends_no_look_and_is_asked_again(world, caplog):
+    async def scenario(w):
+        torn, own = await registered(w, "torn", "own")
+        seen = Looking(w)
+        seen.says = {torn: OSError(errno.EIO, "Input/output error"), own: OWN}
+        await seen.look.run()
+        assert seen.known(own) == OWN and seen.known(torn) == OLD and not w.catalog.unfit
+        assert f"{torn[:8]}: whose tokenizer it has is not known now: Input/out" in caplog.text
+        with pytest.raises(LoradError, match="cannot be read: Input/output error") as refused:
+            await seen.look.sure(w.registry.revision(torn))
+        assert refused.value.code == "adapter_damaged" and refused.value.hint
+        seen.says[torn] = SAME
+        assert (await seen.look.sure(w.registry.revision(torn))).text == SAME
+
+    world(scenario)
 
 
 def test_the_engine_hears_of_no_adapter_that_was_not_looked_at(world):
