@@ -235,5 +235,4 @@ def _told() -> Iterator[None]:
     try:
         yield
     except BadRecording as error:
-        hint = "loractl top --record FILE makes a recording"
-        raise Broken("bad_recording", str(error), hint=hint) from None
+        raise Broken("bad_recording", str(error), hint=error.hint) from None

@@ -33,7 +33,13 @@ _line: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 class BadRecording(Exception):
-    """It cannot be played, or not further; one line."""
+    """It cannot be played, or not further; one line, and what to do."""
+
+    hint = "loractl top --record FILE makes a recording"
+
+
+class _TooNew(BadRecording):
+    hint = "install a loractl that is as new, or newer"
 
 
 class Replay:
@@ -270,7 +276,7 @@ def _header(path: Path, file: Any) -> Header:
         raise BadRecording(f"{path} is no recording of loractl top")
     if int(version) > int(_VERSION):
         by = f" by loractl {header.version}" if header.version else ""
-        raise BadRecording(f"{path} was recorded{by} in a newer form ({header.schema})")
+        raise _TooNew(f"{path} was recorded{by} in a newer form ({header.schema})")
     return header
 
 

@@ -192,13 +192,15 @@ def test_a_daemon_that_is_away_is_3_before_anything_is_shown(loractl, shown, tmp
         ('{"schema": "lorad/recording.v7", "version": "3.1"}\n', "by loractl 3.1 in a newer form"),
     ],
 )
-def test_a_recording_that_is_none_is_1_and_one_line(loractl, tape, content, why):
+def test_a_recording_that_is_none_is_1_and_a_line_with_the_next_step(loractl, tape, content, why):
     if content is not None:
         tape.write_text(content)
     done = loractl("top", "--replay", str(tape))
     assert done.exit == 1
-    assert why in done.err
-    assert len(done.err.splitlines()) == 1
+    error, hint = done.err.splitlines()
+    assert why in error
+    step = "as new, or newer" if "newer form" in why else "--record FILE"
+    assert hint.startswith("  try: ") and (step in hint or content is None)
 
 
 def test_without_textual_it_says_so_and_what_works(loractl, monkeypatch):
