@@ -9,6 +9,7 @@ JSON and nothing of OpenAI.
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -61,7 +62,7 @@ class TokenStream(Response):
         self._loop = asyncio.get_running_loop()
         self._due = False  # a flush is, in this turn of the loop
         self._wrote = self._loop.time()
-        self._unsent: list[Piece] = []  # pulled, while the client had yet to read
+        self._unsent = deque[Piece]()  # pulled, while the client had yet to read
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
 
     async def begun(self, request: Request) -> None:
@@ -122,9 +123,9 @@ class TokenStream(Response):
 
     def _write_some(self) -> bool:
         """One write; True if there is more to say."""
-        unsent = self._unsent + self._generation.pull()
-        self._unsent = unsent[AT_ONCE:]
-        data = self._encoder.pieces(unsent[:AT_ONCE])
+        self._unsent.extend(self._generation.pull())
+        now = [self._unsent.popleft() for _ in range(min(AT_ONCE, len(self._unsent)))]
+        data = self._encoder.pieces(now)
         if over := self._generation.over and not self._unsent:
             data += self._encoder.end(self._generation.error)
         if data:
