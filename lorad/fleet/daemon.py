@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 from lorad import wire
@@ -27,10 +27,17 @@ from lorad.wire_status import Status
 
 T = TypeVar("T")
 
+#: What became of a revision that a daemon lacked: it was taken in; it is there, so it came meanwhile
+#: or is not for who asks; or its name means another one by now.
+Found = Literal["taken", "there", "moved"]
+
 log = logging.getLogger("lorad.fleet")
 
 #: What was refused is not sent again for so long: it may be a file of a hundred megabytes.
 REFUSED_SECONDS = 10.0
+#: A request is sent so often at most.  What was taken in for it may be gone when it is sent again:
+#: another gateway was still taking in what the name meant before, or the daemon was started anew.
+MOST_TRIES = 4
 #: Revisions that were taken in, or refused, lately.
 REMEMBERED = 1000
 #: Beside each request for an adapter, and beside all: see lorad.api.identity.
@@ -107,31 +114,32 @@ class Daemon:
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Head | bytes, None]:
         """Of `ask.model`, whatever the name means to the daemon.  Raises Lost."""
-        sent = ask
+        sent, last = ask, ""
         if ask.model:
             rev = ask.model.partition("@")[2]
             sent = replace(ask, headers=(*ask.headers, (REV_HEADER, rev)))
-        began = asyncio.get_running_loop().time()
-        parts = self._line.stream(sent)
-        async with aclosing(parts):
-            head = await anext(parts)
-            assert isinstance(head, Head)
-            if head.status != 404 or not ask.model:
-                yield head
-                async for part in parts:
-                    yield part
-                return
-            body = [part async for part in parts if isinstance(part, bytes)]
-        answer = Answer(head, b"".join(body))
-        if taking.lacks(answer):
-            try:
-                if await self._obtain(ask.model, began):
-                    async with aclosing(self._line.stream(sent)) as again:
-                        async for part in again:
-                            yield part
+        for more in reversed(range(MOST_TRIES)):
+            began = asyncio.get_running_loop().time()
+            async with aclosing(self._line.stream(sent)) as parts:
+                head = await anext(parts)
+                assert isinstance(head, Head)
+                if head.status != 404 or not ask.model:
+                    yield head
+                    async for part in parts:
+                        yield part
                     return
+                body = [part async for part in parts if isinstance(part, bytes)]
+            answer = Answer(head, b"".join(body))
+            if not (more and taking.lacks(answer)):
+                break
+            try:
+                found = await self._obtain(ask.model, began)
             except LoradError as error:
                 answer = said(error, self.name)
+                break
+            if found == "moved" or found == last == "there":
+                break
+            last = found
         yield answer.head
         yield answer.body
 
@@ -172,22 +180,22 @@ class Daemon:
         elif isinstance(error, LoradError):
             self._refused[key] = (now + REFUSED_SECONDS, error)
 
-    async def _obtain(self, model: str, since: float) -> bool:
-        """Take in what the table means by it, unless that was done since; False: it means
-        something else by now."""
+    async def _obtain(self, model: str, since: float) -> Found:
+        """Take in what the table means by it, unless that was done since."""
         if self._taken.get(model, since) > since:
-            return True
+            return "taken"
         until, error = self._refused.get(model, (since, None))
         if error is not None and since < until:
             raise error
         entry = tables.find(await self._catalog.look(), model)
         if entry is None or entry.id != model:
-            return False
+            return "moved"
         if self._taken.get(model, since) > since:  # while the table was looked at
-            return True
-        if not await self._has(entry):  # else it came meanwhile, or is not for who asks
-            await self.take_in(taking.order_for(entry))
-        return True
+            return "taken"
+        if await self._has(entry):
+            return "there"
+        await self.take_in(taking.order_for(entry))
+        return "taken"
 
     async def _has(self, entry: Entry) -> bool:
         """Does its name mean that there?  What is unknown to a tenant need not be sent again."""

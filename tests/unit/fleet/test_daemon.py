@@ -107,6 +107,60 @@ def test_a_revision_that_the_table_does_not_mean_any_more_stays_unknown(world):
     world(scenario)
 
 
+@pytest.mark.parametrize("how", ["another gateway was late", "the daemon was started anew"])
+def test_what_is_gone_again_before_it_is_asked_for_is_taken_in_again(world, how):
+    async def scenario(w):
+        old = await w.enter("poet", 1)
+        new = await w.enter("poet", 2)
+        lost = []
+
+        def lose():
+            if how == "another gateway was late":
+                w.small.serves["poet"] = old.rev
+            else:
+                w.small.serves.clear()
+
+        async def lose_twice(start):
+            if len(lost) < 2:
+                lost.append(start.name)
+                asyncio.get_running_loop().call_soon(lose)  # after this commit, before its answer
+
+        w.small.on_commit = lose_twice
+        status, headers, _ = await w.ask(new)
+        assert (status, headers["x-lorad-rev"]) == (200, new.rev)
+        assert lost == ["poet", "poet"] and len(w.small.wishes) == 3
+
+    world(scenario)
+
+
+def test_a_request_is_not_sent_again_for_ever(world):
+    async def scenario(w):
+        entry = await w.enter("poet", 1)
+
+        async def lose(start):
+            asyncio.get_running_loop().call_soon(w.small.serves.clear)
+
+        w.small.on_commit = lose
+        status, _, body = await w.ask(entry)
+        assert status == 404 and b"model_not_found" in body
+        assert len(w.small.asked) == one_daemon.MOST_TRIES
+
+    world(scenario)
+
+
+def test_of_what_is_there_and_not_for_who_asks_nothing_is_sent(world):
+    async def scenario(w):
+        entry = await w.enter("poet", 1)
+        await w.ask(entry)
+        w.small.answer = LoradError("model_not_found", "not for you")
+        asked = len(w.small.asked)
+        status, _, body = await w.ask(entry)
+        assert status == 404 and b"not for you" in body
+        assert len(w.small.wishes) == 1 and len(w.small.asked) == asked + 2
+
+    world(scenario)
+
+
 def test_one_that_missed_a_rollout_takes_the_new_revision_when_it_is_asked_for(world):
     async def scenario(w):
         old = await w.enter("poet", 1)
