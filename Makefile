@@ -9,6 +9,10 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
 
+# On two workers.  A test that hangs fails with its stacks after five minutes, and the rest goes on:
+# `thread` ends its worker, whatever that waits for, and another one takes its place.
+BOTH := -n 2 --dist loadfile --no-loadscope-reorder --timeout 300 --timeout-method thread
+
 # The installation is done again only when what it is made from changes.
 STAMP := $(VENV)/.installed
 
@@ -23,11 +27,11 @@ demo: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m lorad.demo_model > /dev/null
 	@$(BIN)/python -m compileall -q engine lorad migrations
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(BOTH) $(PYTEST_ARGS)
 
 test-late: $(STAMP)
 	@$(BIN)/python -m lorad.demo_model > /dev/null
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m late -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m late $(BOTH) $(PYTEST_ARGS)
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m lorad.demo_model > /dev/null

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -11,6 +13,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # And where a test has two, none of them turns on the spot while it waits for another.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# What a shell starts in the background ignores Ctrl-C, and so do all processes that it starts: tests
+# that interrupt one would wait for ever.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 
