@@ -14,8 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # And where a test has two, none of them turns on the spot while it waits for another.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# What a shell starts in the background ignores Ctrl-C, and so do all processes that it starts: tests
-# that interrupt one would wait for ever.
+# What a shell starts in the background ignores Ctrl-C, and so does all that it starts: tests that
+# interrupt a process would wait for ever.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -27,8 +27,8 @@ from lorad.wire_status import Status
 
 T = TypeVar("T")
 
-#: What became of a revision that a daemon lacked: it was taken in; it is there, so it came meanwhile
-#: or is not for who asks; or its name means another one by now.
+#: What became of a revision that a daemon lacked: it was taken in; it is there, so it came by now or
+#: is not for who asks; or its name means another one.
 Found = Literal["taken", "there", "moved"]
 
 log = logging.getLogger("lorad.fleet")
