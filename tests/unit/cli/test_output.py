@@ -74,7 +74,8 @@ def test_only_a_terminal_gets_its_lines_cut(capsys, monkeypatch):
     long = [Item("x" * 200, 1)]
     assert "x" * 200 in show(capsys, "table", items=long)
     monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setattr(output.shutil, "get_terminal_size", lambda: os.terminal_size((20, 24)))
+    size = os.terminal_size((20, 24))
+    monkeypatch.setattr(output.shutil, "get_terminal_size", lambda *_, **__: size)  # pytest's, too
     table = Table(COLUMNS, Options())
     table.print(long)
     assert sys.stdout.getvalue().splitlines() == ["NAME" + " " * 15 + ">", "x" * 19 + ">"]

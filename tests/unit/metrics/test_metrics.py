@@ -12,6 +12,7 @@ from engine.status_messages import HistogramStatus, PrefixStatus, StepsStatus
 from lorad.metrics.metric import OTHER
 from lorad.metrics.table import GATEWAY, GATEWAYS, METRICS, NAMES
 from lorad.service.meter import NameCounts
+from tests.fakes.pace import slowness
 
 
 def test_every_metric_has_a_legal_name_a_sentence_and_a_type():
@@ -258,7 +259,7 @@ def test_ten_thousand_adapters_are_scraped_in_a_tenth_of_a_second(world, told):
         world.metrics._expose("", world.metrics._churn.drains())
         seconds = min(seconds, time.thread_time() - began)
     text = world.text()
-    assert seconds < 0.1, f"{seconds:.3f} s of processor time"
+    assert seconds < 0.1 * slowness(), f"{seconds:.3f} s of processor time"
     assert len(text) < 1 << 20
     assert len(world.adapters("adapter_info")) == 200
 
