@@ -27,8 +27,8 @@ from lorad.wire_status import Status
 
 T = TypeVar("T")
 
-#: What became of a revision that a daemon lacked: it was taken in; it is there, as it came by now or
-#: is not for who asks; or its name means another one.
+#: What became of a revision that a daemon lacked: it was taken in; it is there, since lately or not
+#: for who asks; or its name means another one.
 Found = Literal["taken", "there", "moved"]
 
 log = logging.getLogger("lorad.fleet")
