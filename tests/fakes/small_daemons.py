@@ -127,7 +127,8 @@ class SmallDaemon:
         self.fingerprint = ""  # of its base
         self.secrets = ()  # names that nobody is told of
         self.on_commit = None  # awaited with the upload's start; may raise LoradError
-        self.app = Starlette(routes=routes)
+        self.dawdle = None  # awaited before it acts on a request, and again before it answers
+        self.routes = Starlette(routes=routes)
         self.server = None
 
     @property
@@ -135,9 +136,21 @@ class SmallDaemon:
         return Site(self.name, str(self.path), str(self.path))
 
     async def start(self):
-        self.server = HttpServer(self.app, bind_unix(self.path, 0o600))
+        self.server = HttpServer(self._app, bind_unix(self.path, 0o600))
         await self.server.start()
         return self
+
+    async def _app(self, scope, receive, send):
+        if self.dawdle is None or scope["type"] != "http":
+            return await self.routes(scope, receive, send)
+
+        async def late(message):
+            if message["type"] == "http.response.start":
+                await self.dawdle()
+            await send(message)
+
+        await self.dawdle()
+        await self.routes(scope, receive, late)
 
     async def stop(self):
         await self.server.stop(0.0)
