@@ -116,8 +116,8 @@ def memory(sheet: Sheet, snapshot: EngineSnapshot | None) -> None:
     """Of one engine.  Without one there is no memory to speak of: zeros."""
     if snapshot is not None:
         _arena(sheet, snapshot)
-    for name in ("slots", "slots_used", "slots_pinned", "slot_bytes"):
-        sheet.put(name, _slots(snapshot)[name])
+    for name, value in _slots(snapshot).items():
+        sheet.put(name, value)
     sheet.put("ram_cache_bytes", snapshot.ram_used_bytes if snapshot else 0)
     sheet.put("ram_cache_limit_bytes", snapshot.ram_limit_bytes if snapshot else 0)
     draining = [s for s in snapshot.revisions if s.state == State.DRAINING] if snapshot else []

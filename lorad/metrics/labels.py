@@ -103,18 +103,16 @@ class Series:
             self._names -= gone
         seen, shown = self._seen, self._shown
         for key, value in raw.items():
-            name = key[0]
-            if name not in known:
-                continue
             before = seen.get(key)
-            if value != before:
-                grown = value if before is None or value < before else value - before
-                target = key if name in labelled else (rest_of(name), *key[1:])
-                shown[target] = shown.get(target, 0.0) + grown
-                seen[key] = value
-                self._names.add(name)
-                if name not in labelled:
-                    self._rests.add(target[0])
+            if value == before or (name := key[0]) not in known:
+                continue
+            grown = value if before is None or value < before else value - before
+            target = key if name in labelled else (rest_of(name), *key[1:])
+            shown[target] = shown.get(target, 0.0) + grown
+            seen[key] = value
+            self._names.add(name)
+            if name not in labelled:
+                self._rests.add(target[0])
         lasting = self._rests | labelled
         self._shown = {key: value for key, value in shown.items() if key[0] in lasting}
 

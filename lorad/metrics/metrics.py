@@ -142,7 +142,7 @@ class Metrics:
             collect.base(sheet, seen)
             for one in seen.engines:
                 sheet.replica = one.replica
-                self._fill_engine(sheet, one, set(now.known))
+                self._fill_engine(sheet, one, now.known)
         collect.machine(sheet, sources)
         collect.registry(sheet, sources)
         collect.watch(sheet, sources)
@@ -157,7 +157,7 @@ class Metrics:
         collect.gateway_load(sheet, snapshot)
         return sheet
 
-    def _fill_engine(self, sheet: Sheet, seen: Seen, known: set[str]) -> None:
+    def _fill_engine(self, sheet: Sheet, seen: Seen, known: frozenset[str]) -> None:
         """What one engine has counted and holds."""
         engine, snapshot = self._engines[seen.name, seen.replica], seen.picture.snapshot
         totals = engine.totals(self.sources.catalog.name_of)

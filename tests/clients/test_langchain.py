@@ -95,3 +95,4 @@ def test_a_stream_that_is_left_is_aborted(steered, steered_door):
     next(stream)
     stream.close()
     steered.api.until(lambda: steered.api.engine.aborts)
+    assert len(steered.api.engine.aborts) == 1

@@ -125,3 +125,4 @@ def test_a_stream_that_is_left_is_aborted(steered, given, litellm):
 
     asyncio.run(leave())
     steered.api.until(lambda: steered.api.engine.aborts)
+    assert len(steered.api.engine.aborts) == 1

@@ -77,6 +77,7 @@ def test_a_stream_that_is_left_is_aborted(steered, steered_door, given):
     next(iter(stream))
     stream.close()
     steered.api.until(lambda: steered.api.engine.aborts)
+    assert len(steered.api.engine.aborts) == 1
     client.close()
 
 

@@ -66,6 +66,8 @@ def test_an_inbox_that_is_deleted_and_made_anew_is_followed(daemon, poll):
 def test_a_folder_that_is_deleted_in_it_takes_its_adapter_along(daemon, poll):
     shutil.rmtree(daemon.inbox / "four")
     poll(lambda: daemon.adapter("four") is None, "the adapter to go with its folder")
+    assert types(daemon, "four")[-1] == "adapter.removed"
+    assert daemon.adapter("one").rev, "and no other"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

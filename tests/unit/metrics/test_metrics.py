@@ -12,7 +12,7 @@ from engine.status_messages import HistogramStatus, PrefixStatus, StepsStatus
 from lorad.metrics.metric import OTHER
 from lorad.metrics.table import GATEWAY, GATEWAYS, METRICS, NAMES
 from lorad.service.meter import NameCounts
-from tests.fakes.pace import slowness
+from tests.fakes.pace import million_additions
 
 
 def test_every_metric_has_a_legal_name_a_sentence_and_a_type():
@@ -253,13 +253,15 @@ def test_ten_thousand_adapters_are_scraped_in_a_tenth_of_a_second(world, told):
     known = [told.status(n, "ram", prefix_query_tokens=9) for n in names[1024:]]
     world.take(told.snapshot(*held, *known, slots_used=1024))
     world.text()  # the first one sees everything for the first time
-    seconds = float("inf")
+    scrapes, loops = [], []
     for _ in range(10):  # the best of them: others may be on the core and in its caches
         began = time.thread_time()
         world.metrics._expose("", world.metrics._churn.drains())
-        seconds = min(seconds, time.thread_time() - began)
+        scrapes.append(time.thread_time() - began)
+        loops.append(million_additions())
     text = world.text()
-    assert seconds < 0.1 * slowness(), f"{seconds:.3f} s of processor time"
+    # Less than a tenth of a second where the loop takes 0.05; it takes 0.04 on a core of one's own.
+    assert min(scrapes) < 2 * min(loops), (min(scrapes), min(loops))
     assert len(text) < 1 << 20
     assert len(world.adapters("adapter_info")) == 200
 

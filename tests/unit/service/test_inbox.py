@@ -401,6 +401,7 @@ def test_reports_from_the_watchers_thread_arrive(world, eventually):
         await eventually(lambda: w.registry.get("a1") is not None)
         thread.join()
         await w.tasks.settle()
+        assert w.types("a1") == ["adapter.added"] and w.store.has(w.rev(1))
 
     world(scenario)
 
@@ -503,6 +504,8 @@ def test_a_cold_adapter_whose_files_are_gone_is_missing_from_its_first_request_o
         w.engine.frame(adapters=(event,))  # as the engine says that it could not read it
         await eventually(lambda: w.registry.get("a1").stored_state == "missing")
         await eventually(lambda: watcher.retried == [again.path])
+        assert w.types("a1") == ["adapter.added", "slot.load_failed", "adapter.missing"]
+        assert w.registry.get("a1").serving_rev == w.rev(1), "its name is kept for when they come"
 
     world(scenario)
 

@@ -5,7 +5,6 @@ import time
 import pytest
 
 from lorad.spelling import nearest
-from tests.fakes.pace import slowness
 
 MANY = [f"tenant-{i % 50}/adapter-{i:05d}" for i in range(10_000)]
 
@@ -31,7 +30,7 @@ def test_the_nearest_name_is_one_that_could_be_meant(asked, meant):
 
 def test_among_ten_thousand_names_it_takes_no_time_that_a_stream_would_notice():
     best = min(_seconds(lambda: nearest("tenant-7/adaptr-00017", MANY)) for _ in range(3))
-    assert best < 0.05 * slowness()  # difflib over all of them takes five times as long
+    assert best < 0.05  # difflib over all of them takes five times as long
 
 
 def _seconds(work):
