@@ -44,11 +44,6 @@ class NameCounts:
         self.ended = 0  # sequences, for whatever reason
         self.finished: Counter[str] = Counter()  # finish reason -> sequences
 
-    @property
-    def activity(self) -> int:
-        """Grows whenever any of these does."""
-        return self.sequences + self.prompt_tokens + self.generated_tokens + self.ended
-
     def end(self, reason: str, sequences: int = 1) -> None:
         """So many have ended."""
         self.finished[reason] += sequences
