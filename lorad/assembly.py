@@ -42,6 +42,7 @@ from lorad.service.housekeeping import Housekeeping
 from lorad.service.inbox import Inbox, Memory
 from lorad.service.lineup import Lineup
 from lorad.service.listing import Listing
+from lorad.service.load_checks import LoadChecks
 from lorad.service.making_room import RoomMaker
 from lorad.service.model_revisions import ModelRevisions
 from lorad.service.names import Names, entry_of
@@ -101,6 +102,7 @@ class Services:
             self.metrics.run(),
             self.board.run(),
             self.audit.run(),
+            self.load_checks.run(),
             self._read_texts(),
         )
 
@@ -175,6 +177,12 @@ class Services:
             self.events,
             self.tasks,
             run=lambda model, *folders: by_name[model].files.verify(*folders),
+        )
+        self.load_checks = LoadChecks(
+            self.settings.lora.verify_on_load,
+            self.tasks,
+            check=self.verification.check,
+            resident=lambda rev: (of := revisions_of(rev)) is not None and of.resident(rev),
         )
         self.names.on_change = self.pictures.changed
 
@@ -329,6 +337,7 @@ class Services:
             metrics.take_transition(event)  # first: it may be the last that bears its name
             board.take_transition(event)
             revisions.take_transition(event)
+            self.load_checks.take_transition(event)
 
         def on_snapshot(snapshot: EngineSnapshot) -> None:
             metrics.take_snapshot(snapshot, one.name, engine.replica)

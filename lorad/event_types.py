@@ -24,7 +24,7 @@ TYPES: Mapping[str, str] = {
     "adapter.tokenizer": "Its stored files say whose tokenizer it has; something else was known.",
     "adapter.unfinished": "What was left to do after a start could not be done.",
     "adapter.unpacked": "Its packed file made room; the next request has it packed again.",
-    "adapter.verified": "`loractl verify` found nothing wrong.",
+    "adapter.verified": "It does what its stored files say: `loractl verify`, or `verify_on_load`.",
     "config.rejected": "A reload was refused; nothing changed.",
     "config.reloaded": "A reload: what changed, and what waits for a restart.",
     "config.warning": "Something that is allowed and probably not meant.",

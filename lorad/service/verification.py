@@ -6,6 +6,7 @@ resident byte, with what is in the slot.  Decides nothing: what is found is told
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +25,14 @@ from lorad.service.lineup import Lineup, ModelAdapters
 from lorad.service.names import Names
 from lorad.service.tasks import Tasks
 
+log = logging.getLogger("lorad.verification")
+
 #: (model, stored folder, folder for a fresh packed file, probe file, packed file to compare) -> its
 #: word.
 Run = Callable[[str, Path, Path, Path, Path | None], Awaitable[Verified]]
+#: Unasked, these are a finding; and these are none: it was removed, or made way.
+DAMAGED = ("adapter_damaged", "adapter_invalid")
+PASSED_OVER = ("conflict", "model_not_found")
 #: One that is evicted while it is looked at is brought back, this many times.
 TRIES = 3
 HINT = "loractl evict {name} --to disk, then loractl load {name}: it is read and copied again"
@@ -65,6 +71,22 @@ class Verification:
             raise LoradError("invalid_value", "names is empty", param="names")
         return wire.Verifications(items=tuple([await self._item(name, wish) for name in chosen]))
 
+    async def check(self, rev: str) -> None:
+        """One that is on the GPU, unasked: what is found is told as an event, unless it makes way
+        meanwhile."""
+        try:
+            async with self._turn:
+                report = await self._examine(rev, full=False, bring=False)
+        except LoradError as error:
+            name = self._names.catalog.label(rev)
+            if error.code in DAMAGED:
+                self._tell_damage(name, rev, error.message)
+            elif error.code not in PASSED_OVER:
+                log.warning("%s cannot be verified: %s", name, error.message)
+            return
+        for name in self._names.catalog.names_of(rev):
+            self._told(name, rev, report)
+
     async def _item(self, name: str, wish: wire.Names) -> wire.Verification:
         """One name's outcome; it goes on when the caller leaves, or runs out of time."""
         task = self._tasks.spawn(self._caught(name, wish.full))
@@ -84,14 +106,15 @@ class Verification:
         try:
             async with self._turn:
                 rev = self._names.serving(name)
-                report = await self._examine(rev, full)
+                report = await self._examine(rev, full=full)
         except LoradError as error:
             return wire.Verification(
                 name=name, ok=False, code=error.code, message=error.message, hint=error.hint
             )
         return self._told(name, rev, report)
 
-    async def _examine(self, rev: str, full: bool) -> VerifyReport:
+    async def _examine(self, rev: str, *, full: bool, bring: bool = True) -> VerifyReport:
+        """`bring`: to the GPU, if it is not there."""
         store, staging = self._intake.store, await asyncio.to_thread(self._intake.store.stage)
         model = self._models.of(rev)
         model.revisions.lease(rev)
@@ -100,7 +123,9 @@ class Verification:
             probe, compared = staging.path / "probe", Path(packed.path) if full else None
             folders = store.path(rev), staging.path, probe, compared
             source = await self._source(model.model, *folders)
-            report = await self._compare(model, packed, probe)
+            if not (bring or model.revisions.resident(rev)):
+                raise LoradError("conflict", "it made way meanwhile")
+            report = await self._compare(model, packed, probe, TRIES if bring else 1)
         finally:
             model.revisions.release(rev)
             await self._intake.discard(staging)
@@ -132,13 +157,13 @@ class Verification:
             raise LoradError("internal_error", message) from error
 
     async def _compare(
-        self, model: ModelAdapters, packed: PackedManifest, probe: Path
+        self, model: ModelAdapters, packed: PackedManifest, probe: Path, tries: int
     ) -> VerifyReport:
-        for attempt in range(TRIES):
+        for left in reversed(range(tries)):
             try:
                 return await model.revisions.compare(packed.rev, str(probe))
             except LoradError as error:
-                if error.code != "conflict" or attempt == TRIES - 1:
+                if error.code != "conflict" or not left:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -147,9 +172,7 @@ class Verification:
         record = self._names.registry.revision(rev)
         also = () if record is None else by_bytes_alone(record)
         if first:
-            self._events.publish(
-                "adapter.damaged", level="error", name=name, rev=rev, cause="verify", message=first
-            )
+            self._tell_damage(name, rev, first)
         else:
             message = f"{report.modules} modules, {report.bytes_checked} bytes"
             message += "".join(f", {what}" for what in also)
@@ -177,6 +200,11 @@ class Verification:
                 )
                 for f in report.findings
             ),
+        )
+
+    def _tell_damage(self, name: str, rev: str, message: str) -> None:
+        self._events.publish(
+            "adapter.damaged", level="error", name=name, rev=rev, cause="verify", message=message
         )
 
 

@@ -73,3 +73,33 @@ def test_an_adapter_is_verified_and_damage_is_found_then_mended(make_daemon, pol
             assert daemon.text("a") == before, "what the hint says does help"
     finally:
         daemon.stop()
+
+
+def test_what_is_loaded_is_verified_without_being_asked_for(make_daemon, poll):
+    """Of stored files that were changed behind its back nobody had known before a `verify`."""
+    daemon = make_daemon()
+    text = daemon.config.read_text()
+    daemon.config.write_text(text.replace("[lora]", '[lora]\nverify_on_load = "full"'))
+    daemon.start()
+
+    def told(kind):
+        return [e for e in daemon.events() if e.type == kind and e.name == "a"]
+
+    try:
+        daemon.upload("a", 1)
+        with daemon.client() as client:
+            before = daemon.text("a")
+            poll(lambda: told("adapter.verified"), "the first load to be verified")
+            assert told("adapter.verified")[0].message.startswith("14 modules, ")
+
+            client.evict("a", to="disk")
+            flip(packed_of(daemon, "a").parent / "adapter_model.safetensors")
+            assert client.load("a").items[0].ok
+            poll(lambda: told("adapter.damaged"), "the damage to be told")
+            [event] = told("adapter.damaged")
+            assert event.level == "error"
+            assert event.message.startswith("its stored file is damaged")
+            assert daemon.text("a") == before, "what was packed before is still right"
+            assert len(told("adapter.verified")) == 1
+    finally:
+        daemon.stop()

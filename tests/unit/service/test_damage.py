@@ -370,3 +370,54 @@ def test_a_verifier_that_fails_is_its_adapters_failure_and_the_next_is_verified(
         assert list((w.store.directory / ".staging").iterdir()) == []
 
     world(scenario)
+
+
+def test_unasked_what_is_on_the_gpu_is_verified_and_told(world):
+    async def scenario(w):
+        await w.start()
+        await w.add("a", 1)
+        await w.revisions.load(w.rev(1))
+        service, asked = verifier(w)
+        w.engine.reports = [GOOD, BAD]
+        await service.check(w.rev(1))
+        assert w.types("a")[-1] == "adapter.verified" and asked[0].packed is None
+        await service.check(w.rev(1))
+        assert w.events.newest(1)[0].message.startswith("its effect is not the stored file's")
+        assert w.catalog.leases(w.rev(1)) == 0
+
+    world(scenario)
+
+
+def test_unasked_nothing_is_brought_back_and_one_that_is_gone_is_no_finding(world):
+    async def scenario(w):
+        await w.start()
+        await w.add("a", 1)
+        service, asked = verifier(w)
+        before = w.types("a")
+        await service.check(w.rev(1))  # it made way while its files were read
+        assert len(asked) == 1 and w.engine.revisions.get(w.rev(1)) != "gpu"
+        assert not w.engine.kinds(Load) and w.types("a") == before
+
+    world(scenario)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_unasked_stored_files_that_are_refused_now_are_a_finding(world, known, caplog):
+    async def scenario(w):
+        await w.start()
+        await w.add("a", 1)
+        await w.revisions.load(w.rev(1))
+
+        async def run(model, folder, out, probe, packed):
+            raise AdapterInvalid("E_HEADER", "the file is cut") if known else OSError("no process")
+
+        service = Verification(w.names, w.lineup, w.intake, w.events, w.tasks, run=run)
+        await service.check(w.rev(1))
+        damaged = [e for e in w.events.newest(100) if e.type == "adapter.damaged"]
+        if known:
+            [event] = damaged
+            assert (event.level, event.name) == ("error", "a") and "is cut" in event.message
+        else:
+            assert not damaged and "a cannot be verified: cannot start" in caplog.text
+
+    world(scenario)
